@@ -148,8 +148,18 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(array))
+                np.lib.format.write_array(member, _plain(name, np.asanyarray(array)), allow_pickle=False)
     return buffer.getbuffer()
+
+
+def _plain(name: str, array: np.ndarray) -> np.ndarray:
+    """Strings in numpy's own form, which is read without pickle."""
+    if array.dtype != object:
+        return array
+    strings = array.astype(str)
+    if (strings.astype(object) != array).any():
+        raise UsageError(f"output {name!r}: a string ends with a zero byte, which .npz files cannot hold; use --json")
+    return strings
 
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
 
 # Above this many bytes two tensors are equal only when they are the same object: hashing weights is not free.
@@ -24,8 +25,8 @@ class Tensor:
     def __init__(self, array: Any, dtype: Any = None):
         wanted = None if dtype is None else dtype_of(dtype).numpy
         given = np.asarray(array, dtype=wanted)
-        if given.dtype.kind in "US":
-            given = given.astype(object)
+        if given.dtype.kind in "OUST":
+            given = as_strings(given)
         contiguous = np.ascontiguousarray(given).reshape(given.shape)
         if contiguous.flags.writeable:
             contiguous = contiguous.copy() if np.may_share_memory(contiguous, array) else contiguous

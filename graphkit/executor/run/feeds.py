@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, UsageError
+from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
 
 
@@ -65,6 +66,8 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
             hint = "" if kind.dtype is DType.STRING else f"; convert it with .astype({kind.dtype.value!r})"
             raise InputError(f"input {name!r} is {kind}; the array given is {actual}{hint}")
         try:
+            if kind.dtype is DType.STRING:
+                array = _strings(name, kind, array)
             array = np.asarray(array, dtype=wanted, order="C")
             if not array.flags.aligned:
                 array = array.copy()
@@ -80,6 +83,13 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
     return array
 
 
+def _strings(name: str, kind: TensorType, array: np.ndarray) -> np.ndarray:
+    try:
+        return as_strings(array)
+    except UsageError as error:
+        raise InputError(f"input {name!r} is {kind}; {error}") from None
+
+
 def _from_dlpack(name: str, kind: TensorType, given: Any) -> Any:
     """The memory of an array of another library; `given` itself where numpy cannot see it but may convert it."""
     try:
@@ -92,14 +102,14 @@ def _from_dlpack(name: str, kind: TensorType, given: Any) -> Any:
 
 def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:
     wanted = kind.dtype.numpy
+    if kind.dtype is DType.STRING:
+        # Not through numpy's own strings, which lose zero bytes at the end.
+        return _strings(name, kind, np.asarray(given, object))
     try:
         plain = np.asarray(given)
     except ValueError:
         raise InputError(f"input {name!r} is {kind}; the nested lists given have no one shape") from None
-    if kind.dtype is DType.STRING:
-        fits = plain.dtype.kind in "US" or plain.size == 0
-        converted = plain.astype(object)
-    elif plain.size == 0:
+    if plain.size == 0:
         return np.zeros(plain.shape, wanted)
     elif plain.dtype.kind not in ("biufc" if wanted.kind == "c" else "biuf"):
         raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")

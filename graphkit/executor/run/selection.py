@@ -12,7 +12,7 @@ import numpy as np
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.run.compile import AnyProgram
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType
 
 # numpy's bits of flags.num: C-contiguous, aligned.
 _IN_PLACE = 0x0001 | 0x0100
@@ -88,8 +88,11 @@ class Selection:
 
     @cached_property
     def is_repeatable(self) -> bool:
-        """Whether feeds say all that a program depends on."""
-        return all(isinstance(s.value.type, TensorType) and (s.static or not s.stored) for s in self.inputs)
+        """Whether feeds say all that a program depends on, and their dtypes and shapes all that is to be checked."""
+        kinds = [s.value.type for s in self.inputs]
+        return all(isinstance(t, TensorType) and t.dtype is not DType.STRING for t in kinds) and all(
+            s.static or not s.stored for s in self.inputs
+        )
 
     @cached_property
     def _unwritten(self) -> dict[int, VersionedArray]:

@@ -75,7 +75,7 @@ def decoded(data: bytes, grey: bool) -> np.ndarray:
     Sizes are compared with Pillow's limit before any pixel is decoded.
     """
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise MissingDependency("ImageDecoder needs Pillow: pip install 'graphkit[images]'") from None
     try:
@@ -86,7 +86,7 @@ def decoded(data: bytes, grey: bool) -> np.ndarray:
             return _pixels(picture, grey)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RuntimeFailure(f"the picture is above Pillow's limit: {error}") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise RuntimeFailure(f"{len(data)} bytes are no picture in one of {', '.join(_FORMATS)}") from None
     except (EOFError, IndexError, OSError, OverflowError, SyntaxError, ValueError) as error:
         raise RuntimeFailure(f"the picture cannot be decoded: {error}") from None

@@ -108,7 +108,7 @@ class Adagrad(_Step):
     def factors(self, m: Any, power: Any, rate: Any, count: Any) -> tuple[Any, ...]:
         return (rate / (count * self.decay_factor + 1.0),)
 
-    def step(self, m: Any, rate: Any, x: Any, gradient: Any, h: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def step(self, m: Any, rate: Any, x: Any, gradient: Any, h: Any) -> tuple[Any, ...]:
         g = gradient + x * self.norm_coefficient
         h = h + g * g
         return x - rate * g / (m.sqrt(h) + self.epsilon), h
@@ -144,7 +144,7 @@ class Adam(_Step):
         adjusted = rate * m.sqrt(one - power(one * self.beta, count)) / (one - power(one * self.alpha, count))
         return (m.where(m.greater(count, count * 0.0), adjusted, rate),)
 
-    def step(self, m: Any, rate: Any, x: Any, gradient: Any, v: Any, h: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def step(self, m: Any, rate: Any, x: Any, gradient: Any, v: Any, h: Any) -> tuple[Any, ...]:
         g = gradient + x * self.norm_coefficient
         v = v * self.alpha + g * (1.0 - self.alpha)
         h = h * self.beta + g * (1.0 - self.beta) * g
@@ -186,7 +186,7 @@ class Momentum(_Step):
         one = count * 0.0 + 1.0
         return rate, m.where(m.greater(count, count * 0.0), one * self.beta, one)
 
-    def step(self, m: Any, rate: Any, gain: Any, x: Any, gradient: Any, v: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def step(self, m: Any, rate: Any, gain: Any, x: Any, gradient: Any, v: Any) -> tuple[Any, ...]:
         g = gradient + x * self.norm_coefficient
         v = v * self.alpha + gain * g
         return x - rate * (g + v * self.alpha if self.mode == "nesterov" else v), v

@@ -19,8 +19,10 @@ from graphkit.ops.text.strings import TextOp, no_text, text
 
 
 @lru_cache(maxsize=64)
-def compiled(pattern: str, operator: str) -> Any:
-    """The pattern as RE2 has it; raises UsageError for what is not in its language, MissingDependency."""
+def compiled(pattern: str, operator: str, longest: bool = False) -> Any:
+    """The pattern as RE2 has it; `longest`: of the matches at a place it finds the longest, else the first alternative.
+
+    Raises UsageError for what is not in its language, MissingDependency."""
     try:
         import re2
     except ImportError:
@@ -29,6 +31,7 @@ def compiled(pattern: str, operator: str) -> Any:
         ) from None
     options = re2.Options()
     options.log_errors = False
+    options.longest_match = longest
     try:
         return re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
@@ -37,10 +40,10 @@ def compiled(pattern: str, operator: str) -> Any:
         raise UsageError(f"{pattern!r} is not in RE2's language: {shown}") from None
 
 
-def check_pattern(pattern: str, operator: str) -> None:
+def check_pattern(pattern: str, operator: str, longest: bool = False) -> None:
     """Raise UsageError for a pattern that RE2 does not take; without RE2 that is found out when the graph runs."""
     if importlib.util.find_spec("re2") is not None:
-        compiled(pattern, operator)
+        compiled(pattern, operator, longest)
 
 
 @op
@@ -50,7 +53,7 @@ class RegexFullMatch(TextOp):
     RE2 has neither back-references nor look-around. Needs the optional dependency google-re2.
     """
 
-    pattern: str = ""
+    pattern: str | None = None
     inputs = ("x",)
     onnx = Onnx("RegexFullMatch", since=20)
     samples = (
@@ -64,10 +67,10 @@ class RegexFullMatch(TextOp):
     )
 
     def infer(self, x: TensorType) -> TensorType:
-        check_pattern(self.pattern, self.name)
+        check_pattern(self.pattern or "", self.name)
         return TensorType(DType.BOOL, x.shape)
 
     def reference(self, xp: Any, x: Any) -> Any:
-        match = compiled(self.pattern, self.name).fullmatch
+        match = compiled(self.pattern or "", self.name).fullmatch
         found = [match(word) is not None for word in x.reshape(-1).tolist()]
         return np.array(found, bool).reshape(x.shape)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
+from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.types import INDICES, DType, TensorType
 from graphkit.ops._base import Onnx, Sample, op
 from graphkit.ops.text.strings import STRINGS, TextOp, no_text, text
@@ -23,11 +23,19 @@ class _Level(NamedTuple):
     """The prefixes of one length that n-grams of the pool have.
 
     `keys`, sorted: number of the prefix that is one shorter, times the number of words, plus the last word's number.
-    `places`: where in the result the n-gram is counted, -1 for what is a prefix alone.
+    `grams`: which n-gram of the pool it is, -1 for what is a prefix alone.
     """
 
     keys: np.ndarray
-    places: np.ndarray
+    grams: np.ndarray
+
+
+class _Hits(NamedTuple):
+    """N-grams of the pool that were found: in which row, at which word they begin, and which they are."""
+
+    row: np.ndarray
+    column: np.ndarray
+    gram: np.ndarray
 
 
 class _Pool:
@@ -61,48 +69,41 @@ def _positions(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return places
 
 
-def _grams(op: TfIdfVectorizer) -> list[tuple[int, list[tuple[Any, ...]]]]:
-    """The n-grams of the pool, by their length; raises UsageError where the attributes do not fit together."""
+def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
+    """The n-grams of the pool; raises UsageError where the attributes do not fit together."""
     pool: Sequence[Any] = op.pool_strings or op.pool_int64s or ()
-    starts = (*op.ngram_counts, len(pool))
-    found = []
-    for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
+    found: list[Sequence[Any]] = []
+    for size, (start, end) in enumerate(itertools.pairwise((*op.ngram_counts, len(pool))), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % size:
             raise UsageError(f"ngram_counts {list(op.ngram_counts)}: {start} to {end} of the pool are no {size}-grams")
-        columns = [pool[start + i : end : size] for i in range(size)]
-        found.append((size, list(zip(*columns, strict=True))))
+        entries = [pool[i : i + size] for i in range(start, end, size)]
+        if len(set(entries)) != len(entries):
+            raise UsageError(f"the pool has a {size}-gram twice")
+        found += entries
+    if len(found) != len(op.ngram_indexes):
+        raise UsageError(f"ngram_indexes has {len(op.ngram_indexes)} elements for {len(found)} n-grams in the pool")
     return found
 
 
 @lru_cache(maxsize=32)
 def _pool_of(op: TfIdfVectorizer) -> _Pool:
-    grams = _grams(op)
-    total = sum(len(entries) for _, entries in grams)
-    if total != len(op.ngram_indexes):
-        raise UsageError(f"ngram_indexes has {len(op.ngram_indexes)} elements for {total} n-grams in the pool")
-    wanted: dict[tuple[Any, ...], int] = {}
-    first = 0
-    for size, entries in grams:
-        if op.min_gram_length <= size <= op.max_gram_length:
-            before = len(wanted)
-            wanted.update(zip(entries, op.ngram_indexes[first:], strict=False))
-            if len(wanted) != before + len(entries):
-                raise UsageError(f"the pool has a {size}-gram twice")
-        first += len(entries)
-    words = list(dict.fromkeys(itertools.chain.from_iterable(wanted)))
+    shortest, longest = op.min_gram_length, op.max_gram_length
+    wanted = [(number, gram) for number, gram in enumerate(_grams(op)) if shortest <= len(gram) <= longest]
+    words = list(dict.fromkeys(itertools.chain.from_iterable(gram for _, gram in wanted)))
     numbers = {word: number for number, word in enumerate(words)}
+    flat = np.array([numbers[word] for _, gram in wanted for word in gram], np.int64)
+    which = np.array([number for number, _ in wanted], np.int64)
+    lengths = np.array([len(gram) for _, gram in wanted], np.int64)
+    first = np.cumsum(lengths) - lengths
+    prefix = np.zeros(len(wanted), np.int64)
     levels: list[_Level] = []
-    prefixes: dict[tuple[Any, ...], int] = {(): 0}
-    for size in range(1, max(map(len, wanted), default=0) + 1):
-        keys = {
-            gram[:size]: prefixes[gram[: size - 1]] * len(words) + numbers[gram[size - 1]]
-            for gram in wanted
-            if len(gram) >= size
-        }
-        ordered = sorted(keys, key=keys.__getitem__)
-        prefixes = {prefix: number for number, prefix in enumerate(ordered)}
-        places = np.array([wanted.get(prefix, -1) for prefix in ordered], np.int64)
-        levels.append(_Level(np.array([keys[prefix] for prefix in ordered], np.int64), places))
+    for size in range(1, int(lengths.max(initial=0)) + 1):
+        there = lengths >= size
+        which, lengths, first, prefix = which[there], lengths[there], first[there], prefix[there]
+        keys, prefix = np.unique(prefix * len(words) + flat[first + size - 1], return_inverse=True)
+        grams = np.full(len(keys), -1, np.int64)
+        grams[prefix[lengths == size]] = which[lengths == size]
+        levels.append(_Level(keys, grams))
     return _Pool(words, levels)
 
 
@@ -115,8 +116,8 @@ _WEIGHTS = (0.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
 
 def _sample(x: Any, mode: str, skips: int, shortest: int, longest: int, pool: Any, **options: Any) -> Sample:
     """onnx's evaluator counts as the standard says; options are those of `Sample`, and weights."""
-    lengths = {"min_gram_length": shortest, "max_gram_length": longest}
-    return Sample(x, mode=mode, max_skip_count=skips, **lengths, **pool, **options)
+    attributes = {**pool, "min_gram_length": shortest, "max_gram_length": longest, "max_skip_count": skips}
+    return Sample(x, mode=mode, **attributes, **options)
 
 
 @op
@@ -125,8 +126,9 @@ class TfIdfVectorizer(TextOp):
 
     x: strings, int32 or int64, [C] or [rows, C]. The pool holds the 1-grams, then the 2-grams, and so on;
     `ngram_counts` says where each length begins, `ngram_indexes` where in the result each n-gram is counted. Words of
-    an n-gram may be up to `max_skip_count` words apart, always the same number. Modes: TF, the counts; IDF, the
-    weights of what is there; TFIDF, counts times weights. As in ONNX Runtime, weight i is that of place i.
+    an n-gram may be up to `max_skip_count` words apart, always the same number. Modes: TF, the counts; TFIDF, counts
+    times weights; IDF, the weight of what is there, of the last one that was found where several have one place. Weight
+    i is that of n-gram i of the pool.
     """
 
     mode: str
@@ -188,39 +190,39 @@ class TfIdfVectorizer(TextOp):
         at_once = max(_WORDS_AT_ONCE // max(rows.shape[1], 1), 1)
         for first in range(0, len(rows), at_once):
             self._count(rows[first : first + at_once], result[first : first + at_once])
-        if self.mode == "IDF":
-            np.minimum(result, 1, out=result)
-        if self.mode != "TF" and self.weights is not None:
-            result[:, : len(self.weights)] *= self._weights(result)
         return result if x.ndim == 2 else result[0]
-
-    def _weights(self, counts: np.ndarray) -> np.ndarray:
-        weights = np.array(self.weights, np.float32)
-        if counts[:, len(weights) :].any():
-            raise RuntimeFailure(f"an n-gram is counted at a place that has none of the {len(weights)} weights")
-        return weights[: counts.shape[1]]
 
     def _count(self, rows: np.ndarray, result: np.ndarray) -> None:
         pool = _pool_of(self)
         words = pool.numbers(rows)
         length = words.shape[1]
-        shortest = self.min_gram_length
-        if shortest == 1 and pool.levels:
-            # Nothing lies between the words of a 1-gram: they are counted once, whatever may be skipped.
-            self._follow(pool, words, 1, 1, result)
-            shortest = 2
-        if shortest > self.max_gram_length:
-            return
-        longest_distance = (length - 1) // (shortest - 1)
-        for distance in range(1, min(self.max_skip_count + 1, longest_distance) + 1):
-            self._follow(pool, words, distance, shortest, result)
+        distances = self.max_skip_count + 1
+        for distance in range(1, min(distances, max(length, 1)) + 1):
+            # Nothing lies between the words of a 1-gram: it is counted once, whatever may be skipped.
+            shortest = max(self.min_gram_length, 2 if distance > 1 else 1)
+            if shortest > self.max_gram_length or (shortest - 1) * distance >= length:
+                break
+            self._add(self._found(pool, words, distance, shortest), result)
 
-    def _follow(self, pool: _Pool, words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
-        """Add the n-grams from `shortest` on whose words are `distance` apart; of 1-grams, only those."""
+    def _add(self, hits: _Hits, result: np.ndarray) -> None:
+        places = np.array(self.ngram_indexes, np.int64)[hits.gram]
+        unweighted = self.mode == "TF" or self.weights is None
+        weights = np.ones(len(places), np.float32) if unweighted else np.array(self.weights, np.float32)[hits.gram]
+        if self.mode == "IDF":
+            # In the order of the words, shorter n-grams first: of several at one place, the last one stays.
+            order = np.argsort(hits.column, kind="stable")
+            result[hits.row[order], places[order]] = weights[order]
+        else:
+            np.add.at(result, (hits.row, places), weights)
+
+    def _found(self, pool: _Pool, words: np.ndarray, distance: int, shortest: int) -> _Hits:
+        """The n-grams of `shortest` words or more, `distance` apart."""
+        hits = []
         row, column = np.nonzero(words >= 0)
         prefix = np.zeros(len(row), np.int64)
-        longest = 1 if shortest == 1 else self.max_gram_length
-        for size, level in enumerate(pool.levels[:longest], 1):
+        for size, level in enumerate(pool.levels, 1):
+            if not len(row):
+                break
             here = column + (size - 1) * distance
             inside = here < words.shape[1]
             row, column, prefix, here = row[inside], column[inside], prefix[inside], here[inside]
@@ -229,6 +231,6 @@ class TfIdfVectorizer(TextOp):
             known = prefix >= 0
             row, column, prefix = row[known], column[known], prefix[known]
             if size >= shortest:
-                place = level.places[prefix]
-                counted = place >= 0
-                np.add.at(result, (row[counted], place[counted]), 1)
+                gram = level.grams[prefix]
+                hits.append((row[gram >= 0], column[gram >= 0], gram[gram >= 0]))
+        return _Hits(*map(np.concatenate, zip(*hits, strict=True))) if hits else _Hits(*[np.zeros(0, np.int64)] * 3)

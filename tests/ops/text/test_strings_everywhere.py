@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import graphkit as gk
 from graphkit.checks.oracle import onnx_evaluator, onnxruntime_session
@@ -186,6 +187,30 @@ def test_every_operator_of_the_standard_is_here() -> None:
     }  # fmt: skip
     sequences = {name for name in found if "Sequence" in name or "Optional" in name} - {"ReverseSequence"}
     assert found - elsewhere - sequences == {use.op for use in USES}
+
+
+@pytest.mark.parametrize(
+    ("kind", "opset", "operands", "attributes"),
+    [
+        ("Scatter", 10, [np.array([[0, 2]]), np.array([["x", "y"]], object)], {"axis": 1}),
+        ("Upsample", 9, [np.array([2, 1.5], np.float32)], {"mode": "nearest"}),
+    ],
+)
+def test_operators_of_old_files(kind: str, opset: int, operands: list[np.ndarray], attributes: dict[str, Any]) -> None:
+    """They become ScatterElements and Resize."""
+    x = np.array([["a", "b", "c"], ["d", "e", "f"]], object)
+    constants = [onnx.numpy_helper.from_array(array, f"c{i}") for i, array in enumerate(operands)]
+    node = helper.make_node(kind, ["x", *(c.name for c in constants)], ["y"], **attributes)
+    graph = helper.make_graph(
+        [node], "old", [helper.make_tensor_value_info("x", onnx.TensorProto.STRING, ["N", "M"])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.STRING, None)], constants,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4)
+    expected = {
+        "Scatter": [["x", "b", "y"], ["d", "e", "f"]],
+        "Upsample": [[*"aabc"], [*"aabc"], [*"ddef"], [*"ddef"]],
+    }
+    assert gk.load(model).run({"x": x})["y"].tolist() == expected[kind]
 
 
 def test_strings_are_not_added_up() -> None:

@@ -1,0 +1,47 @@
+"""Tensors of strings in memory: object arrays whose elements are all str, without halves of surrogate pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+
+_STR = frozenset({str})
+
+
+def as_strings(array: np.ndarray) -> np.ndarray:
+    """The C-contiguous object array of str for an array of numpy's kinds O, U, S or T; bytes are UTF-8 text.
+
+    An object array of str is returned itself. Raises UsageError naming the first element that is no text.
+    """
+    strings = np.asarray(array, object, order="C")
+    elements = strings.reshape(-1).tolist()
+    if not _STR.issuperset(map(type, elements)):
+        made = np.empty(len(elements), object)
+        made[:] = [_decoded(element, i, strings.shape) for i, element in enumerate(elements)]
+        elements, strings = made.tolist(), made.reshape(strings.shape)
+    for i, element in enumerate(elements):
+        if not element.isascii():
+            try:
+                element.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(f"element {_place(i, strings.shape)} is not Unicode text: {error.reason}") from None
+    return strings
+
+
+def _decoded(element: Any, index: int, shape: Sequence[int]) -> str:
+    if isinstance(element, str):
+        return str(element)
+    if not isinstance(element, bytes):
+        raise UsageError(f"element {_place(index, shape)} is a {type(element).__name__}, no string")
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"element {_place(index, shape)} is not UTF-8 text: {error.reason}") from None
+
+
+def _place(index: int, shape: Sequence[int]) -> list[int]:
+    return [int(i) for i in np.unravel_index(index, shape)]

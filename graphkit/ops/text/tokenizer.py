@@ -1,0 +1,121 @@
+"""com.microsoft's Tokenizer: strings cut into words, by what lies between them or by what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir import dims
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import Onnx, Sample, op
+from graphkit.ops.text.regex import check_pattern, compiled
+from graphkit.ops.text.strings import TextOp, no_text, padded, text
+
+# The marks of ONNX Runtime: start and end of text.
+_START, _END = "\x02", "\x03"
+
+
+@op
+class Tokenizer(TextOp):
+    """The words of each string of x, [C] or [rows, C], along one more axis, padded with `pad_value`.
+
+    Words are what `separators` separate, regular expressions of RE2 that are applied one after the other, or what
+    `tokenexp`, another one, matches; both take the longest match. The one separator "" makes each character a word.
+    Words of fewer than `mincharnum` characters are dropped. With `mark`, words stand between U+0002 and U+0003. Where
+    no string has a word the new axis has no elements. As in ONNX Runtime, but that tensors without elements get the
+    new axis too.
+    """
+
+    mark: bool
+    mincharnum: int
+    pad_value: str
+    separators: tuple[str, ...] | None = None
+    tokenexp: str | None = None
+    domain = "com.microsoft"
+    inputs = ("x",)
+    onnx = Onnx("Tokenizer", since=1, domain="com.microsoft")
+    samples = (
+        Sample(text("ab cd", "e"), mark=False, mincharnum=1, pad_value="#", separators=[""]),
+        Sample(text(["a,b;cd", ""], [";", "x"]), mark=True, mincharnum=1, pad_value="", separators=[",", ";"]),
+        Sample(text("a1bb22c", "zz"), mark=False, mincharnum=2, pad_value="#", tokenexp="[a-y]+"),
+        Sample(text("", " "), mark=True, mincharnum=1, pad_value="#", separators=[" "]),
+        Sample(no_text(0, 2), mark=False, mincharnum=1, pad_value="#", separators=[" "]),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        if self.mincharnum < 1:
+            raise UsageError(f"mincharnum is 1 or more, not {self.mincharnum}")
+        if not self.separators and not self.tokenexp:
+            raise UsageError("either separators or tokenexp is given, and not empty")
+        if self._characters and self.mincharnum > 1:
+            raise UsageError(f"characters are words of one character: mincharnum={self.mincharnum} leaves none")
+        if not self._characters:
+            for pattern in self.separators or (self.tokenexp or "",):
+                check_pattern(pattern, self.name, longest=True)
+        if x.rank not in (None, 1, 2):
+            raise TypeMismatch(f"Tokenizer takes [C] or [rows, C], not {x}")
+        return TensorType(DType.STRING, None if x.shape is None else (*x.shape, dims.fresh()))
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        lists = list(map(self._splitter(), x.reshape(-1).tolist()))
+        if self.mark and any(lists):
+            lists = [[_START, *words, _END] for words in lists]
+        return padded(lists, x.shape, self.pad_value)[0]
+
+    @property
+    def _characters(self) -> bool:
+        return self.separators == ("",)
+
+    def _splitter(self) -> Callable[[str], list[str]]:
+        if self._characters:
+            return list
+        least = self.mincharnum
+        if not self.separators:
+            expression = compiled(self.tokenexp or "", self.name, longest=True)
+            return lambda word: [part.decode() for part in _matches(expression, word.encode(), least)]
+        separators = [compiled(pattern, self.name, longest=True) for pattern in self.separators]
+
+        def split(word: str) -> list[str]:
+            parts = [word.encode()]
+            for separator in separators:
+                parts = [part for whole in parts for part in _between(separator, whole, least)]
+            return [part.decode() for part in parts]
+
+        return split
+
+
+# Bytes, not characters: RE2 counts bytes, and a search from somewhere in a str would convert all of it again.
+def _between(separator: Any, whole: bytes, least: int) -> Iterator[bytes]:
+    """What lies between matches; the character behind an empty match belongs to no word."""
+    start = 0
+    while start <= len(whole) and (match := separator.search(whole, start)) is not None:
+        before, end = match.span()
+        if _length(whole[start:before]) >= least:
+            yield whole[start:before]
+        start = end if end > before else _following(whole, before)
+    if _length(whole[start:]) >= least:
+        yield whole[start:]
+
+
+def _matches(expression: Any, whole: bytes, least: int) -> Iterator[bytes]:
+    """The matches that are long enough; behind one that is not, the search goes on one character later."""
+    start = 0
+    while start <= len(whole) and (match := expression.search(whole, start)) is not None:
+        first, start = match.span()
+        if _length(match.group()) >= least:
+            yield match.group()
+        else:
+            start = _following(whole, first)
+
+
+def _length(part: bytes) -> int:
+    return len(part) if part.isascii() else len(part.decode())
+
+
+def _following(whole: bytes, place: int) -> int:
+    """Where the next character begins."""
+    place += 1
+    while place < len(whole) and whole[place] & 0xC0 == 0x80:
+        place += 1
+    return place
