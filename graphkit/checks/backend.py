@@ -80,7 +80,10 @@ class GraphkitBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on arrays, one per named input of it; `opset_version` chooses the meaning of the operator."""
+        """Run one node on arrays, or lists of arrays, one per named input of it.
+
+        `opset_version` chooses the meaning of the operator. An empty list is a sequence of float32.
+        """
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
         arrays = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
@@ -89,7 +92,7 @@ class GraphkitBackend(Backend):
         graph = onnx.helper.make_graph(
             [node],
             node.op_type,
-            [_value_info(name, np.asarray(array)) for name, array in zip(names, arrays, strict=True)],
+            [onnx.helper.make_value_info(name, _type_of(value)) for name, value in zip(names, arrays, strict=True)],
             [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
         )
         imports = [onnx.helper.make_opsetid(node.domain, opset)]
@@ -102,9 +105,14 @@ class GraphkitBackend(Backend):
         return device.split(":")[0].upper() in _DEVICES
 
 
-def _value_info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
+def _type_of(value: Any) -> onnx.TypeProto:
+    if isinstance(value, (list, tuple)) and all(isinstance(item, np.ndarray) for item in value):
+        item = _type_of(value[0]) if value else onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+        item.tensor_type.ClearField("shape")
+        return onnx.helper.make_sequence_type_proto(item)
+    array = np.asarray(value)
     kind = onnx.TensorProto.STRING if array.dtype.kind in "OUS" else onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    return onnx.helper.make_tensor_value_info(name, kind, array.shape)
+    return onnx.helper.make_tensor_type_proto(kind, array.shape)
 
 
 def _device(device: str) -> str:
