@@ -84,8 +84,9 @@ class Case:
     @property
     def has_tensors_only(self) -> bool:
         """Whether no operand and no result is a sequence or an optional."""
-        kinds = [*self.types, *(v.type for v in self.graph().outputs)]
-        return all(t is None or isinstance(t, TensorType) for t in kinds)
+        if not all(t is None or isinstance(t, TensorType) for t in self.types):
+            return False
+        return all(isinstance(v.type, TensorType) for v in self.graph().outputs)
 
     def graph(self, *, symbolic: bool = False, all_inputs: bool = False) -> Graph:
         """A graph of this one node; its inputs are `feeds(all_inputs)`.

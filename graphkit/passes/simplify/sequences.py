@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import DOMAIN, F, operator
@@ -71,7 +72,10 @@ def _resolved(graph: Graph, trusting: bool, opened: list[Node]) -> Graph:
             return control(node, operands)
         rebuilt = node.rebuilt(operands)
         found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
-        result = found(rebuilt, elements) if found else None
+        try:
+            result = found(rebuilt, elements) if found else None
+        except TypeMismatch:  # elements do not fit each other: the node fails when it runs, if it ever does
+            result = None
         return rebuilt.outputs if result is None else (result,)
 
     return rewrite(graph, rule, at=_READERS | CONTROL)
