@@ -18,7 +18,6 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
 
-
 # Any tensor's: the element type is checked where it is fed.
 _TENSOR = TensorType("float32")
 

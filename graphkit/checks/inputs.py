@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, TensorType, Type, dtype_of
 from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")

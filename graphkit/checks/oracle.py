@@ -93,7 +93,7 @@ def _type_proto(kind: Type, *, shaped: bool = True) -> onnx.TypeProto:
         return helper.make_sequence_type_proto(_type_proto(kind.element, shaped=False))
     if isinstance(kind, OptionalType):
         return helper.make_optional_type_proto(_type_proto(kind.element, shaped=False))
-    return helper.make_tensor_type_proto(onnx_type(kind.dtype), kind.shape if shaped else None)
+    return helper.make_tensor_type_proto(onnx_type(kind.dtype), kind.static_shape if shaped else None)
 
 
 def _feeds(case: Case) -> dict[str, Any]:

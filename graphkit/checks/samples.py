@@ -66,9 +66,10 @@ class Case:
         """The same numbers in another element type: drawn inputs, and float arrays that follow them."""
         if dtype is self.dtype:
             return self
-        pairs = [_converted(*operand, self.dtype, dtype) for operand in zip(self.sample.inputs, self.arrays, strict=True)]
-        types = [None if t is None else _type_of(s, a, dtype) for s, a, t in zip(self.sample.inputs, pairs, self.types, strict=True)]
-        return replace(self, dtype=dtype, arrays=tuple(pairs), types=tuple(types))
+        specs = self.sample.inputs
+        arrays = [_converted(s, a, self.dtype, dtype) for s, a in zip(specs, self.arrays, strict=True)]
+        types = [_type_of(s, a, dtype) for s, a in zip(specs, arrays, strict=True)]
+        return replace(self, dtype=dtype, arrays=tuple(arrays), types=tuple(types))
 
     @property
     def is_constant(self) -> tuple[bool, ...]:
@@ -128,12 +129,14 @@ class Case:
         arrays: list[Any] = []
         built: list[Value] = []
 
-        def tensors(array: Any, kind: Type, name: str) -> Value:
+        def tensors(array: Any, kind: Type, name: str) -> Any:
             if isinstance(kind, SequenceType):
                 items = [tensors(item, kind.element, f"{name}_{i}") for i, item in enumerate(array)]
                 return F.sequence_construct(*items) if items else F.sequence_empty(dtype=tensor_within(kind).dtype)
             if isinstance(kind, OptionalType):
-                return F.optional(type=kind.element) if array is None else F.optional(tensors(array, kind.element, name))
+                return (
+                    F.optional(type=kind.element) if array is None else F.optional(tensors(array, kind.element, name))
+                )
             single = TensorType(dtype_of(array.dtype), array.shape)
             inputs.append(Value(_with_names(single, name) if symbolic else single, f"x{name}"))
             arrays.append(array)
@@ -224,7 +227,7 @@ def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
     if isinstance(spec, Items):
         kinds = [t for s, a in zip(spec.items, array, strict=True) if (t := _type_of(s, a, dtype)) is not None]
         empty = TensorType(dtype if spec.dtype is None else spec.dtype)
-        return SequenceType(with_own_sizes(OptionalType(joint(kinds))).element if kinds else empty)
+        return with_own_sizes(SequenceType(joint(kinds) if kinds else empty))
     return None if spec is None else TensorType(dtype_of(array.dtype), array.shape)
 
 

@@ -39,9 +39,7 @@ def build(
     raise UnsupportedError(f"subgraphs of {view.op_type} are not supported")
 
 
-def build_map(
-    builder: Builder, raw: RawNode, view: NodeView, names: Names, setting: Setting
-) -> Sequence[Value]:
+def build_map(builder: Builder, raw: RawNode, view: NodeView, names: Names, setting: Setting) -> Sequence[Value]:
     """Build a SequenceMap, as the Loop that the standard says it is; returns its outputs."""
     region = _body(raw, "body")
     operands = [view.operand(i) for i in range(len(view.inputs))]

@@ -18,13 +18,15 @@ from graphkit.ops.control.loop_state import without_value
 from graphkit.ops.evaluate import evaluate
 
 X = gk.input("x", ["N", 6], dtype="float64")
-I, M, P = (gk.input(n, [], dtype=d) for n, d in (("i", "int64"), ("m", "int64"), ("p", "bool")))
+AT, M, P = (gk.input(n, [], dtype=d) for n, d in (("i", "int64"), ("m", "int64"), ("p", "bool")))
 
 
 def looped(body: Callable[..., list[Any]], states: list[Value], captured: list[Value], trips: Any) -> Any:
     number, going = Value(TensorType("int64", ()), "number"), Value(TensorType("bool", ()), "going")
     inner = [
-        Value(SequenceType(TensorType("float64")) if isinstance(v.type, SequenceType) else without_value(v.type), v.name)
+        Value(
+            SequenceType(TensorType("float64")) if isinstance(v.type, SequenceType) else without_value(v.type), v.name
+        )
         for v in (*states, *captured)
     ]
     graph = Graph([number, going, *inner], [F.constant(value=np.array(True)), *body(number, *inner)])
@@ -36,11 +38,11 @@ def parts() -> Value:
 
 
 def changed_somewhere() -> Any:
-    return F.tanh(F.concat_from_sequence(F.sequence_insert(F.sequence_erase(parts(), I), X * X, I), axis=1))
+    return F.tanh(F.concat_from_sequence(F.sequence_insert(F.sequence_erase(parts(), AT), X * X, AT), axis=1))
 
 
 def taken_somewhere() -> Any:
-    return F.exp(F.sequence_at(parts(), I))
+    return F.exp(F.sequence_at(parts(), AT))
 
 
 def branch() -> Any:
@@ -74,14 +76,14 @@ def states_read_and_put_in() -> Any:
 
 def captured_with_a_position() -> Any:
     total = F.slice(F.tanh(X), np.array([0]), np.array([2]), np.array([1]))
-    return looped(lambda n, h, q, i: [F.tanh(h) * F.sequence_at(q, i)], [total], [parts(), I], M)
+    return looped(lambda n, h, q, i: [F.tanh(h) * F.sequence_at(q, i)], [total], [parts(), AT], M)
 
 
 def sequence_of_loops() -> Any:
     """A loop in a loop, both of which put in."""
 
     def inner(_: Value, q: Value, h: Value) -> list[Any]:
-        return [F.sequence_insert(q, F.tanh(h * F.reduce_sum(F.sequence_at(q, I), keepdims=False)))]
+        return [F.sequence_insert(q, F.tanh(h * F.reduce_sum(F.sequence_at(q, AT), keepdims=False)))]
 
     def outer(_: Value, q: Value, i: Value, m: Value, x: Value) -> list[Any]:
         def again(_: Value, s: Value, h: Value, j: Value) -> list[Any]:
@@ -89,7 +91,7 @@ def sequence_of_loops() -> Any:
 
         return [looped(again, [q], [x, i], m)]
 
-    return F.concat_from_sequence(looped(outer, [F.sequence_construct(X, F.sin(X))], [I, M, X], M), axis=1)
+    return F.concat_from_sequence(looped(outer, [F.sequence_construct(X, F.sin(X))], [AT, M, X], M), axis=1)
 
 
 @pytest.mark.parametrize("trips", [0, 1, 2])
@@ -143,7 +145,7 @@ def test_what_has_no_gradient_is_named() -> None:
     x, split = gk.input("x", [4], dtype="float64"), gk.input("split", None, dtype="int64")
     q = F.split_to_sequence(x, split, keepdims=False, name="parts")
     net = gk.Model({"y": F.concat_from_sequence(q, axis=0)}, name="net")
-    with pytest.raises(MissingGradient, match="parts.*only in a run"):
+    with pytest.raises(MissingGradient, match=r"parts.*only in a run"):
         gk.grad(net, wrt="x")
     words = gk.input("words", SequenceType(TensorType("string", None)))
     with pytest.raises(UsageError, match="has no gradient"):
@@ -162,7 +164,12 @@ def test_training_through_sequences(tmp_path: Any) -> None:
 
     number, going = Value(TensorType("int64", ()), "n"), Value(TensorType("bool", ()), "go")
     start = F.reduce_sum(x, np.array([1]), keepdims=False) * 0.0
-    inner = [Value(start.type, "h"), Value(SequenceType(TensorType("float32")), "q"), Value(rows.type, "s"), Value(w.type, "v")]
+    inner = [
+        Value(start.type, "h"),
+        Value(SequenceType(TensorType("float32")), "q"),
+        Value(rows.type, "s"),
+        Value(w.type, "v"),
+    ]
     graph = Graph([number, going, *inner], [F.constant(value=np.array(True)), *body(number, *inner)])
     _, q = F.loop(F.sequence_length(rows), None, start, F.sequence_empty(), rows, w, body=graph, captures=2)
     net = gk.Model({"y": F.concat_from_sequence(q, axis=1, new_axis=True)}, name="net")

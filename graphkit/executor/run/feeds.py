@@ -29,9 +29,9 @@ def convert(name: str, kind: Type, given: Any) -> Any:
 def _inside(name: str, kind: Type, given: Any) -> Any:
     """What a sequence or an optional holds, whose sizes nothing binds."""
     value = convert(name, kind, given)
-    if isinstance(kind, TensorType) and kind.shape is not None:
-        if any(isinstance(d, int) and d != n for d, n in zip(kind.shape, value.shape, strict=True)):
-            raise InputError(f"input {name!r} is {kind}; the array given has shape {list(value.shape)}")
+    declared = kind.shape if isinstance(kind, TensorType) else None
+    if declared is not None and any(isinstance(d, int) and d != n for d, n in zip(declared, value.shape, strict=True)):
+        raise InputError(f"input {name!r} is {kind}; the array given has shape {list(value.shape)}")
     return value
 
 

@@ -212,5 +212,3 @@ def parts(op: SplitToSequence, x: Value, split: Value | None = None) -> Sequence
     if drops:
         items = tuple(F.squeeze(item, i64(axis)) for item in items)
     return items
-
-

@@ -81,9 +81,7 @@ class Elements:
             pending.pop()
         return None if goal is None else self._found[goal]
 
-    def _step(
-        self, sequence: Value, index: int
-    ) -> tuple[list[tuple[Value, int]], Callable[[list[_Item]], _Item]]:
+    def _step(self, sequence: Value, index: int) -> tuple[list[tuple[Value, int]], Callable[[list[_Item]], _Item]]:
         """Which other elements the element at `index` is made of, and how."""
         node = sequence.node
         assert node is not None
@@ -200,5 +198,5 @@ def rows_of(sequence: Value) -> Node | None:
     node = producer(sequence, "SplitToSequence")
     if node is None or first(node).rank is None:
         return None
-    ones = len(node.inputs) == 1 or node.operands[1].tensor.rank == 0 and constant_position(node.operands[1]) == 1
+    ones = len(node.inputs) == 1 or (node.operands[1].tensor.rank == 0 and constant_position(node.operands[1]) == 1)
     return node if ones else None

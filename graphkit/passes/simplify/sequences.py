@@ -24,7 +24,9 @@ from graphkit.passes.core.sweep import CONTROL, all_nodes, is_control, map_bodie
 from graphkit.passes.simplify.elements import Elements, constant_position, rows_of
 from graphkit.passes.simplify.sequence_states import opened_results, unrolled, with_open_captures
 
-_READERS = frozenset({"SequenceAt", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement", "SizesOfElements"})
+_READERS = frozenset(
+    {"SequenceAt", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement", "SizesOfElements"}
+)
 
 
 @graph_pass()
@@ -188,5 +190,3 @@ def _has(node: Node, elements: Elements) -> Value | None:
         return None
     there: Value = F.constant(value=np.array(x is not None if made is None else bool(made.inputs)))
     return there
-
-

@@ -68,7 +68,9 @@ def test_what_an_empty_sequence_could_hold_says_nothing() -> None:
 def test_a_loop_that_fills_an_empty_sequence_knows_its_elements() -> None:
     x = gk.input("x", ["N", 3])
     _, filled = gk.while_loop(
-        lambda s: s[0] < 3, lambda s: (s[0] + 1, F.sequence_insert(s[1], F.sin(x))), (gk.constant(at(0)), F.sequence_empty())
+        lambda s: s[0] < 3,
+        lambda s: (s[0] + 1, F.sequence_insert(s[1], F.sin(x))),
+        (gk.constant(at(0)), F.sequence_empty()),
     )
     assert filled.type == SequenceType(x.type)
     assert filled.type.length is None
@@ -244,18 +246,19 @@ def test_split_to_sequence_as_onnx_runtime_has_it(split: Any, keepdims: int, fed
 
 
 def test_sequence_map_reads_names_around_it() -> None:
+    tensor, sequence = helper.make_tensor_value_info, helper.make_tensor_sequence_value_info
     body = helper.make_graph(
         [helper.make_node("Mul", ["e", "w"], ["s"]), helper.make_node("Shape", ["e"], ["d"])],
         "each",
-        [helper.make_tensor_value_info("e", TensorProto.FLOAT, None)],
-        [helper.make_tensor_value_info("s", TensorProto.FLOAT, None), helper.make_tensor_value_info("d", TensorProto.INT64, None)],
+        [tensor("e", TensorProto.FLOAT, None)],
+        [tensor("s", TensorProto.FLOAT, None), tensor("d", TensorProto.INT64, None)],
     )
     graph = helper.make_graph(
         [helper.make_node("SequenceMap", ["q"], ["ys", "ds"], body=body)],
         "g",
-        [helper.make_tensor_sequence_value_info("q", TensorProto.FLOAT, None), helper.make_tensor_value_info("w", TensorProto.FLOAT, [])],
-        [helper.make_tensor_sequence_value_info("ys", TensorProto.FLOAT, None), helper.make_tensor_sequence_value_info("ds", TensorProto.INT64, None)],
-    )  # fmt: skip
+        [sequence("q", TensorProto.FLOAT, None), tensor("w", TensorProto.FLOAT, [])],
+        [sequence("ys", TensorProto.FLOAT, None), sequence("ds", TensorProto.INT64, None)],
+    )
     net = gk.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
     found = net.compile().run({"q": [ones(2), ones(3, 1)], "w": np.float32(2)})
     assert [a.tolist() for a in found["ys"]] == [[2.0, 2.0], [[2.0], [2.0], [2.0]]]

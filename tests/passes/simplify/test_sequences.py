@@ -57,7 +57,9 @@ def by_sizes(x: Value, i: Value, m: Value, p: Value) -> Any:
 
 def unbind_of_a_symbolic_axis(x: Value, i: Value, m: Value, p: Value) -> Any:
     rows = F.split_to_sequence(x, axis=0, keepdims=False)
-    return F.exp(F.sequence_at(rows, i)) + F.reduce_sum(F.concat_from_sequence(rows, axis=1, new_axis=True), keepdims=False)
+    return F.exp(F.sequence_at(rows, i)) + F.reduce_sum(
+        F.concat_from_sequence(rows, axis=1, new_axis=True), keepdims=False
+    )
 
 
 def rows_joined_along_another_axis(x: Value, i: Value, m: Value, p: Value) -> Any:
@@ -192,7 +194,12 @@ def test_what_would_fail_fails_in_the_run() -> None:
 
 def test_random_numbers_are_drawn_in_every_iteration() -> None:
     x = gk.input("x", [1000])
-    q = looped(lambda _, q: [F.sequence_insert(q, F.random_uniform_like(F.sequence_at(q, at(0))))], [F.sequence_construct(F.cast(x, to="float64"))], [], at(2))
+    q = looped(
+        lambda _, q: [F.sequence_insert(q, F.random_uniform_like(F.sequence_at(q, at(0))))],
+        [F.sequence_construct(F.cast(x, to="float64"))],
+        [],
+        at(2),
+    )
     found = gk.Model({"y": q}, name="net").compile().run({"x": np.ones(1000, np.float32)})["y"]
     assert len(found) == 3
     assert abs(np.corrcoef(found[1], found[2])[0, 1]) < 0.2
@@ -203,7 +210,7 @@ def test_graphs_without_sequences_are_left_alone() -> None:
     assert resolve_sequences(graph) is graph
 
 
-def random_network(seed: int) -> tuple[gk.Model, dict[str, Any]]:
+def random_network(seed: int) -> tuple[gk.Model, dict[str, Any]]:  # noqa: C901 - a list of what is drawn
     """Sequences made, changed, branched on and carried at random; some positions are known in a run alone."""
     rng = np.random.default_rng(seed)
     x = gk.input("x", ["N", 4] if rng.random() < 0.6 else [3, 4], dtype="float64")
@@ -239,7 +246,9 @@ def random_network(seed: int) -> tuple[gk.Model, dict[str, Any]]:
             )[kind]()
             return [h, after]
 
-        start = F.sequence_empty(dtype="float64") if kind < 2 and rng.random() < 0.6 else F.sequence_construct(x, F.cos(x))
+        start = (
+            F.sequence_empty(dtype="float64") if kind < 2 and rng.random() < 0.6 else F.sequence_construct(x, F.cos(x))
+        )
         trips = (m, at(int(rng.integers(0, 3))), F.sequence_length(q))[rng.integers(3)]
         h, made = looped(body, [x, start], [q], trips)
         tensors.append(h)
