@@ -148,7 +148,7 @@ class Case:
         table = dict(zip(graph.inputs, built, strict=True))
         operands = [None if v is None else table.get(v, v) for v in node.inputs]
         pairs = zip(self._node(operands).outputs, evaluate(graph, self.feeds()), strict=True)
-        outputs = [tensor for value, result in pairs for tensor in _taken_apart(value, result)]
+        outputs = [tensor for value, result in pairs for tensor in taken_apart(value, result)]
         return Graph(inputs, outputs, name=self.op.name), arrays
 
     @property
@@ -254,15 +254,15 @@ def _converted(spec: Any, array: Any, before: DType, after: DType) -> Any:
     return array.astype(after.numpy) if follows else array
 
 
-def _taken_apart(value: Value, result: Any) -> Iterator[Value]:
+def taken_apart(value: Value, result: Any) -> Iterator[Value]:
     """The tensors of a value, of which `result` is the array or the list."""
     if isinstance(value.type, OptionalType):
         if result is None:
             return
-        yield from _taken_apart(F.optional_get_element(value), result)
+        yield from taken_apart(F.optional_get_element(value), result)
     elif isinstance(value.type, SequenceType):
         for i, item in enumerate(result):
-            yield from _taken_apart(F.sequence_at(value, np.array(i)), item)
+            yield from taken_apart(F.sequence_at(value, np.array(i)), item)
     else:
         yield value
 

@@ -125,7 +125,7 @@ def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):
 def test_run_takes_and_writes_sequences(call, tmp_path):
     q = gk.input("q", gk.SequenceType(gk.TensorType("float32", ["N", 3])))
     o = gk.input("o", gk.OptionalType(gk.TensorType("float32", [2])))
-    outputs = {"s": gk.sequence_insert(q, np.zeros((2, 3), np.float32)), "o": gk.identity(o), "r": gk.identity(q)}
+    outputs = {"s": gk.sequence_insert(q, np.zeros((2, 3), np.float32)), "none": gk.identity(o), "r": gk.identity(q)}
     path, written = tmp_path / "net.onnx", tmp_path / "out.npz"
     gk.Model(outputs, name="net").save(path)
     for name, rows in (("a", 1), ("b", 4)):
@@ -143,7 +143,7 @@ def test_run_takes_and_writes_sequences(call, tmp_path):
         assert code == 0
         shown = json.loads(out)["outputs"]
         assert {o["name"]: len(o["values"]) for o in shown if o["shape"]} == names
-        assert [o["name"] for o in shown if o["dtype"] is None] == ["o"]
+        assert [o["name"] for o in shown if o["dtype"] is None] == ["none"]
     code, out, _ = call("run", path, "q=", "--output-name", "r", "--json")
     assert code == 0
     assert json.loads(out)["outputs"] == [{"name": "r", "dtype": None, "shape": None, "values": None}]

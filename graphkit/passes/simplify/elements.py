@@ -53,14 +53,17 @@ class Elements:
             base, length = first(node), before
         if length is None:
             return None
-        items = [_as_value(self._item(base, i)) for i in range(length)]
+        items: list[Value | None] = []
+        for i in range(length):
+            items.append(_as_value(self._item(base, i)))
+            if items[-1] is None:
+                return None
         for node, place in reversed(changes):
             if is_op(node, "SequenceInsert"):
                 items.insert(place, node.inputs[1])
             elif is_op(node, "SequenceErase"):
                 del items[place]
-        found = [item for item in items if item is not None]
-        return found if len(found) == len(items) else None
+        return [item for item in items if item is not None]
 
     def _item(self, sequence: Value, index: int) -> _Item:
         """The element at a place that there is. Without recursion: gradients of long chains are nested as deep."""

@@ -181,6 +181,15 @@ def test_a_long_chain_is_read_in_steps_that_grow_with_it(steps: Any) -> None:
     assert left["SequenceAt"] == left["ConcatFromSequence"] == 0
 
 
+@pytest.mark.parametrize("split", [None, 1, 2])
+def test_an_axis_of_any_size(split: int | None, steps: Any) -> None:
+    """A file may say what it likes of the number of parts: it takes no time and no memory."""
+    x = gk.input("x", [10**9, 0])
+    q = F.split_to_sequence(x, *([] if split is None else [at(split)]))
+    graph = gk.Model({"y": F.sequence_at(q, at(-1)), "z": F.concat_from_sequence(q, axis=1)}, name="net").graph
+    assert steps(lambda: resolve_sequences(graph)) < 5000
+
+
 def test_what_would_fail_fails_in_the_run() -> None:
     x, p = gk.input("x", [2, 3]), gk.input("p", [], dtype="bool")
     q = F.sequence_construct(x, F.reduce_sum(x, keepdims=False))
