@@ -116,7 +116,7 @@ def _attribute(key: str, item: Any) -> onnx.AttributeProto:
     if isinstance(item, Tensor):
         return helper.make_attribute(key, numpy_helper.from_array(np.asarray(item.array), key))
     if isinstance(item, (TensorType, SequenceType, OptionalType)):
-        return helper.make_attribute(key, _type_proto(item))
+        return helper.make_attribute(key, _type_proto(item, shaped=False))
     if isinstance(item, tuple) and not item:
         return helper.make_attribute(key, [], attr_type=onnx.AttributeProto.INTS)
     return helper.make_attribute(key, item)
