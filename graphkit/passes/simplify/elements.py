@@ -8,9 +8,12 @@ from typing import NamedTuple, TypeAlias
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import SequenceType, TensorType
 from graphkit.ops import DOMAIN, F, operator
-from graphkit.ops.axes import zeros_like
+from graphkit.ops.axes import i64, zeros_like
 from graphkit.ops.sequence.split import SplitToSequence, parts
 from graphkit.passes.core.match import first, is_op, producer
+
+# How many elements of a sequence may become operands, results or states one by one.
+MOST_ELEMENTS = 64
 
 
 class _Zeros(NamedTuple):
@@ -193,6 +196,15 @@ def _total(items: list[_Item]) -> _Item:
     if len(terms) == 1:
         return terms[0]
     made: Value = F.nested_sum(*terms) if not isinstance(terms[0].type, TensorType) else F.sum(*terms)
+    return made
+
+
+def stacked(items: Sequence[Value]) -> Value | None:
+    """Elements of one shape as one tensor, along a new first axis; None for those of several shapes."""
+    kinds = [item.type for item in items]
+    if not all(isinstance(t, TensorType) and t.shape is not None and t == kinds[0] for t in kinds):
+        return None
+    made: Value = F.concat(*(F.unsqueeze(item, i64(0)) for item in items), axis=0)
     return made
 
 

@@ -20,13 +20,10 @@ from graphkit.ops.sequence.split import SplitToSequence
 from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.match import first, producer
 from graphkit.passes.core.sweep import CONTROL
-from graphkit.passes.simplify.elements import Elements, length_of
+from graphkit.passes.simplify.elements import MOST_ELEMENTS, Elements, length_of, rows_of, stacked
 
 # How many nodes a loop may become that is written out.
 _UNROLLED = 4096
-# How many elements of a sequence may become operands, results or states one by one.
-_ELEMENTS = 64
-
 # What reads single elements, or may hand a sequence on to what does.
 _BY_ELEMENT = frozenset({"SequenceAt", "SequenceLength"}) | CONTROL
 
@@ -67,22 +64,19 @@ def _outer(opened: dict[int, _Opened], place: int, value: Value | None) -> Seque
 def _opened(node: Node, place: int, value: Value, elements: Elements) -> _Opened | None:
     """How the capture at `place`, counted from the end, goes in."""
     source = producer(value, "SplitToSequence")
-    if source is not None and all(_by_element(g, g.inputs[place]) for g in node.op.subgraphs().values()):
-        op = operator(source, SplitToSequence)
-        return _Opened(source.operands, lambda inner: F.split_to_sequence(*inner, **op.attributes()))
-    items = elements.all(value)
-    if items is None or not 0 < len(items) <= _ELEMENTS:
-        return None
-    if is_if(node) or not _alike(items):
+    if source is not None and not all(_by_element(g, g.inputs[place]) for g in node.op.subgraphs().values()):
+        source = None
+    items = None if source is not None and rows_of(value) is not None else elements.all(value)
+    if items is not None and 0 < len(items) <= MOST_ELEMENTS:
+        stack = None if is_if(node) else stacked(items)
+        if stack is not None:
+            # One tensor, of which a loop can read the element that its number says.
+            return _Opened([stack], lambda inner: F.split_to_sequence(inner[0], keepdims=False))
         return _Opened(items, lambda inner: F.sequence_construct(*inner))
-    # One tensor, of which a loop can read the element that its number says.
-    stack = F.concat(*(F.unsqueeze(item, i64(0)) for item in items), axis=0)
-    return _Opened([stack], lambda inner: F.split_to_sequence(inner[0], keepdims=False))
-
-
-def _alike(items: Sequence[Value]) -> bool:
-    kinds = [item.type for item in items]
-    return all(isinstance(t, TensorType) and t.shape is not None and t == kinds[0] for t in kinds)
+    if source is None:
+        return None
+    op = operator(source, SplitToSequence)
+    return _Opened(source.operands, lambda inner: F.split_to_sequence(*inner, **op.attributes()))
 
 
 def _by_element(graph: Graph, value: Value) -> bool:
@@ -126,7 +120,7 @@ def _results_of_branches(node: Node) -> Sequence[Value]:
     known: dict[int, tuple[list[Value], list[Value]]] = {}
     for i, value in enumerate(node.outputs):
         length = length_of(value)
-        if length is not None and 0 < length <= _ELEMENTS:
+        if length is not None and 0 < length <= MOST_ELEMENTS:
             pair = [Elements(trusting=False).all(g.outputs[i]) for g in view.branches]
             if pair[0] is not None and pair[1] is not None:
                 known[i] = (pair[0], pair[1])
@@ -178,7 +172,7 @@ def _keeps_size(view: LoopView, row: Value) -> bool:
 def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Elements) -> Sequence[Value] | None:
     """The results where a state keeps its length, and the body tells the elements that it leaves."""
     items = elements.all(state.initial)
-    if items is None or not 0 < len(items) <= _ELEMENTS:
+    if items is None or not 0 < len(items) <= MOST_ELEMENTS:
         return None
     assert isinstance(state.before.type, SequenceType)
     kind = state.before.type.element

@@ -21,7 +21,14 @@ from graphkit.ops.sequence.split import ConcatFromSequence, SplitToSequence
 from graphkit.passes.core.declare import graph_pass
 from graphkit.passes.core.match import first, producer
 from graphkit.passes.core.sweep import CONTROL, all_nodes, is_control, map_bodies, map_subgraphs, rewrite
-from graphkit.passes.simplify.elements import Elements, constant_position, rows_of
+from graphkit.passes.simplify.elements import (
+    MOST_ELEMENTS,
+    Elements,
+    constant_position,
+    length_of,
+    rows_of,
+    stacked,
+)
 from graphkit.passes.simplify.sequence_states import opened_results, unrolled, with_open_captures
 
 _READERS = frozenset(
@@ -103,7 +110,20 @@ def _at(node: Node, elements: Elements) -> Value | None:
     index = constant_position(position)
     if index is not None and (found := elements.at(sequence, index)) is not None:
         return found
-    return _row(node, position)
+    row = _row(node, position)
+    return _chosen(sequence, position, elements) if row is None and index is None else row
+
+
+def _chosen(sequence: Value, position: Value, elements: Elements) -> Value | None:
+    """One of few elements of one shape: a Gather from all of them."""
+    length = length_of(sequence)
+    items = elements.all(sequence) if length is not None and length <= MOST_ELEMENTS else None
+    stack = stacked(items) if items else None
+    if stack is None:
+        return None
+    index = position if position.rank == 0 else F.reshape(position, i64())
+    made: Value = F.gather(stack, index, axis=0)
+    return made
 
 
 def _row(node: Node, position: Value) -> Value | None:
