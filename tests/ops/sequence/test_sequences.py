@@ -202,6 +202,12 @@ def test_an_optional_is_fed_with_none(optimize: bool) -> None:
     assert run(F.optional_get_element(o), optimize=optimize, o=[]) == []
 
 
+def test_a_plan_needs_no_sizes_of_sequences() -> None:
+    q = gk.input("q", ROWS)
+    plan = gk.Model({"y": F.relu(F.concat_from_sequence(q, axis=0))}, name="net").compile().plan
+    assert [name.partition(" ")[2] for name in plan.fallbacks] == ["(ConcatFromSequence)"]
+
+
 def test_bytes_that_a_value_holds() -> None:
     x = ones(4, 4)
     assert held_bytes(x) == held_bytes([x, x]) == held_bytes([[x], None, [[]]]) == 64
