@@ -26,13 +26,35 @@ class _Zeros(NamedTuple):
 _Item: TypeAlias = "Value | _Zeros | None"
 
 
-class Elements:
-    """The elements of sequences, as far as the nodes that made them tell."""
+class Budget:
+    """What one pass over a graph may do: a file of few nodes could ask for any number of elements."""
 
-    def __init__(self, trusting: bool = True):
+    def __init__(self, steps: int = 1 << 18):
+        self._left = steps
+
+    def take(self, steps: int) -> bool:
+        """Whether so many steps are left; they are not from here on."""
+        if steps > self._left:
+            return False
+        self._left -= steps
+        return True
+
+
+class Elements:
+    """The elements of sequences, as far as the nodes that made them tell, and the budget lasts.
+
+    trusting: whether the declared types of graph inputs hold whenever the graph runs.
+    """
+
+    def __init__(self, budget: Budget, *, trusting: bool):
+        self.budget = budget
         self._trusting = trusting
         self._parts: dict[Node, Sequence[Value] | None] = {}
         self._found: dict[tuple[Value, int], _Item] = {}
+
+    def inside(self, *, trusting: bool = False) -> Elements:
+        """Those of a subgraph; it may be `trusting` where this graph is."""
+        return Elements(self.budget, trusting=trusting and self._trusting)
 
     def at(self, sequence: Value, index: int) -> Value | None:
         """The element number `index`, which may count from the back; None where it is not known."""
@@ -54,7 +76,7 @@ class Elements:
                 return None
             changes.append((node, place))
             base, length = first(node), before
-        if length is None:
+        if length is None or not self.budget.take(len(changes) + length):
             return None
         items: list[Value | None] = []
         for i in range(length):
@@ -70,7 +92,7 @@ class Elements:
 
     def _item(self, sequence: Value, index: int) -> _Item:
         """The element at a place that there is. Without recursion: gradients of long chains are nested as deep."""
-        goal = _origin(sequence, index)
+        goal = self._origin(sequence, index)
         pending = [goal] if goal is not None else []
         while pending:
             key = pending[-1]
@@ -78,7 +100,7 @@ class Elements:
                 pending.pop()
                 continue
             needs, combine = self._step(*key)
-            origins = [_origin(*need) for need in needs]
+            origins = [self._origin(*need) for need in needs]
             missing = [o for o in origins if o is not None and o not in self._found]
             if missing:
                 pending.extend(missing)
@@ -113,39 +135,38 @@ class Elements:
             return [(forward, index)], lambda found: _zeros_of(found[0])
         return [], lambda _: None
 
+    def _origin(self, sequence: Value, index: int) -> tuple[Value, int] | None:
+        """Where the element at a place comes from: the value that made it, and its place there; None if unknown."""
+        while True:
+            node = sequence.node
+            if node is None or not self.budget.take(1):
+                return None
+            if is_op(node, "Identity"):
+                sequence = first(node)
+                continue
+            if not is_op(node, "SequenceInsert", "SequenceErase"):
+                return sequence, index
+            place = _place(node, length_of(first(node)))
+            if place is None:
+                return None
+            if is_op(node, "SequenceErase"):
+                index += index >= place
+            elif index == place:
+                return sequence, index
+            else:
+                index -= index > place
+            sequence = first(node)
+
     def _part(self, node: Node, index: int) -> Value | None:
         if node not in self._parts:
             op = operator(node, SplitToSequence)
             x, split = (*node.inputs, None)[:2]
             assert x is not None
             told = split is not None and split.rank == 1 and split.tensor.value is not None
-            usable = self._trusting or told
+            usable = (self._trusting or told) and self.budget.take(length_of(node.output) or 0)
             self._parts[node] = parts(op, x, split) if usable else None
         found = self._parts[node]
         return None if found is None else found[index]
-
-
-def _origin(sequence: Value, index: int) -> tuple[Value, int] | None:
-    """Where the element at a place comes from: the value that made it, and its place there; None if unknown."""
-    while True:
-        node = sequence.node
-        if node is None:
-            return None
-        if is_op(node, "Identity"):
-            sequence = first(node)
-            continue
-        if not is_op(node, "SequenceInsert", "SequenceErase"):
-            return sequence, index
-        place = _place(node, length_of(first(node)))
-        if place is None:
-            return None
-        if is_op(node, "SequenceErase"):
-            index += index >= place
-        elif index == place:
-            return sequence, index
-        else:
-            index -= index > place
-        sequence = first(node)
 
 
 def _place(node: Node, length: int | None) -> int | None:

@@ -103,7 +103,7 @@ def _on_opened(graph: Graph, opened: dict[int, _Opened], count: int) -> Graph:
 def opened_results(node: Node, elements: Elements) -> Sequence[Value]:
     """The node's results, sequences made of tensors that it returns in their place where that can be."""
     if is_if(node):
-        return _results_of_branches(node)
+        return _results_of_branches(node, elements)
     view = LoopView.of(node)
     if view.is_loop:
         for number, state in enumerate(view.states):
@@ -114,14 +114,14 @@ def opened_results(node: Node, elements: Elements) -> Sequence[Value]:
     return node.outputs
 
 
-def _results_of_branches(node: Node) -> Sequence[Value]:
+def _results_of_branches(node: Node, elements: Elements) -> Sequence[Value]:
     """Sequences of one length, whose elements both branches tell, element by element."""
     view = IfView.of(node)
     known: dict[int, tuple[list[Value], list[Value]]] = {}
     for i, value in enumerate(node.outputs):
         length = length_of(value)
         if length is not None and 0 < length <= MOST_ELEMENTS:
-            pair = [Elements(trusting=False).all(g.outputs[i]) for g in view.branches]
+            pair = [elements.inside().all(g.outputs[i]) for g in view.branches]
             if pair[0] is not None and pair[1] is not None:
                 known[i] = (pair[0], pair[1])
     if not known:
@@ -182,7 +182,7 @@ def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Element
     arguments[place] = F.sequence_construct(*inner)
     outputs = inline(view.body, arguments)
     position = view.flag + number
-    after = Elements(trusting=False).all(outputs[position])
+    after = elements.inside().all(outputs[position])
     if after is None or len(after) != len(items):
         return None
     outputs[position : position + 1] = after
@@ -220,6 +220,8 @@ def unrolled(node: Node, elements: Elements) -> Sequence[Value] | None:
     carried = [v for v in view.operands[view.lead :] if v is not None and isinstance(v.type, SequenceType)]
     trips = _trips(view)
     if not carried or trips is None or trips * max(len(view.body.nodes), 1) > _UNROLLED:
+        return None
+    if not elements.budget.take(trips * len(view.body.nodes)):
         return None
     if any(length_of(v) is None for v in carried) or is_undetermined(node):
         return None

@@ -23,6 +23,7 @@ from graphkit.passes.core.match import first, producer
 from graphkit.passes.core.sweep import CONTROL, all_nodes, is_control, map_bodies, map_subgraphs, rewrite
 from graphkit.passes.simplify.elements import (
     MOST_ELEMENTS,
+    Budget,
     Elements,
     constant_position,
     length_of,
@@ -45,22 +46,19 @@ def resolve_sequences(graph: Graph) -> Graph:
     that are fed, or whose positions a run tells. Linear in nodes and in the elements that are read, but for positions
     that many insertions move.
     """
+    budget = Budget()
     while any(node.op.name in _READERS for node in all_nodes(graph)):
         opened: list[Node] = []
-        graph = _resolved(graph, True, opened)
+        graph = _resolved(graph, Elements(budget, trusting=True), opened)
         if not opened:
             break
     return graph
 
 
-def _resolved(graph: Graph, trusting: bool, opened: list[Node]) -> Graph:
-    """`trusting`: whether the declared types of inputs hold whenever the graph runs.
-
-    `opened` gets nodes of control flow for whose results there is more to find now.
-    """
+def _resolved(graph: Graph, elements: Elements, opened: list[Node]) -> Graph:
+    """`opened` gets nodes of control flow for whose results there is more to find now."""
     if graph.operators.isdisjoint(_READERS | CONTROL):
         return graph
-    elements = Elements(trusting)
 
     def control(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         node = node.rebuilt(operands)
@@ -69,8 +67,8 @@ def _resolved(graph: Graph, trusting: bool, opened: list[Node]) -> Graph:
             opened.append(node)
             return results
         node = with_open_captures(node, elements)
-        trusted = map_bodies(node, node.inputs, lambda inner: _resolved(inner, trusting, opened))
-        inside = map_subgraphs(trusted, trusted.inputs, lambda inner: _resolved(inner, False, opened))
+        trusted = map_bodies(node, node.inputs, lambda inner: _resolved(inner, elements.inside(trusting=True), opened))
+        inside = map_subgraphs(trusted, trusted.inputs, lambda inner: _resolved(inner, elements.inside(), opened))
         results = opened_results(inside, elements)
         if results is not inside.outputs:
             opened.append(inside)

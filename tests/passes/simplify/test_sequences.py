@@ -190,6 +190,19 @@ def test_an_axis_of_any_size(split: int | None, steps: Any) -> None:
     assert steps(lambda: resolve_sequences(graph)) < 5000
 
 
+def test_loops_in_loops_are_written_out_within_bounds() -> None:
+    """A thousand times a thousand times a thousand iterations in a few nodes."""
+
+    def nested(depth: int, q: Value) -> Any:
+        if depth == 0:
+            return F.sequence_insert(F.sequence_erase(q, at(0)), F.sequence_at(q, at(0)))
+        return looped(lambda _, inner: [nested(depth - 1, inner)], [q], [], at(1000))
+
+    x = gk.input("x", [2], dtype="float64")
+    y = F.sequence_at(nested(4, F.sequence_construct(x, F.exp(x))), at(0))
+    assert operators(resolve_sequences(gk.Model({"y": y}, name="net").graph)).total() < 20_000
+
+
 def test_what_would_fail_fails_in_the_run() -> None:
     x, p = gk.input("x", [2, 3]), gk.input("p", [], dtype="bool")
     q = F.sequence_construct(x, F.reduce_sum(x, keepdims=False))
