@@ -72,11 +72,11 @@ class Elements:
         while length is not None and (node := producer(base, "SequenceInsert", "SequenceErase", "Identity")):
             before = length_of(first(node))
             place = 0 if is_op(node, "Identity") else _place(node, before)
-            if before is None or place is None:
+            if before is None or place is None or not self.budget.take(1):
                 return None
             changes.append((node, place))
             base, length = first(node), before
-        if length is None or not self.budget.take(len(changes) + length):
+        if length is None or not self.budget.take(length):
             return None
         items: list[Value | None] = []
         for i in range(length):
