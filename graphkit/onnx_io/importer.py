@@ -92,7 +92,7 @@ def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Count
     counts: Counter[tuple[str, str]] = Counter()
     for _, raw in builder.top.walk():
         target, _ = upgrade.destination(raw.domain, raw.op_type, builder.setting.version(raw.domain))
-        counts[raw.domain, target] += 1
+        counts[raw.domain, target if raw.domain else control.BUILT_AS.get(target, target)] += 1
     return counts
 
 
@@ -337,7 +337,7 @@ class Builder:
         built = upgrade.run(view)
         if built is not None:
             return _named(built, raw, mark)
-        if (view.domain, view.op_type) == ("", "SequenceMap"):
+        if not view.domain and view.op_type in control.BUILT_AS:
             return _named(control.build_map(self, raw, view, names, setting), raw, mark)
         cls = registry.find(view.domain, view.op_type)
         if cls is None:

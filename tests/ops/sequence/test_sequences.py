@@ -13,6 +13,7 @@ import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, join
 from graphkit.onnx_io.compare import OnnxRuntimeModel
+from graphkit.onnx_io.importer import list_operators
 from graphkit.ops import F
 from graphkit.ops.sequence.elements import held_bytes
 
@@ -265,7 +266,9 @@ def test_sequence_map_reads_names_around_it() -> None:
         [sequence("q", TensorProto.FLOAT, None), tensor("w", TensorProto.FLOAT, [])],
         [sequence("ys", TensorProto.FLOAT, None), sequence("ds", TensorProto.INT64, None)],
     )
-    net = gk.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    net = gk.load(proto)
+    assert list_operators(net.to_onnx())["", "Loop"] == list_operators(proto)["", "Loop"] == 1
     found = net.compile().run({"q": [ones(2), ones(3, 1)], "w": np.float32(2)})
     assert [a.tolist() for a in found["ys"]] == [[2.0, 2.0], [[2.0], [2.0], [2.0]]]
     assert [a.tolist() for a in found["ds"]] == [[2], [3, 1]]
