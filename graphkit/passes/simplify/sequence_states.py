@@ -145,7 +145,7 @@ def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] 
     row = insertion.operands[1]
     readers = [n for n in view.body.nodes if state.before in n.inputs or state.after in n.inputs]
     returned = view.body.outputs.count(state.after) + view.body.outputs.count(state.before)
-    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1 or not _keeps_size(view, row):
+    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1 or not view.keeps_size(row):
         return None
     position = view.flag + number
     outputs = [v for i, v in enumerate(view.body.outputs) if i != position]
@@ -153,20 +153,6 @@ def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] 
     results = list(made.outputs)
     results.insert(number, F.split_to_sequence(results.pop(), keepdims=False))
     return results
-
-
-def _keeps_size(view: LoopView, row: Value) -> bool:
-    """Whether all iterations give a value one shape: sizes that only a run tells come from outside."""
-    if not isinstance(row.type, TensorType) or row.type.shape is None:
-        return False
-    steady = [s.before for s in view.states if s.before.type == s.after.type]
-    known: set[str] = set()
-    for value in (*steady, *(s.inner for s in view.scan_inputs), *(c.inner for c in view.captures)):
-        if isinstance(value.type, TensorType):
-            for d in (*(value.type.shape or ()), *(value.type.value or ())):
-                known.update(() if isinstance(d, int) else d.symbols)
-    names = {s for d in row.type.shape if not isinstance(d, int) for s in d.symbols}
-    return {s for s in names if s.startswith("?")} <= known
 
 
 def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Elements) -> Sequence[Value] | None:
