@@ -18,6 +18,9 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
 
+# Any tensor's: the element type is checked where it is fed.
+_TENSOR = TensorType("float32")
+
 
 def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Images) -> Feeds:
     """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
@@ -74,12 +77,11 @@ def parse_inputs(
         name, separator, path = text.partition("=")
         if separator:
             once(name, text)
-            kind = inputs.get(name)
-            if kind is not None and not isinstance(kind, TensorType):
-                given[name] = _nested(name, kind, path)
+            if name not in inputs:
+                raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
+            if not isinstance(inputs[name], TensorType):
+                given[name] = _nested(name, inputs[name], path)
             elif Path(path).suffix.lower() in SUFFIXES:
-                if name not in inputs:
-                    raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
                 given[name] = images.read(Path(path), name, inputs[name])
             else:
                 given[name] = _array(Path(path), name)
@@ -121,7 +123,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _array(path: Path, name: str) -> np.ndarray:
-    array: np.ndarray = _from_file(name, TensorType("float32"), _read(path), path)
+    array: np.ndarray = _from_file(name, _TENSOR, _read(path), path)
     return array
 
 
@@ -130,14 +132,9 @@ def _nested(name: str, kind: Type, paths: str) -> Any:
     files = [_read(Path(path)) for path in paths.split(",") if path]
     if not files:
         return empty(name, kind)
-    if len(files) == 1:
-        return _from_file(name, kind, files[0], paths)
-    return _from_file(
-        name,
-        kind,
-        {f"{name}[{i}]": _from_file(name, TensorType("float32"), arrays, paths) for i, arrays in enumerate(files)},
-        paths,
-    )
+    if len(files) > 1:
+        files = [{f"{name}[{i}]": _from_file(name, _TENSOR, arrays, paths) for i, arrays in enumerate(files)}]
+    return _from_file(name, kind, files[0], paths)
 
 
 def _from_file(name: str, kind: Type, arrays: Mapping[str, np.ndarray], path: Path | str) -> Any:

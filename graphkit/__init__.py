@@ -38,6 +38,7 @@ _PUBLIC = {
     "while_loop": "graphkit.frontend.control",
     "scan": "graphkit.frontend.control",
     "map": "graphkit.frontend.control",
+    "sequence_map": "graphkit.frontend.control",
     "foreach": "graphkit.frontend.control",
     "fold": "graphkit.frontend.control",
     "TensorArray": "graphkit.frontend.tensor_array",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from graphkit.autodiff.subgraphs import differentiable
@@ -77,25 +76,3 @@ class Iteration:
         """A value that each iteration has."""
         view = self.view
         return view.scan_inputs[0].inner if view.scan_inputs else view.body.inputs[0]
-
-    def keeps_size(self, value: Value) -> bool:
-        """Whether all iterations give `value` one shape, as far as types tell, so that it can be stacked.
-
-        Sizes that are known only at run time are the same in all iterations when they come from outside: from what
-        the loop captures or slices, or from a state that keeps its shape.
-        """
-        if not isinstance(value.type, TensorType) or value.type.shape is None:
-            return False
-        symbols = {s for d in value.type.shape if not isinstance(d, int) for s in d.symbols if s.startswith("?")}
-        return symbols <= self._outer_symbols
-
-    @cached_property
-    def _outer_symbols(self) -> set[str]:
-        view = self.view
-        steady = [c.before for c in view.states if c.before.type == c.after.type]
-        found: set[str] = set()
-        for value in (*steady, *(s.inner for s in view.scan_inputs), *(c.inner for c in view.captures)):
-            if isinstance(value.type, TensorType):
-                for d in (*(value.type.shape or ()), *(value.type.value or ())):
-                    found.update(() if isinstance(d, int) else d.symbols)
-        return found

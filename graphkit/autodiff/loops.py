@@ -187,7 +187,7 @@ def _without_lookups(
         node = term.node
         if node is not None and isinstance(node.op, GatherGrad) and node.op.axis == 0 and node.inputs[1] is inner:
             gradient, _, indices = node.operands
-            if loop.keeps_size(gradient) and loop.keeps_size(indices):
+            if loop.view.keeps_size(gradient) and loop.view.keeps_size(indices):
                 lookups.append(_Lookup(inner, outer, gradient, indices))
                 continue
         rest.append(term)
@@ -209,7 +209,7 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
         kept = {v for n in nodes if is_undetermined(n) for v in n.outputs}
     else:
         made = [v for n in nodes if not is_view(n) for v in n.outputs]
-        kept = {v for v in made if v not in again and loop.keeps_size(v)}
+        kept = {v for v in made if v not in again and loop.view.keeps_size(v)}
         kept |= {v for n in nodes if is_undetermined(n) for v in n.outputs}
     read = read_values(step.results, lambda v: v in given or v in kept)
     # The number of an iteration and its condition are counted back in the reverse loop.

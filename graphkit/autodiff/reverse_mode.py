@@ -35,8 +35,9 @@ def gradient(
     """Return, for each value of `wrt`, the gradient of sum(seed * output) over all outputs.
 
     outputs, wrt: float tensors, or sequences and optionals of such; wrt also inside the graph. seeds: one value per
-    output, of its type; ones when absent, which only tensors have. Each gradient has its value's type. Raises MissingGradient with every operator in the way that has no
-    rule, and UsageError when an output does not depend on one of `wrt` (zeros instead with `allow_unused`).
+    output, of its type; ones when absent, which only tensors have. Each gradient has its value's type. Raises
+    MissingGradient with every operator in the way that has no rule, and UsageError when an output does not depend on
+    one of `wrt` (zeros instead with `allow_unused`).
     """
     for value in (*outputs, *wrt):
         if not differentiable(value):
@@ -188,7 +189,7 @@ def _in_group_of(node: Node) -> AbstractContextManager[object]:
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:
     expected, actual = value.type, gradient_value.type
     while not isinstance(expected, TensorType) and type(expected) is type(actual):
-        expected, actual = expected.element, actual.element  # type: ignore[union-attr]
+        expected, actual = expected.element, actual.element
     if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
         raise GraphkitError(
             f"the gradient rule of {node.op.name} gives {gradient_value.type} for an operand of type {value.type} "

@@ -89,7 +89,10 @@ class GraphkitBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on arrays, one per named input of it; `opset_version` chooses the meaning of the operator."""
+        """Run one node on arrays, or lists of arrays, one per named input of it.
+
+        `opset_version` chooses the meaning of the operator. An empty list is a sequence of float32.
+        """
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
         arrays = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)

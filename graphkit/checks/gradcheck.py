@@ -19,11 +19,13 @@ import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.checks.inputs import make_feeds
-from graphkit.checks.precision import in_float64, widened
+from graphkit.checks.precision import in_float64, widened_value
+from graphkit.checks.samples import taken_apart
 from graphkit.errors import CheckFailed, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import evaluate
+from graphkit.ops.sequence.elements import holds_floats
 
 STEP = 1e-4
 # Above this many elements in all, directions are checked instead of elements.
@@ -103,12 +105,12 @@ def check_gradient(
     """
     graph = in_float64(model.graph)
     feeds = make_feeds(model, given=inputs or {}, seed=seed)
-    named = {k: widened(np.asarray(v)) for k, v in {**model.params, **feeds.arrays}.items()}
+    named = {k: widened_value(v) for k, v in {**model.params, **feeds.arrays}.items()}
     arrays = [named[graph.name_of(v)] if v.role != "rng" else _fixed_rng(seed) for v in graph.inputs]
     outputs = _chosen(dict(zip(graph.output_names, graph.outputs, strict=True)), [of] if isinstance(of, str) else of)
-    targets = _chosen({graph.name_of(v): v for v in graph.inputs}, wrt)
+    targets = _chosen({graph.name_of(v): v for v in graph.inputs if isinstance(v.type, TensorType)}, wrt)
     report = check_graph(
-        graph.inputs, list(outputs.values()), targets, arrays,
+        graph.inputs, _tensors(graph, list(outputs.values()), arrays), targets, arrays,
         rtol=rtol, atol=atol, directions=directions, together=together, step=step, seed=seed,
     )  # fmt: skip
     return GradientReport(report.entries, rtol, atol, feeds.guesses)
@@ -256,9 +258,17 @@ def _entry(name: str, pairs: Sequence[tuple[tuple[int, ...], float, float]], rto
     )
 
 
+def _tensors(graph: Graph, values: Sequence[Value], arrays: Sequence[Any]) -> list[Value]:
+    """The tensors in `values`, of which sequences and optionals have those that they hold for these arrays."""
+    if all(isinstance(v.type, TensorType) for v in values):
+        return list(values)
+    results = evaluate(Graph(graph.inputs, values), arrays)
+    return [t for v, result in zip(values, results, strict=True) for t in taken_apart(v, result)]
+
+
 def _chosen(known: Mapping[str, Value], names: Sequence[str] | None) -> dict[str, Value]:
     if names is None:
-        return {n: v for n, v in known.items() if isinstance(v.type, TensorType) and v.type.dtype.is_float}
+        return {n: v for n, v in known.items() if holds_floats(v.type)}
     for name in names:
         if name not in known:
             raise UsageError(f"no value {name!r} to differentiate{did_you_mean(name, known)}")

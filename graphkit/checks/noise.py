@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.checks.precision import in_float64, widened
+from graphkit.checks.precision import in_float64, widened_value
 from graphkit.errors import UnsupportedError
 from graphkit.ir.types import DType, dtype_of
 from graphkit.ops.evaluate import evaluate
@@ -62,7 +62,7 @@ def in_double_precision(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedError(f"parameters in double precision take {needed >> 20} MiB of {memory >> 20}")
     wide = in_float64(graph)
     try:
-        results = evaluate(wide, [_wide(array) for array in given])
+        results = evaluate(wide, [widened_value(array) for array in given])
     except MemoryError as error:
         raise UnsupportedError(f"double precision needs more memory than there is: {error}") from None
     return dict(zip(model.outputs, results, strict=True))
@@ -120,13 +120,6 @@ def _max(values: np.ndarray) -> float:
 def _mean(values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else 0.0
-
-
-def _wide(value: Any) -> Any:
-    """Arrays of floats as float64, in sequences too."""
-    if isinstance(value, (list, tuple)):
-        return [_wide(v) for v in value]
-    return None if value is None else widened(np.asarray(value))
 
 
 def measurable(array: np.ndarray, truth: Any) -> bool:

@@ -93,7 +93,7 @@ def _type_proto(kind: Type, *, shaped: bool = True) -> onnx.TypeProto:
         return helper.make_sequence_type_proto(_type_proto(kind.element, shaped=False))
     if isinstance(kind, OptionalType):
         return helper.make_optional_type_proto(_type_proto(kind.element, shaped=False))
-    return helper.make_tensor_type_proto(onnx_type(kind.dtype), kind.shape if shaped else None)
+    return helper.make_tensor_type_proto(onnx_type(kind.dtype), kind.static_shape if shaped else None)
 
 
 def _feeds(case: Case) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _attribute(key: str, item: Any) -> onnx.AttributeProto:
     if isinstance(item, Tensor):
         return helper.make_attribute(key, numpy_helper.from_array(np.asarray(item.array), key))
     if isinstance(item, (TensorType, SequenceType, OptionalType)):
-        return helper.make_attribute(key, _type_proto(item))
+        return helper.make_attribute(key, _type_proto(item, shaped=False))
     if isinstance(item, tuple) and not item:
         return helper.make_attribute(key, [], attr_type=onnx.AttributeProto.INTS)
     return helper.make_attribute(key, item)

@@ -45,6 +45,13 @@ def widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if dtype_of(array.dtype) in FLOATS else array
 
 
+def widened_value(value: Any) -> Any:
+    """Arrays of floats as float64, in sequences and optionals too."""
+    if isinstance(value, (list, tuple)):
+        return [widened_value(v) for v in value]
+    return None if value is None else widened(np.asarray(value))
+
+
 def _wide_type(type_: Type) -> Type:
     if isinstance(type_, TensorType):
         return TensorType(DType.FLOAT64, type_.shape) if type_.dtype in FLOATS else type_

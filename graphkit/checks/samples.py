@@ -67,14 +67,10 @@ class Case:
         """The same numbers in another element type: drawn inputs, and float arrays that follow them."""
         if dtype is self.dtype:
             return self
-        pairs = [
-            _converted(*operand, self.dtype, dtype) for operand in zip(self.sample.inputs, self.arrays, strict=True)
-        ]
-        types = [
-            None if t is None else _type_of(s, a, dtype)
-            for s, a, t in zip(self.sample.inputs, pairs, self.types, strict=True)
-        ]
-        return replace(self, dtype=dtype, arrays=tuple(pairs), types=tuple(types))
+        specs = self.sample.inputs
+        arrays = [_converted(s, a, self.dtype, dtype) for s, a in zip(specs, self.arrays, strict=True)]
+        types = [_type_of(s, a, dtype) for s, a in zip(specs, arrays, strict=True)]
+        return replace(self, dtype=dtype, arrays=tuple(arrays), types=tuple(types))
 
     @property
     def is_constant(self) -> tuple[bool, ...]:
@@ -90,8 +86,9 @@ class Case:
     @property
     def has_tensors_only(self) -> bool:
         """Whether no operand and no result is a sequence or an optional."""
-        kinds = [*self.types, *(v.type for v in self.graph().outputs)]
-        return all(t is None or isinstance(t, TensorType) for t in kinds)
+        if not all(t is None or isinstance(t, TensorType) for t in self.types):
+            return False
+        return all(isinstance(v.type, TensorType) for v in self.graph().outputs)
 
     def graph(self, *, symbolic: bool = False, all_inputs: bool = False) -> Graph:
         """A graph of this one node; its inputs are `feeds(all_inputs)`.
@@ -142,7 +139,7 @@ class Case:
         arrays: list[Any] = []
         built: list[Value] = []
 
-        def tensors(array: Any, kind: Type, name: str) -> Value:
+        def tensors(array: Any, kind: Type, name: str) -> Any:
             if isinstance(kind, SequenceType):
                 items = [tensors(item, kind.element, f"{name}_{i}") for i, item in enumerate(array)]
                 return F.sequence_construct(*items) if items else F.sequence_empty(dtype=tensor_within(kind).dtype)
@@ -161,7 +158,7 @@ class Case:
         table = dict(zip(graph.inputs, built, strict=True))
         operands = [None if v is None else table.get(v, v) for v in node.inputs]
         pairs = zip(self._node(operands).outputs, evaluate(graph, self.feeds()), strict=True)
-        outputs = [tensor for value, result in pairs for tensor in _taken_apart(value, result)]
+        outputs = [tensor for value, result in pairs for tensor in taken_apart(value, result)]
         return Graph(inputs, outputs, name=self.op.name), arrays
 
     @property
@@ -248,7 +245,7 @@ def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
     if isinstance(spec, Items):
         kinds = [t for s, a in zip(spec.items, array, strict=True) if (t := _type_of(s, a, dtype)) is not None]
         empty = TensorType(dtype if spec.dtype is None else spec.dtype)
-        return SequenceType(with_own_sizes(OptionalType(joint(kinds))).element if kinds else empty)
+        return with_own_sizes(SequenceType(joint(kinds) if kinds else empty))
     if isinstance(spec, dict):
         return _map_type(spec)
     return None if spec is None else TensorType(dtype_of(array.dtype), array.shape)
@@ -278,15 +275,15 @@ def _converted(spec: Any, array: Any, before: DType, after: DType) -> Any:
     return array.astype(after.numpy) if follows else array
 
 
-def _taken_apart(value: Value, result: Any) -> Iterator[Value]:
+def taken_apart(value: Value, result: Any) -> Iterator[Value]:
     """The tensors of a value, of which `result` is the array or the list."""
     if isinstance(value.type, OptionalType):
         if result is None:
             return
-        yield from _taken_apart(F.optional_get_element(value), result)
+        yield from taken_apart(F.optional_get_element(value), result)
     elif isinstance(value.type, SequenceType):
         for i, item in enumerate(result):
-            yield from _taken_apart(F.sequence_at(value, np.array(i)), item)
+            yield from taken_apart(F.sequence_at(value, np.array(i)), item)
     else:
         yield value
 

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType
+from graphkit.ir.types import DType, Type
 from graphkit.ops._base import Operand
 '''
 _PACKAGE = '''\

@@ -44,6 +44,8 @@ from graphkit.ir.subgraph import checkpoint, close_over, inline
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F, as_value
 from graphkit.ops.control.loop_state import StableStates, may_keep, without_value
+from graphkit.ops.sequence.map import element_types
+from graphkit.ops.sequence.map import sequence_map as mapped_sequences
 from graphkit.passes.control.block_loops import Block, in_blocks
 
 # TensorFlow's default.
@@ -229,6 +231,23 @@ def map(
     """fn applied to every element along `axis` of the tree xs; the results stacked along `out_axis`. See `scan`."""
     options: dict[str, Any] = {"parallel_iterations": parallel_iterations, "recompute": recompute, "name": name}
     return scan(lambda carry, x: (None, fn(x)), None, xs, axis=axis, out_axis=out_axis, **options)[1]
+
+
+def sequence_map(fn: Callable[..., Any], sequence: Value, *others: Any, name: str = "sequence_map") -> Any:
+    """The sequence of fn(element, *others), or a tuple of sequences where fn returns a tuple.
+
+    others: sequences, as long, whose elements fn gets one after the other, or tensors, which it gets each time. Results
+    may differ in shape from element to element. Raises TypeMismatch.
+    """
+    operands = [sequence, *(as_value(v) for v in others)]
+    mark = checkpoint()
+    own = [Value(kind, "element") for kind in element_types(operands)]
+    results = fn(*own)
+    several = isinstance(results, tuple)
+    outputs = [as_value(v) for v in (results if several else (results,))]
+    body, captured = close_over(outputs, own, mark, (), name)
+    found = mapped_sequences(body, operands, captured, name)
+    return found if several else found[0]
 
 
 def foreach(

@@ -362,7 +362,7 @@ class Builder:
             for name in view.attrs:
                 _unknown(view.domain, view.op_type, name, where)
             return _named(built, raw, mark)
-        if (view.domain, view.op_type) == ("", "SequenceMap"):
+        if not view.domain and view.op_type in control.BUILT_AS:
             return _named(control.build_map(self, raw, view, names, setting), raw, mark)
         cls = registry.find(view.domain, view.op_type)
         if cls is None:

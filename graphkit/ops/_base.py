@@ -81,8 +81,9 @@ class Sample:
     """One use of an operator, from which the suite derives its tests.
 
     Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is,
-    `Items` for a sequence, `Perhaps` for an optional, or None for an absent operand. Keywords are attributes. `grad=False` leaves the gradient check out
-    (state why beside it); `onnx=False` leaves out the comparison with onnx's evaluator.
+    `Items` for a sequence, `Perhaps` for an optional, or None for an absent operand. Keywords are attributes.
+    `grad=False` leaves the gradient check out (state why beside it); `onnx=False` leaves out the comparison with
+    onnx's evaluator.
     """
 
     __slots__ = ("inputs", "attrs", "grad", "onnx", "dtypes")

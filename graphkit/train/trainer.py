@@ -29,9 +29,9 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
+from graphkit.passes.simplify.sequences import resolve_sequences
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
-from graphkit.passes.simplify.sequences import resolve_sequences
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
 from graphkit.train import finite, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -192,7 +192,9 @@ class Trainer:
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
         frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
         # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
-        graph = bind_rng(losses.attach(recognise(resolve_sequences(to_training(net.graph, frozen))), loss, targets, output))
+        graph = bind_rng(
+            losses.attach(recognise(resolve_sequences(to_training(net.graph, frozen))), loss, targets, output)
+        )
         self._output = net.outputs[0] if output is None else output
         self._targets = self._expected(graph, targets is None)
         if straight_through:

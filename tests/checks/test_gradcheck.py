@@ -113,3 +113,12 @@ def test_float64_rebuild_of_fills() -> None:
     x = gk.input("x", [2])
     net = gk.Model({"y": gk.concat(x, gk.constant_of_shape(np.array([3])), axis=0)})
     assert {v.dtype.value for v in in_float64(net.graph).values} == {"float64", "int64"}
+
+
+def test_outputs_that_are_sequences_are_checked_element_by_element() -> None:
+    rows = gk.SequenceType(gk.TensorType("float32", ["N", 3]))
+    q, x = gk.input("q", rows), gk.input("x", [2, 3])
+    net = gk.Model({"y": gk.sequence_insert(q, gk.sin(x)), "z": gk.concat_from_sequence(q, axis=0)}, name="net")
+    report = gk.check_gradient(net)
+    assert [(e.name, e.passed, e.checked) for e in report.entries] == [("x", True, 6)]
+    assert report.entries[0].numeric != 0

@@ -122,6 +122,37 @@ def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):
     assert first.shape == (3, 10)
 
 
+def test_run_takes_and_writes_sequences(call, tmp_path):
+    q = gk.input("q", gk.SequenceType(gk.TensorType("float32", ["N", 3])))
+    o = gk.input("o", gk.OptionalType(gk.TensorType("float32", [2])))
+    outputs = {"s": gk.sequence_insert(q, np.zeros((2, 3), np.float32)), "none": gk.identity(o), "r": gk.identity(q)}
+    path, written = tmp_path / "net.onnx", tmp_path / "out.npz"
+    gk.Model(outputs, name="net").save(path)
+    for name, rows in (("a", 1), ("b", 4)):
+        np.save(tmp_path / f"{name}.npy", np.full((rows, 3), rows, np.float32))
+    files = f"q={tmp_path / 'a.npy'},{tmp_path / 'b.npy'}"
+    code, out, _ = call("run", path, files, "o=", "-o", written)
+    assert code == 0
+    assert "empty optional" in out
+    names = {"s[0]": 1, "s[1]": 4, "s[2]": 2, "r[0]": 1, "r[1]": 4}
+    with np.load(written) as arrays:
+        assert {n: len(arrays[n]) for n in arrays} == names
+    np.savez(tmp_path / "in.npz", **{"q[0]": np.zeros((1, 3), np.float32), "q[1]": np.zeros((4, 3), np.float32)})
+    for given in (tmp_path / "in.npz", f"q={tmp_path / 'in.npz'}"):
+        code, out, _ = call("run", path, given, "o=", "--json")
+        assert code == 0
+        shown = json.loads(out)["outputs"]
+        assert {o["name"]: len(o["values"]) for o in shown if o["shape"]} == names
+        assert [o["name"] for o in shown if o["dtype"] is None] == ["none"]
+    code, out, _ = call("run", path, "q=", "--output-name", "r", "--json")
+    assert code == 0
+    assert json.loads(out)["outputs"] == [{"name": "r", "dtype": None, "shape": None, "values": None}]
+    assert call("verify", path, files)[0] == 0
+    code, _, errors = call("run", path, "p=")
+    assert code == 2
+    assert "no input 'p'" in errors
+
+
 def test_run_internal_values_and_fills(call, folder):
     code, out, _ = call("run", folder / "net.json", "x:2,1,8,8", "--fill", "ones", "--output-name", "conv1", "--json")
     assert code == 0

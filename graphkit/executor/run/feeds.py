@@ -24,10 +24,19 @@ def convert(name: str, kind: Type, given: Any) -> Any:
     if isinstance(kind, SequenceType):
         if not isinstance(given, (list, tuple)):
             raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")
-        return [convert(f"{name}[{i}]", kind.element, item) for i, item in enumerate(given)]
+        return [_inside(f"{name}[{i}]", kind.element, item) for i, item in enumerate(given)]
     if isinstance(kind, MapType):
         return _map(name, kind, given)
-    return None if given is None else convert(name, kind.element, given)
+    return None if given is None else _inside(name, kind.element, given)
+
+
+def _inside(name: str, kind: Type, given: Any) -> Any:
+    """What a sequence or an optional holds, whose sizes nothing binds."""
+    value = convert(name, kind, given)
+    declared = kind.shape if isinstance(kind, TensorType) else None
+    if declared is not None and any(isinstance(d, int) and d != n for d, n in zip(declared, value.shape, strict=True)):
+        raise InputError(f"input {name!r} is {kind}; the array given has shape {list(value.shape)}")
+    return value
 
 
 def _map(name: str, kind: MapType, given: Any) -> dict[Any, Any]:

@@ -356,7 +356,10 @@ class Executor:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
                 for spec in self._select(None).inputs
-                if spec.value.role == "data" and spec.needed and not spec.static
+                if spec.value.role == "data"
+                and spec.needed
+                and not spec.static
+                and isinstance(spec.value.type, TensorType)
             ]
             if unknown:
                 listed = ", ".join(unknown)

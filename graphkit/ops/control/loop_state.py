@@ -129,10 +129,10 @@ def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
         return TensorType(before.dtype, shape)
     if isinstance(before, SequenceType) and isinstance(after, SequenceType):
         if before.length == 0 or after.length == 0:
-            # That the elements are of one kind has to be found out here; what an empty sequence could hold is no matter.
+            # What an empty sequence could hold is no matter, as long as it is of the same kind.
             _widen(before.element, after.element, set())
-            held = after if before.length == 0 else before
-            return SequenceType(held.element, 0 if before.length == after.length else None)
+            element = (after if before.length == 0 else before).element
+            return SequenceType(element, 0 if before.length == after.length else None)
         return SequenceType(_widen(before.element, after.element, unknown))
     if isinstance(before, OptionalType) or isinstance(after, OptionalType):
         held, given = (t.element if isinstance(t, OptionalType) else t for t in (before, after))

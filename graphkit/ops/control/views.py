@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
+from graphkit.ir.types import TensorType
 from graphkit.ops._base import operator
 from graphkit.ops.control.operators import If, Loop, Scan
 
@@ -185,6 +186,27 @@ class LoopView:
     def scan_output_places(self) -> list[tuple[int, int]]:
         """Axis and direction of each scan output; a Loop stacks along the first axis, forwards."""
         return self._places("scan_output", len(self.body.outputs) - self.at_after.stop)
+
+    def keeps_size(self, value: Value) -> bool:
+        """Whether all iterations give `value` one shape, as far as types tell, so that it can be stacked.
+
+        Sizes that are known only at run time are the same in all iterations when they come from outside: from what
+        the loop captures or slices, or from a state that keeps its shape.
+        """
+        if not isinstance(value.type, TensorType) or value.type.shape is None:
+            return False
+        symbols = {s for d in value.type.shape if not isinstance(d, int) for s in d.symbols if s.startswith("?")}
+        return symbols <= self._outer_symbols
+
+    @cached_property
+    def _outer_symbols(self) -> set[str]:
+        steady = [c.before for c in self.states if c.before.type == c.after.type]
+        found: set[str] = set()
+        for value in (*steady, *(s.inner for s in self.scan_inputs), *(c.inner for c in self.captures)):
+            if isinstance(value.type, TensorType):
+                for d in (*(value.type.shape or ()), *(value.type.value or ())):
+                    found.update(() if isinstance(d, int) else d.symbols)
+        return found
 
     def _places(self, kind: str, count: int) -> list[tuple[int, int]]:
         axes, directions = (getattr(self.node.op, f"{kind}_{what}", None) for what in ("axes", "directions"))

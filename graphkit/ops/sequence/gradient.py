@@ -144,7 +144,8 @@ class SequenceAtGrad(Op):
         return [dy if i == chosen else _map_nested(xp.zeros_like, x) for i, x in enumerate(sequence)]
 
     def grad(self, node: Node, ddy: Any) -> Any:
-        return F.sequence_at(ddy, node.inputs[2]), None, None
+        _, _, position = node.operands
+        return F.sequence_at(ddy, position), None, None
 
     def expand(self, dy: Any, sequence: Any, position: Any) -> Any:
         zero = np.array(0, position.dtype.numpy)

@@ -44,5 +44,7 @@ def sequence_map(
     after = [F.sequence_insert(state, item) for state, item in zip(states, results, strict=True)]
     graph = Graph([number, going, *states, *outer], [constant(np.array(True)), *after], name=body.name)
     empty = [F.sequence_empty(dtype=v.dtype) for v in body.outputs]
-    found = F.loop(F.sequence_length(first), None, *empty, *operands, *captured, body=graph, captures=len(outer), name=name)
+    found = F.loop(
+        F.sequence_length(first), None, *empty, *operands, *captured, body=graph, captures=len(outer), name=name
+    )
     return found if isinstance(found, tuple) else (found,)

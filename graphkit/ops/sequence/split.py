@@ -17,6 +17,9 @@ from graphkit.ops._base import F, Items, Onnx, Op, Sample, op
 from graphkit.ops.axes import contiguous, i64, length_of, normal_axis, zeros_like
 from graphkit.ops.sequence.elements import is_unnamed, sequence_type, shapes_text
 
+# How many results a Split in the place of a SplitToSequence may have.
+MOST_PARTS = 1024
+
 
 @op
 class SplitToSequence(Op):
@@ -91,21 +94,6 @@ class SplitToSequence(Op):
         return (dx, None)[: len(node.inputs)]
 
 
-def known_sizes(size: Dim | None, split: TensorType | None) -> list[Dim] | None:
-    """The sizes of the parts of an axis of `size`, where their number is known."""
-    if split is None:
-        return [1] * size if isinstance(size, int) else None
-    if split.value is None:
-        count = length_of(split) if split.rank == 1 else None
-        return None if count is None else [dims.fresh() for _ in range(count)]
-    if split.rank == 1:
-        return list(split.value)
-    chunk = split.value[0]
-    if not isinstance(size, int) or not isinstance(chunk, int) or chunk < 1:
-        return None
-    return [min(chunk, size - start) for start in range(0, size, chunk)]
-
-
 def _count(size: Dim | None, split: TensorType | None) -> Dim | None:
     """How many parts there are."""
     if split is None:
@@ -122,10 +110,14 @@ def _part(size: Dim, split: TensorType | None) -> Dim:
     """The size that all parts have; an unnamed one where they may differ."""
     if split is None:
         return 1
-    sizes = known_sizes(size, split)
-    if sizes is None:
+    if split.value is None:
         return dims.fresh()
-    return sizes[0] if len(set(sizes)) == 1 else dims.fresh()
+    if split.rank == 1:
+        return split.value[0] if len(set(split.value)) == 1 else dims.fresh()
+    (chunk,) = split.value
+    if not isinstance(size, int) or not isinstance(chunk, int) or chunk < 1:
+        return dims.fresh()
+    return min(chunk, size) if size % chunk == 0 or size < chunk else dims.fresh()
 
 
 def _sizes(size: int, split: Any) -> list[int]:
@@ -198,19 +190,21 @@ class ConcatFromSequence(Op):
 
 
 def parts(op: SplitToSequence, x: Value, split: Value | None = None) -> Sequence[Value] | None:
-    """The elements of SplitToSequence, where their number is known."""
-    drops, axis = op.drops_axis(None if split is None else split.tensor), op.axis
+    """The elements of SplitToSequence, where their number is known, and no more than MOST_PARTS."""
+    kind = None if split is None else split.tensor
+    drops, axis = op.drops_axis(kind), op.axis
     size = None if x.shape is None else x.shape[normal_axis(axis, len(x.shape))]
-    sizes = known_sizes(size, None if split is None else split.tensor)
-    if not sizes or drops is None:
+    count = _count(size, kind)
+    if drops is None or not isinstance(count, int) or not 0 < count <= MOST_PARTS:
         return None
-    vector: Any = split
-    if split is None or split.rank == 0:
-        vector = np.asarray(sizes, np.int64)
-    found = F.split(x, F.cast(vector, to=np.int64) if isinstance(vector, Value) else vector, axis=axis)
+    if split is not None and split.rank == 1:
+        found = F.split(x, F.cast(split, to=np.int64), axis=axis)
+    elif isinstance(size, int):
+        chunk = None if kind is None or kind.value is None else np.asarray(kind.value[0])
+        found = F.split(x, np.asarray(_sizes(size, chunk), np.int64), axis=axis)
+    else:
+        return None
     items = found if isinstance(found, tuple) else (found,)
     if drops:
         items = tuple(F.squeeze(item, i64(axis)) for item in items)
     return items
-
-

@@ -8,9 +8,12 @@ from typing import NamedTuple, TypeAlias
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import SequenceType, TensorType
 from graphkit.ops import DOMAIN, F, operator
-from graphkit.ops.axes import zeros_like
+from graphkit.ops.axes import i64, zeros_like
 from graphkit.ops.sequence.split import SplitToSequence, parts
 from graphkit.passes.core.match import first, is_op, producer
+
+# How many elements of a sequence may become operands, results or states one by one.
+MOST_ELEMENTS = 64
 
 
 class _Zeros(NamedTuple):
@@ -23,13 +26,35 @@ class _Zeros(NamedTuple):
 _Item: TypeAlias = "Value | _Zeros | None"
 
 
-class Elements:
-    """The elements of sequences, as far as the nodes that made them tell."""
+class Budget:
+    """What one pass over a graph may do: a file of few nodes could ask for any number of elements."""
 
-    def __init__(self, trusting: bool = True):
+    def __init__(self, steps: int = 1 << 18):
+        self._left = steps
+
+    def take(self, steps: int) -> bool:
+        """Whether so many steps are left; they are not from here on."""
+        if steps > self._left:
+            return False
+        self._left -= steps
+        return True
+
+
+class Elements:
+    """The elements of sequences, as far as the nodes that made them tell, and the budget lasts.
+
+    trusting: whether the declared types of graph inputs hold whenever the graph runs.
+    """
+
+    def __init__(self, budget: Budget, *, trusting: bool):
+        self.budget = budget
         self._trusting = trusting
         self._parts: dict[Node, Sequence[Value] | None] = {}
         self._found: dict[tuple[Value, int], _Item] = {}
+
+    def inside(self, *, trusting: bool = False) -> Elements:
+        """Those of a subgraph; it may be `trusting` where this graph is."""
+        return Elements(self.budget, trusting=trusting and self._trusting)
 
     def at(self, sequence: Value, index: int) -> Value | None:
         """The element number `index`, which may count from the back; None where it is not known."""
@@ -47,24 +72,27 @@ class Elements:
         while length is not None and (node := producer(base, "SequenceInsert", "SequenceErase", "Identity")):
             before = length_of(first(node))
             place = 0 if is_op(node, "Identity") else _place(node, before)
-            if before is None or place is None:
+            if before is None or place is None or not self.budget.take(1):
                 return None
             changes.append((node, place))
             base, length = first(node), before
-        if length is None:
+        if length is None or not self.budget.take(length):
             return None
-        items = [_as_value(self._item(base, i)) for i in range(length)]
+        items: list[Value | None] = []
+        for i in range(length):
+            items.append(_as_value(self._item(base, i)))
+            if items[-1] is None:
+                return None
         for node, place in reversed(changes):
             if is_op(node, "SequenceInsert"):
                 items.insert(place, node.inputs[1])
             elif is_op(node, "SequenceErase"):
                 del items[place]
-        found = [item for item in items if item is not None]
-        return found if len(found) == len(items) else None
+        return [item for item in items if item is not None]
 
     def _item(self, sequence: Value, index: int) -> _Item:
         """The element at a place that there is. Without recursion: gradients of long chains are nested as deep."""
-        goal = _origin(sequence, index)
+        goal = self._origin(sequence, index)
         pending = [goal] if goal is not None else []
         while pending:
             key = pending[-1]
@@ -72,7 +100,7 @@ class Elements:
                 pending.pop()
                 continue
             needs, combine = self._step(*key)
-            origins = [_origin(*need) for need in needs]
+            origins = [self._origin(*need) for need in needs]
             missing = [o for o in origins if o is not None and o not in self._found]
             if missing:
                 pending.extend(missing)
@@ -81,9 +109,7 @@ class Elements:
             pending.pop()
         return None if goal is None else self._found[goal]
 
-    def _step(
-        self, sequence: Value, index: int
-    ) -> tuple[list[tuple[Value, int]], Callable[[list[_Item]], _Item]]:
+    def _step(self, sequence: Value, index: int) -> tuple[list[tuple[Value, int]], Callable[[list[_Item]], _Item]]:
         """Which other elements the element at `index` is made of, and how."""
         node = sequence.node
         assert node is not None
@@ -109,39 +135,38 @@ class Elements:
             return [(forward, index)], lambda found: _zeros_of(found[0])
         return [], lambda _: None
 
+    def _origin(self, sequence: Value, index: int) -> tuple[Value, int] | None:
+        """Where the element at a place comes from: the value that made it, and its place there; None if unknown."""
+        while True:
+            node = sequence.node
+            if node is None or not self.budget.take(1):
+                return None
+            if is_op(node, "Identity"):
+                sequence = first(node)
+                continue
+            if not is_op(node, "SequenceInsert", "SequenceErase"):
+                return sequence, index
+            place = _place(node, length_of(first(node)))
+            if place is None:
+                return None
+            if is_op(node, "SequenceErase"):
+                index += index >= place
+            elif index == place:
+                return sequence, index
+            else:
+                index -= index > place
+            sequence = first(node)
+
     def _part(self, node: Node, index: int) -> Value | None:
         if node not in self._parts:
             op = operator(node, SplitToSequence)
             x, split = (*node.inputs, None)[:2]
             assert x is not None
             told = split is not None and split.rank == 1 and split.tensor.value is not None
-            usable = self._trusting or told
+            usable = (self._trusting or told) and self.budget.take(length_of(node.output) or 0)
             self._parts[node] = parts(op, x, split) if usable else None
         found = self._parts[node]
         return None if found is None else found[index]
-
-
-def _origin(sequence: Value, index: int) -> tuple[Value, int] | None:
-    """Where the element at a place comes from: the value that made it, and its place there; None if unknown."""
-    while True:
-        node = sequence.node
-        if node is None:
-            return None
-        if is_op(node, "Identity"):
-            sequence = first(node)
-            continue
-        if not is_op(node, "SequenceInsert", "SequenceErase"):
-            return sequence, index
-        place = _place(node, length_of(first(node)))
-        if place is None:
-            return None
-        if is_op(node, "SequenceErase"):
-            index += index >= place
-        elif index == place:
-            return sequence, index
-        else:
-            index -= index > place
-        sequence = first(node)
 
 
 def _place(node: Node, length: int | None) -> int | None:
@@ -195,10 +220,19 @@ def _total(items: list[_Item]) -> _Item:
     return made
 
 
+def stacked(items: Sequence[Value]) -> Value | None:
+    """Elements of one shape as one tensor, along a new first axis; None for those of several shapes."""
+    kinds = [item.type for item in items]
+    if not all(isinstance(t, TensorType) and t.shape is not None and t == kinds[0] for t in kinds):
+        return None
+    made: Value = F.concat(*(F.unsqueeze(item, i64(0)) for item in items), axis=0)
+    return made
+
+
 def rows_of(sequence: Value) -> Node | None:
     """The node that takes a tensor of known rank apart into parts of size 1."""
     node = producer(sequence, "SplitToSequence")
     if node is None or first(node).rank is None:
         return None
-    ones = len(node.inputs) == 1 or node.operands[1].tensor.rank == 0 and constant_position(node.operands[1]) == 1
+    ones = len(node.inputs) == 1 or (node.operands[1].tensor.rank == 0 and constant_position(node.operands[1]) == 1)
     return node if ones else None

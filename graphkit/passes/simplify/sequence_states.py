@@ -20,13 +20,10 @@ from graphkit.ops.sequence.split import SplitToSequence
 from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.match import first, producer
 from graphkit.passes.core.sweep import CONTROL
-from graphkit.passes.simplify.elements import Elements, length_of
+from graphkit.passes.simplify.elements import MOST_ELEMENTS, Elements, length_of, rows_of, stacked
 
 # How many nodes a loop may become that is written out.
 _UNROLLED = 4096
-# How many elements of a sequence may become operands, results or states one by one.
-_ELEMENTS = 64
-
 # What reads single elements, or may hand a sequence on to what does.
 _BY_ELEMENT = frozenset({"SequenceAt", "SequenceLength"}) | CONTROL
 
@@ -67,22 +64,19 @@ def _outer(opened: dict[int, _Opened], place: int, value: Value | None) -> Seque
 def _opened(node: Node, place: int, value: Value, elements: Elements) -> _Opened | None:
     """How the capture at `place`, counted from the end, goes in."""
     source = producer(value, "SplitToSequence")
-    if source is not None and all(_by_element(g, g.inputs[place]) for g in node.op.subgraphs().values()):
-        op = operator(source, SplitToSequence)
-        return _Opened(source.operands, lambda inner: F.split_to_sequence(*inner, **op.attributes()))
-    items = elements.all(value)
-    if items is None or not 0 < len(items) <= _ELEMENTS:
-        return None
-    if is_if(node) or not _alike(items):
+    if source is not None and not all(_by_element(g, g.inputs[place]) for g in node.op.subgraphs().values()):
+        source = None
+    items = None if source is not None and rows_of(value) is not None else elements.all(value)
+    if items is not None and 0 < len(items) <= MOST_ELEMENTS:
+        stack = None if is_if(node) else stacked(items)
+        if stack is not None:
+            # One tensor, of which a loop can read the element that its number says.
+            return _Opened([stack], lambda inner: F.split_to_sequence(inner[0], keepdims=False))
         return _Opened(items, lambda inner: F.sequence_construct(*inner))
-    # One tensor, of which a loop can read the element that its number says.
-    stack = F.concat(*(F.unsqueeze(item, i64(0)) for item in items), axis=0)
-    return _Opened([stack], lambda inner: F.split_to_sequence(inner[0], keepdims=False))
-
-
-def _alike(items: Sequence[Value]) -> bool:
-    kinds = [item.type for item in items]
-    return all(isinstance(t, TensorType) and t.shape is not None and t == kinds[0] for t in kinds)
+    if source is None:
+        return None
+    op = operator(source, SplitToSequence)
+    return _Opened(source.operands, lambda inner: F.split_to_sequence(*inner, **op.attributes()))
 
 
 def _by_element(graph: Graph, value: Value) -> bool:
@@ -109,7 +103,7 @@ def _on_opened(graph: Graph, opened: dict[int, _Opened], count: int) -> Graph:
 def opened_results(node: Node, elements: Elements) -> Sequence[Value]:
     """The node's results, sequences made of tensors that it returns in their place where that can be."""
     if is_if(node):
-        return _results_of_branches(node)
+        return _results_of_branches(node, elements)
     view = LoopView.of(node)
     if view.is_loop:
         for number, state in enumerate(view.states):
@@ -120,14 +114,14 @@ def opened_results(node: Node, elements: Elements) -> Sequence[Value]:
     return node.outputs
 
 
-def _results_of_branches(node: Node) -> Sequence[Value]:
+def _results_of_branches(node: Node, elements: Elements) -> Sequence[Value]:
     """Sequences of one length, whose elements both branches tell, element by element."""
     view = IfView.of(node)
     known: dict[int, tuple[list[Value], list[Value]]] = {}
     for i, value in enumerate(node.outputs):
         length = length_of(value)
-        if length is not None and 0 < length <= _ELEMENTS:
-            pair = [Elements(trusting=False).all(g.outputs[i]) for g in view.branches]
+        if length is not None and 0 < length <= MOST_ELEMENTS:
+            pair = [elements.inside().all(g.outputs[i]) for g in view.branches]
             if pair[0] is not None and pair[1] is not None:
                 known[i] = (pair[0], pair[1])
     if not known:
@@ -151,7 +145,7 @@ def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] 
     row = insertion.operands[1]
     readers = [n for n in view.body.nodes if state.before in n.inputs or state.after in n.inputs]
     returned = view.body.outputs.count(state.after) + view.body.outputs.count(state.before)
-    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1 or not _keeps_size(view, row):
+    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1 or not view.keeps_size(row):
         return None
     position = view.flag + number
     outputs = [v for i, v in enumerate(view.body.outputs) if i != position]
@@ -161,24 +155,10 @@ def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] 
     return results
 
 
-def _keeps_size(view: LoopView, row: Value) -> bool:
-    """Whether all iterations give a value one shape: sizes that only a run tells come from outside."""
-    if not isinstance(row.type, TensorType) or row.type.shape is None:
-        return False
-    steady = [s.before for s in view.states if s.before.type == s.after.type]
-    known: set[str] = set()
-    for value in (*steady, *(s.inner for s in view.scan_inputs), *(c.inner for c in view.captures)):
-        if isinstance(value.type, TensorType):
-            for d in (*(value.type.shape or ()), *(value.type.value or ())):
-                known.update(() if isinstance(d, int) else d.symbols)
-    names = {s for d in row.type.shape if not isinstance(d, int) for s in d.symbols}
-    return {s for s in names if s.startswith("?")} <= known
-
-
 def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Elements) -> Sequence[Value] | None:
     """The results where a state keeps its length, and the body tells the elements that it leaves."""
     items = elements.all(state.initial)
-    if items is None or not 0 < len(items) <= _ELEMENTS:
+    if items is None or not 0 < len(items) <= MOST_ELEMENTS:
         return None
     assert isinstance(state.before.type, SequenceType)
     kind = state.before.type.element
@@ -188,7 +168,7 @@ def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Element
     arguments[place] = F.sequence_construct(*inner)
     outputs = inline(view.body, arguments)
     position = view.flag + number
-    after = Elements(trusting=False).all(outputs[position])
+    after = elements.inside().all(outputs[position])
     if after is None or len(after) != len(items):
         return None
     outputs[position : position + 1] = after
@@ -226,6 +206,8 @@ def unrolled(node: Node, elements: Elements) -> Sequence[Value] | None:
     carried = [v for v in view.operands[view.lead :] if v is not None and isinstance(v.type, SequenceType)]
     trips = _trips(view)
     if not carried or trips is None or trips * max(len(view.body.nodes), 1) > _UNROLLED:
+        return None
+    if not elements.budget.take(trips * len(view.body.nodes)):
         return None
     if any(length_of(v) is None for v in carried) or is_undetermined(node):
         return None

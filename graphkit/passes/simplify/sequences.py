@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import DOMAIN, F, operator
@@ -20,10 +21,20 @@ from graphkit.ops.sequence.split import ConcatFromSequence, SplitToSequence
 from graphkit.passes.core.declare import graph_pass
 from graphkit.passes.core.match import first, producer
 from graphkit.passes.core.sweep import CONTROL, all_nodes, is_control, map_bodies, map_subgraphs, rewrite
-from graphkit.passes.simplify.elements import Elements, constant_position, rows_of
+from graphkit.passes.simplify.elements import (
+    MOST_ELEMENTS,
+    Budget,
+    Elements,
+    constant_position,
+    length_of,
+    rows_of,
+    stacked,
+)
 from graphkit.passes.simplify.sequence_states import opened_results, unrolled, with_open_captures
 
-_READERS = frozenset({"SequenceAt", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement", "SizesOfElements"})
+_READERS = frozenset(
+    {"SequenceAt", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement", "SizesOfElements"}
+)
 
 
 @graph_pass()
@@ -35,22 +46,19 @@ def resolve_sequences(graph: Graph) -> Graph:
     that are fed, or whose positions a run tells. Linear in nodes and in the elements that are read, but for positions
     that many insertions move.
     """
+    budget = Budget()
     while any(node.op.name in _READERS for node in all_nodes(graph)):
         opened: list[Node] = []
-        graph = _resolved(graph, True, opened)
+        graph = _resolved(graph, Elements(budget, trusting=True), opened)
         if not opened:
             break
     return graph
 
 
-def _resolved(graph: Graph, trusting: bool, opened: list[Node]) -> Graph:
-    """`trusting`: whether the declared types of inputs hold whenever the graph runs.
-
-    `opened` gets nodes of control flow for whose results there is more to find now.
-    """
+def _resolved(graph: Graph, elements: Elements, opened: list[Node]) -> Graph:
+    """`opened` gets nodes of control flow for whose results there is more to find now."""
     if graph.operators.isdisjoint(_READERS | CONTROL):
         return graph
-    elements = Elements(trusting)
 
     def control(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         node = node.rebuilt(operands)
@@ -59,8 +67,8 @@ def _resolved(graph: Graph, trusting: bool, opened: list[Node]) -> Graph:
             opened.append(node)
             return results
         node = with_open_captures(node, elements)
-        trusted = map_bodies(node, node.inputs, lambda inner: _resolved(inner, trusting, opened))
-        inside = map_subgraphs(trusted, trusted.inputs, lambda inner: _resolved(inner, False, opened))
+        trusted = map_bodies(node, node.inputs, lambda inner: _resolved(inner, elements.inside(trusting=True), opened))
+        inside = map_subgraphs(trusted, trusted.inputs, lambda inner: _resolved(inner, elements.inside(), opened))
         results = opened_results(inside, elements)
         if results is not inside.outputs:
             opened.append(inside)
@@ -71,7 +79,10 @@ def _resolved(graph: Graph, trusting: bool, opened: list[Node]) -> Graph:
             return control(node, operands)
         rebuilt = node.rebuilt(operands)
         found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
-        result = found(rebuilt, elements) if found else None
+        try:
+            result = found(rebuilt, elements) if found else None
+        except TypeMismatch:  # elements do not fit each other: the node fails when it runs, if it ever does
+            result = None
         return rebuilt.outputs if result is None else (result,)
 
     return rewrite(graph, rule, at=_READERS | CONTROL)
@@ -97,7 +108,20 @@ def _at(node: Node, elements: Elements) -> Value | None:
     index = constant_position(position)
     if index is not None and (found := elements.at(sequence, index)) is not None:
         return found
-    return _row(node, position)
+    row = _row(node, position)
+    return _chosen(sequence, position, elements) if row is None and index is None else row
+
+
+def _chosen(sequence: Value, position: Value, elements: Elements) -> Value | None:
+    """One of few elements of one shape: a Gather from all of them."""
+    length = length_of(sequence)
+    items = elements.all(sequence) if length is not None and length <= MOST_ELEMENTS else None
+    stack = stacked(items) if items else None
+    if stack is None:
+        return None
+    index = position if position.rank == 0 else F.reshape(position, i64())
+    made: Value = F.gather(stack, index, axis=0)
+    return made
 
 
 def _row(node: Node, position: Value) -> Value | None:
@@ -184,5 +208,3 @@ def _has(node: Node, elements: Elements) -> Value | None:
         return None
     there: Value = F.constant(value=np.array(x is not None if made is None else bool(made.inputs)))
     return there
-
-

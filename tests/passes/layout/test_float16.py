@@ -8,7 +8,7 @@ import pytest
 import graphkit as gk
 from graphkit.checks.noise import in_double_precision
 from graphkit.checks.samples import dtypes_of, make_case, samples_of
-from graphkit.checks.verify import compare
+from graphkit.checks.verify import compare_outputs
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.types import DType
@@ -144,8 +144,7 @@ def test_operators_give_what_their_references_give(case):
     graph = case.graph()
     executor = Executor(graph, ParamStore({}), threads=1)
     found = executor.run(dict(zip(graph.input_names, case.feeds(), strict=True)))
-    for (name, array), expected in zip(found.items(), evaluate(graph, case.feeds()), strict=True):
-        report = compare(name, array, np.asarray(expected))
+    for report in compare_outputs(found, dict(zip(found, evaluate(graph, case.feeds()), strict=True))):
         assert report.passed, str(report)
 
 

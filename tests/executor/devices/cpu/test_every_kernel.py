@@ -184,7 +184,7 @@ def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, S
 
 def numeric_cases(cls: type[Op]) -> Iterator[Case]:
     for case in all_cases(cls):
-        if not any(a is not None and a.dtype == object for a in case.arrays):
+        if case.has_tensors_only and not any(t is not None and t.dtype is DType.STRING for t in case.types):
             yield case
 
 
