@@ -41,19 +41,19 @@ class FakeQuantize(QuantizeLinear):
         super().infer(x, y_scale, y_zero_point)
         return TensorType(x.dtype, x.shape)
 
-    def parts(self, x: DType) -> tuple[QuantizeLinear, DequantizeLinear]:
-        """The two operators."""
+    def parts(self, x: DType, scale: DType) -> tuple[QuantizeLinear, DequantizeLinear]:
+        """The two operators for an x and a scale of these types."""
         shared = {"axis": self.axis, "block_size": self.block_size}
         saturate, target, precision = self.saturate, self.output_dtype, self.precision
         first = QuantizeLinear(**shared, saturate=saturate, output_dtype=target, precision=precision)
-        return first, DequantizeLinear(**shared, output_dtype=x)
+        return first, DequantizeLinear(**shared, output_dtype=None if x is scale else x)
 
     def reference(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
-        first, second = self.parts(DType.of(x.dtype))
+        first, second = self.parts(DType.of(x.dtype), DType.of(y_scale.dtype))
         return second.reference(xp, first.reference(xp, x, y_scale, y_zero_point), y_scale, y_zero_point)
 
     def expand(self, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
-        first, second = self.parts(x.dtype)
+        first, second = self.parts(x.dtype, y_scale.dtype)
         q = Node(first, [x, y_scale, y_zero_point] if y_zero_point is not None else [x, y_scale]).output
         return Node(second, [q, y_scale, y_zero_point] if y_zero_point is not None else [q, y_scale]).output
 
