@@ -1,8 +1,8 @@
 """ONNX Runtime's quantised layers: QAttention, QEmbedLayerNormalization, DynamicQuantizeLSTM, as those of floats.
 
-Weights are dequantised, and the layer is that of the same name without quantisation. ONNX Runtime quantises the operands
-of a DynamicQuantizeLSTM's products at run time; here they stay floats, and results are nearer to those of the network
-that was quantised.
+Weights are dequantised, and the layer is that of the same name without quantisation. ONNX Runtime quantises the
+operands of a DynamicQuantizeLSTM's products at run time; here they stay floats, and results are nearer to those of the
+network that was quantised.
 """
 
 from __future__ import annotations
@@ -55,11 +55,8 @@ def _lstm(node: NodeView) -> Results:
     assert w is not None
     assert r is not None
     weights = [_weights(*given) for given in ((w, w_scale, w_zero), (r, r_scale, r_zero))]
-    fields = {
-        name: node.attrs[name] for name in ("activations", "clip", "direction", "hidden_size") if name in node.attrs
-    }
-    fields |= {name: tuple(node.attrs[name]) for name in ("activation_alpha", "activation_beta") if name in node.attrs}
-    fields["input_forget"] = bool(node.take("input_forget", 0))
+    fields = {name: value for name, value in node.attrs.items() if name != "input_forget"}
+    fields["input_forget"] = bool(node.attrs.get("input_forget", 0))
     results: Results = F.lstm(x, *weights, bias, lengths, h, c, peepholes, **fields)
     return results
 
