@@ -26,7 +26,7 @@ class FakeQuantize(QuantizeLinear):
     """
 
     domain = DOMAIN
-    onnx = None
+    onnx = None  # type: ignore[assignment]
     composite = True
     types = {**QuantizeLinear.types, "x": SCALES, "y_scale": SCALES}
     # Its derivative is declared.

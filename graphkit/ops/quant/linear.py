@@ -85,7 +85,7 @@ _HALVES, _HALF = Rand((2, 3), -9.0, 9.0, "float16"), Rand((), 0.5, 1.0, "float16
 
 def _quantise_samples() -> tuple[Sample, ...]:
     of = np.dtype
-    whole = [(of(np.uint8), 128), (of(np.int8), -3), (of(np.uint16), 32767), (of(np.int16), 256)]
+    whole: list[tuple[Any, int]] = [(of(np.uint8), 128), (of(np.int8), -3), (of(np.uint16), 32767), (of(np.int16), 256)]
     narrow = [DType.INT4, DType.UINT4, DType.INT2, DType.UINT2]
     return (
         Sample(_X, _ONE, grad=False),
