@@ -51,7 +51,7 @@ def _training_mode(node: NodeView) -> Results | None:
     mean = F.reduce_mean(x, axes, keepdims=True)
     centred = F.sub(x, mean)
     variance = F.reduce_mean(F.mul(centred, centred), axes, keepdims=False)
-    made = F.batch_normalization(*node.inputs, **node.attrs)
+    made = F.batch_normalization(*(node.operand(i) for i in range(5)), **node.attrs)
     return (*made, F.squeeze(mean, axes), variance)
 
 
