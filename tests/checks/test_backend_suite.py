@@ -12,8 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
+from onnx.backend.test.loader import load_model_tests
 from suite_cases import assert_same, data_sets, every_case, model_of, sampled_cases
 
 from graphkit.checks import backend
@@ -27,7 +30,7 @@ NATIVE_AT_LEAST = 1700
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
+    if metafunc.function is test_case:
         part = metafunc.config.getoption("markexpr") == "not full"
         cases = sampled_cases(seed=28, modules=16, filed=30) if part else every_case()
         marks = () if part else (pytest.mark.full,)
@@ -99,6 +102,32 @@ def test_what_is_interpreted(monkeypatch: pytest.MonkeyPatch, record_property: A
     unexpected = {name: count for name, count in found.items() if has_factory("cpu", "", name)}
     assert set(unexpected) == set(LEDGER["interpreted"]), unexpected
     assert native >= NATIVE_AT_LEAST, f"{native} cases run natively"
+
+
+def halved(graph: onnx.GraphProto) -> None:
+    """A network in float16, as a converter makes it: parameters, inputs and outputs."""
+    inside = (attribute.t for node in graph.node for attribute in node.attribute)
+    for tensor in (*graph.initializer, *inside):
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", load_model_tests(kind="real"), ids=lambda c: f"{c.name}-float16")
+def test_networks_in_float16(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By native kernels alone, and no further from float32 than rounding takes it."""
+    monkeypatch.setenv("GRAPHKIT_STRICT", "1")
+    model = model_of(case)
+    (([x], expected),) = data_sets(case, model)
+    halved(model.graph)
+    found = backend.prepare(model).run([x.astype(np.float16)])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == np.float16
+        np.testing.assert_allclose(ours.astype(np.float32), theirs, rtol=2e-2, atol=1e-5)
 
 
 def test_every_operator_of_the_standard_is_there() -> None:

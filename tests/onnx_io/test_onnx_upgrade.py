@@ -316,3 +316,23 @@ def test_half_pixels_without_the_half(how, scales):
         return
     (difference,) = compare_outputs(OnnxRuntimeModel(net.to_onnx()).run({"x": IMAGE}), expected)
     assert difference.passed, str(difference)
+
+
+@pytest.mark.parametrize("opset", [1, 7, 9])
+def test_batch_normalization_that_saves_the_statistics_of_its_batch(opset):
+    attrs = {"consumed_inputs": [0, 0, 0, 1, 1]} if opset == 1 else {}
+    scale, bias = VECTOR, VECTOR[::-1].copy()
+    found = evaluated(single("BatchNormalization", opset, IMAGE, (scale, bias, VECTOR, VECTOR), 5, **attrs), IMAGE)
+    mean, variance = IMAGE.mean((0, 2, 3)), IMAGE.var((0, 2, 3))
+    column = (4, 1, 1)
+    y = (IMAGE - mean.reshape(column)) / np.sqrt(variance + 1e-5).reshape(column) * scale.reshape(column)
+    expected = [y + bias.reshape(column), *(0.9 * VECTOR + 0.1 * v for v in (mean, variance)), mean, variance]
+    for ours, theirs in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_a_batch_of_unknown_rank():
+    proto = single("BatchNormalization", 9, IMAGE, (VECTOR,) * 4, 5)
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(UnsupportedError, match="unknown rank"):
+        import_model(proto)

@@ -45,7 +45,8 @@ def _asymmetric(node: NodeView) -> Results | None:
 def _upsample_after_its_end(node: NodeView) -> Results | None:
     # Deprecated since 10, and in newer files nonetheless.
     node.op_type = "Resize"
-    return _asymmetric(node)
+    results: Results | None = _asymmetric(node)
+    return results
 
 
 @upgrade("Resize", below=ALWAYS)

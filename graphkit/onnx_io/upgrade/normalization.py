@@ -35,13 +35,24 @@ def _per_activation(node: NodeView) -> Results | None:
 
 
 @upgrade("BatchNormalization", below=14)
-def _training_mode(node: NodeView) -> None:
-    # Training was asked for by naming more outputs.
-    if node.wants(3) or node.wants(4):
-        raise UnsupportedError(f"{node.label}: the outputs saved_mean and saved_var are not supported")
+def _training_mode(node: NodeView) -> Results | None:
+    # Training was asked for by naming more outputs; the last two were the batch's own mean and variance.
+    saved = node.wants(3) or node.wants(4)
     node.outputs = node.outputs[:3]
-    if node.wants(1) or node.wants(2):
-        node.attrs["training_mode"] = 1
+    if not (saved or node.wants(1) or node.wants(2)):
+        return None
+    node.attrs["training_mode"] = 1
+    if not saved:
+        return None
+    x = node.operand(0)
+    if x.rank is None:
+        raise UnsupportedError(f"{node.label}: saved_mean and saved_var of a tensor of unknown rank")
+    axes = constant(np.asarray([a for a in range(x.rank) if a != 1], np.int64))
+    mean = F.reduce_mean(x, axes, keepdims=True)
+    centred = F.sub(x, mean)
+    variance = F.reduce_mean(F.mul(centred, centred), axes, keepdims=False)
+    made = F.batch_normalization(*(node.operand(i) for i in range(5)), **node.attrs)
+    return (*made, F.squeeze(mean, axes), variance)
 
 
 @upgrade("GroupNormalization", below=21)
