@@ -24,8 +24,8 @@ _BATCHES = (2, 1)
 # Random integers that index nothing that is known.
 _INTEGER_BOUND = 10
 _UNKNOWN_RANK = 1
-# Bytes of an element while it is drawn.
-_WIDEST = 8
+# Bytes of an element while it is drawn and converted.
+_WIDEST = 16
 
 # Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
 # operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
