@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
+from graphkit.errors import GraphkitError, InputError, OutOfMemory, UsageError, did_you_mean, lacks_memory
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
@@ -94,8 +94,14 @@ def make_feeds(
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():
-        require_memory(_WIDEST * math.prod(sizes.get(name, ())), f"input {name!r} of shape {list(sizes.get(name, ()))}")
-        chosen[name] = _filled(value.type, sizes[name], fill, rng, _bound(value, readers))
+        where = f"input {name!r} of shape {list(sizes.get(name, ()))}"
+        require_memory(_WIDEST * math.prod(sizes.get(name, ())), where)
+        try:
+            chosen[name] = _filled(value.type, sizes[name], fill, rng, _bound(value, readers))
+        except (MemoryError, ValueError) as error:
+            if lacks_memory(error):
+                raise OutOfMemory(f"{where}: {error}") from error
+            raise
     return Feeds({name: chosen[name] for name in inputs}, guesses)
 
 

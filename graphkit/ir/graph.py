@@ -177,7 +177,7 @@ class Node:
                 types = op.infer_types([None if v is None else v.type for v in self.inputs])
             except GraphkitError as error:
                 raise type(error)(f"{self.describe()}: {error}") from None
-            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise TypeMismatch(f"{self.describe()}: operands and attributes do not fit: {error}") from error
         named = len(output_names)
         self.outputs: tuple[Value, ...] = tuple(
