@@ -25,6 +25,9 @@ from graphkit.text import human
 _SMALL = 1 << 26
 _NOW_AND_THEN = 1 << 28
 
+# Programs for more memory than any machine has are not planned.
+_PLANNED = 1 << 48
+
 # What is left to the system and to everybody else.
 _RESERVE = 1 << 27
 
@@ -96,6 +99,17 @@ def set_process_limits(limits: Limits = _UNLIMITED) -> None:
 def limited(memory: int | None = None, seconds: float | None = None, iterations: int | None = None) -> Iterator[None]:
     """Inside, these limits hold beside those outside."""
     token = _inside.set(current().narrowed(memory, seconds, iterations))
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Inside, memory is what a plan may say of a run elsewhere, where no limit is set."""
+    limits = current()
+    token = _inside.set(limits if limits.memory is not None else limits._replace(memory=_PLANNED))
     try:
         yield
     finally:

@@ -163,7 +163,8 @@ class _Sweep:
         self, node: Node, gradients: Sequence[Value | None]
     ) -> Iterable[tuple[Value | None, Value | None]]:
         op = operator(node, Op)
-        expanded = op.expand(*node.inputs)
+        with context.expanding():
+            expanded = op.expand(*node.inputs)
         outputs = expanded if isinstance(expanded, tuple) else (expanded,)
         reached = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
         wrt = list(dict.fromkeys(v for v in node.inputs if v is not None and v in self.active))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
+from graphkit.errors import GraphkitError, InputError, OutOfMemory, UsageError, did_you_mean, lacks_memory
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import (
@@ -36,8 +36,8 @@ _INTEGER_BOUND = 10
 _UNKNOWN_RANK = 1
 # How many elements a sequence gets.
 _ELEMENTS = 2
-# Bytes of an element while it is drawn.
-_WIDEST = 8
+# Bytes of an element while it is drawn and converted.
+_WIDEST = 16
 
 # Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
 # operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
@@ -107,11 +107,17 @@ def make_feeds(
     readers = _readers(graph)
     for name, value in missing.items():
         shape = sizes.get(name, ())
-        require_memory(_WIDEST * math.prod(shape), f"input {name!r} of shape {list(shape)}")
-        if isinstance(value.type, MapType):
-            chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))
-        else:
-            chosen[name] = _filled(value.type, shape, fill, rng, _bound(value, readers))
+        where = f"input {name!r} of shape {list(shape)}"
+        require_memory(_WIDEST * math.prod(shape), where)
+        try:
+            if isinstance(value.type, MapType):
+                chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))
+            else:
+                chosen[name] = _filled(value.type, shape, fill, rng, _bound(value, readers))
+        except (MemoryError, ValueError) as error:
+            if lacks_memory(error):
+                raise OutOfMemory(f"{where}: {error}") from error
+            raise
     return Feeds({name: chosen[name] for name in inputs}, guesses)
 
 

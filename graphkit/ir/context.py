@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from graphkit.errors import UnsupportedError
+
+# Attributes may tell how often an expansion repeats itself.
+MOST_EXPANDED = 100_000
+
 # The attribute that says which nodes one process computes, where several do.
 GROUP = "ctx_group"
 
@@ -55,3 +60,29 @@ class detached:  # noqa: N801 - used like a function, as contextlib.suppress is
 
     def __exit__(self, *_: object) -> None:
         _scope.reset(self._token)
+
+
+class _Expansion(Scope):
+    """Counts the nodes that are made in it."""
+
+    __slots__ = ("_left",)
+    _left: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "_left", MOST_EXPANDED)
+
+    def qualify(self, name: str) -> str:
+        object.__setattr__(self, "_left", self._left - 1)
+        if self._left < 0:
+            raise UnsupportedError(f"it expands to more than {MOST_EXPANDED} nodes")
+        return name
+
+
+class expanding(detached):  # noqa: N801
+    """As `detached`, for the nodes of one operator's expansion: more than MOST_EXPANDED are an UnsupportedError."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        self._token = _scope.set(_Expansion())

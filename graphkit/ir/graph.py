@@ -177,6 +177,8 @@ class Node:
                 types = op.infer_types([None if v is None else v.type for v in self.inputs])
             except GraphkitError as error:
                 raise type(error)(f"{self.describe()}: {error}") from None
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise TypeMismatch(f"{self.describe()}: operands and attributes do not fit: {error}") from error
         named = len(output_names)
         self.outputs: tuple[Value, ...] = tuple(
             [Value(t, output_names[i] if i < named else "", self, i) for i, t in enumerate(types)]

@@ -104,7 +104,11 @@ def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarra
         decoder.check_operators(body)
         graph = decoder.graph(body)
     except GraphkitError as error:
-        raise type(error)(f"{str(path)!r}: {error}") from None
+        # What the file says is no use of the caller's.
+        kind = InvalidModel if isinstance(error, UsageError) else type(error)
+        raise kind(f"{str(path)!r}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidModel(f"{str(path)!r} is damaged: {type(error).__name__}: {error}") from error
     return graph, decoder.params, meta
 
 

@@ -144,8 +144,8 @@ def _dims(shape: Iterable[Any]) -> tuple[Dim, ...]:
         shape = tuple(shape)
     for dim in shape:
         if type(dim) is int:
-            if dim > _MAX_SIZE:
-                raise TypeMismatch("a dimension is above 2^63 - 1")
+            if not 0 <= dim <= _MAX_SIZE:
+                raise TypeMismatch("a dimension is above 2^63 - 1" if dim > 0 else f"a dimension is negative: {dim}")
         elif not isinstance(dim, DimExpr):
             return _dims(tuple([d if isinstance(d, DimExpr) else dims.parse(d) for d in shape]))
     return shape

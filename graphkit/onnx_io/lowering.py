@@ -102,7 +102,7 @@ def _available(name: str, target: int) -> bool:
 def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
     op = operator(node, Op)
     try:
-        with context.detached():
+        with context.expanding():
             results = op.expand(*operands)
     except GraphkitError as error:
         raise type(error)(f"{node.describe()}: in its expansion: {error}") from error

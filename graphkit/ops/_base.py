@@ -296,6 +296,8 @@ class Op:
         for position, (name, optional, variadic) in enumerate(formals):
             if not optional and not variadic and (position >= given or inputs[position] is None):
                 raise TypeMismatch(f"operand {name!r} is missing")
+            if variadic and not optional and None in inputs[position:]:
+                raise TypeMismatch(f"operand {inputs.index(None, position)}, one of {name!r}, is missing")
             allowed = self.types.get(name)
             if allowed is None:
                 continue

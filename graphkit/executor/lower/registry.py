@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from graphkit.errors import GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.branch import branch
 from graphkit.executor.lower.channel import channel, check_channels
@@ -20,6 +21,7 @@ from graphkit.executor.memory.errors import require_memory_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops.evaluate import failure_of
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.control.specialise import Misfits
 
@@ -92,6 +94,10 @@ def choose(site: Site) -> Lowering:
         except NotNative as refusal:
             reason = str(refusal)
             continue
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+            if isinstance(error, GraphkitError):
+                raise
+            raise failure_of(site.node, error) from error
         if found is not None:
             found.reason = reason
             return found

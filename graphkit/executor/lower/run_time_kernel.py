@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit import config
-from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError, lacks_memory
+from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
@@ -130,10 +130,10 @@ class RunTimeKernel(AtRunTime):
                 raise RuntimeFailure(f"{self.node.describe()}: a result is {output.type}; {declared.type} was inferred")
         try:
             found = _prepared(bound, self._context)
-        except (MemoryError, ValueError) as error:
-            if lacks_memory(error) and not isinstance(error, GraphkitError):
-                raise failure_of(bound, error) from error
+        except GraphkitError:
             raise
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+            raise failure_of(bound, error) from error
         if found is not None and self._declared:
             self._declared.found(self.node.outputs, [v.tensor.static_shape for v in bound.outputs])
         if found is None:

@@ -397,7 +397,8 @@ class Executor:
                 array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
             stand_ins[spec.name] = array
             arrays.append(array)
-        return self._specialise(selection, selection.key(arrays, stand_ins)).plan
+        with limits.planning():
+            return self._specialise(selection, selection.key(arrays, stand_ins)).plan
 
     def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
         names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TypeAlias
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.graph import Graph, Value, same_type
+from graphkit.ir.graph import Graph, Node, Value, same_type
 from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
@@ -17,12 +18,50 @@ from graphkit.ops.axes import normal_axis
 def output_types(graph: Graph, inputs: Sequence[Type]) -> tuple[Type, ...]:
     """The types of the graph's outputs when its inputs have these types. Raises TypeMismatch, naming the node."""
     check_operands(graph, inputs)
+    work = _work.get()
+    if work is not None:
+        return _inferred(graph, inputs, work)
+    work = _Work(_WORK + _REPEATS * sum(1 for _ in _nested(graph)))
+    token = _work.set(work)
+    try:
+        return _inferred(graph, inputs, work)
+    finally:
+        _work.reset(token)
+
+
+class _Work:
+    """How many nodes may still be inferred."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int):
+        self.left = left
+
+
+# Each loop tries its body's types several times, and so does each of those around it: of the nodes in a subgraph, each
+# is inferred a few times for each level of nesting in sound files, and without end in files made for it.
+_WORK, _REPEATS = 20_000, 64
+_work: ContextVar[_Work | None] = ContextVar("inference of subgraphs", default=None)
+
+
+def _nested(graph: Graph) -> Iterator[Node]:
+    pending = [graph]
+    while pending:
+        for node in pending.pop().nodes:
+            yield node
+            pending.extend(node.op.subgraphs().values())
+
+
+def _inferred(graph: Graph, inputs: Sequence[Type], work: _Work) -> tuple[Type, ...]:
     table: dict[Value, Type] = dict(zip(graph.inputs, inputs, strict=True))
     for node in graph.nodes:
         operands = [None if v is None else table[v] for v in node.inputs]
         if all(v is None or same_type(v.type, table[v]) for v in node.inputs):
             found: Sequence[Type] = [v.type for v in node.outputs]
         else:
+            work.left -= 1
+            if work.left < 0:
+                raise TypeMismatch(f"{node.describe()}: loops are nested too deeply for their types to be found")
             try:
                 found = node.op.infer_types(operands)
             except TypeMismatch as error:

@@ -120,6 +120,8 @@ class Split(Op):
         count = self.num_outputs if split is None else length_of(split)
         if count is None or count < 1:
             raise TypeMismatch(f"the number of parts of Split is not known: {split}")
+        if count > _MOST_PARTS:
+            raise TypeMismatch(f"Split into {count} parts; {_MOST_PARTS} are the most")
         if x.shape is None:
             return (TensorType(x.dtype, None),) * count
         axis = normal_axis(self.axis, len(x.shape))
@@ -152,6 +154,10 @@ class Split(Op):
     def grad(self, node: Node, *dys: Any) -> Any:
         parts = [zeros_like(y) if dy is None else dy for y, dy in zip(node.outputs, dys, strict=True)]
         return (F.concat(*parts, axis=self.axis), None)[: len(node.inputs)]
+
+
+# Each is a value of its own.
+_MOST_PARTS = 1 << 20
 
 
 def _even(size: Dim, count: int) -> tuple[Dim, ...]:
