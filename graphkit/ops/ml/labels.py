@@ -103,10 +103,12 @@ def _only(
     given = [
         np.array(items, kind)
         for items, kind in ((strings, object), (integers, np.int64), (floats, np.float32))
-        if items is not None and len(items)
+        if items is not None
     ]
     if tensor is not None:
         given.append(tensor.array.reshape(-1))
+    # Some files have all of the lists, and empty ones in the place of those that they do not mean.
+    given = [items for items in given if len(items)] or given[:1]
     if len(given) != 1:
         raise UsageError(f"{name}_strings, {name}_int64s, {name}_floats, {name}_tensor: {len(given)} are given, not one")
     return given[0]

@@ -11,11 +11,12 @@ from graphkit.ir.graph import Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import Onnx, Op, Sample, op
-from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_forest, forest_of
+from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_forest, kept_with
 from graphkit.ops.ml.matrix import ML, examples, require_at_least, rows_of, same_length
-from graphkit.ops.ml.scores import TRANSFORMS
 from graphkit.ops.ml.trees import no_gradient, regressed
 
+# By number. The standard's text has SOFTMAX and LOGISTIC the other way round, ONNX Runtime as they are here.
+TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")
 # The mode of a node that asks whether an element is in a set.
 _MEMBER = 6
 
@@ -61,7 +62,7 @@ class TreeEnsemble(Op):
 
     @property
     def forest(self) -> Forest:
-        return forest_of(self, self._forest)
+        return kept_with(self, "forest", self._forest)
 
     @property
     def targets(self) -> int:
