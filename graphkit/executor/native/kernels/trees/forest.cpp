@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "runtime/kernel.h"
 
@@ -13,6 +14,8 @@ namespace {
 // Levels that lanes walk before it is asked whether all of them have arrived.
 constexpr std::int32_t kUnasked = 3;
 constexpr std::int32_t kFeatureMask = 0x7fffffff;
+// A position that no node has.
+constexpr std::int32_t kGap = -1;
 
 }  // namespace
 
@@ -22,27 +25,25 @@ WalkedForest<T>::WalkedForest(const ForestArrays<T>& given, bool has_missing, st
     check(given, targets);
     const std::size_t count = given.limit.size();
     const std::vector<Levels> heights = this->heights(given);
-    // Old positions in the new order, and new positions of old ones.
-    std::vector<std::int32_t> order, place(count, -1);
-    order.reserve(count);
-    const auto enter = [&](std::int32_t node) {
-        if (place[static_cast<std::size_t>(node)] < 0) {
-            place[static_cast<std::size_t>(node)] = static_cast<std::int32_t>(order.size());
-            order.push_back(node);
-        }
-    };
-    for (const std::int32_t root : given.roots) {
-        std::size_t next = order.size();
-        enter(root);
-        for (; next < order.size(); ++next) {
-            const auto node = static_cast<std::size_t>(order[next]);
-            enter(given.yes[node]);
-            enter(given.no[node]);
+    const std::vector<std::int32_t> order = this->order(given);
+    if (order.size() > static_cast<std::size_t>(kFeatureMask)) {
+        throw NativeError("a forest of " + std::to_string(count) + " nodes is too large");
+    }
+    // New positions of old ones.
+    std::vector<std::int32_t> place(count, -1);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        if (order[i] != kGap) {
+            place[static_cast<std::size_t>(order[i])] = static_cast<std::int32_t>(i);
         }
     }
     nodes_.reserve(order.size());
     first_.reserve(order.size() + 1);
     for (const std::int32_t old : order) {
+        if (old == kGap) {
+            nodes_.push_back({});
+            first_.push_back(static_cast<std::int32_t>(weights_.size()));
+            continue;
+        }
         const auto i = static_cast<std::size_t>(old);
         const bool is_leaf = given.yes[i] == old;
         const bool has_weight = is_leaf && given.count[i] > 0;
@@ -87,6 +88,54 @@ void WalkedForest<T>::check(const ForestArrays<T>& given, std::int64_t targets) 
     if (!fits) {
         throw NativeError("the nodes of a forest, their children and their weights do not fit together");
     }
+}
+
+// Old positions in the new order. A line of the cache has a node and its children, where it has room for three, so that
+// two levels of a walk read one line.
+template <typename T>
+std::vector<std::int32_t> WalkedForest<T>::order(const ForestArrays<T>& given) const {
+    constexpr std::size_t slots = 64 / sizeof(TreeNode<T>);
+    std::vector<std::int32_t> found;
+    std::vector<bool> entered(given.limit.size());
+    const auto enter = [&](std::int32_t node) {
+        if (!entered[static_cast<std::size_t>(node)]) {
+            entered[static_cast<std::size_t>(node)] = true;
+            found.push_back(node);
+        }
+    };
+    // Nodes that lie before their children.
+    std::vector<std::int32_t> heads;
+    const auto children = [&](std::int32_t node) {
+        const auto i = static_cast<std::size_t>(node);
+        return given.yes[i] == node ? std::pair{kGap, kGap} : std::pair{given.yes[i], given.no[i]};
+    };
+    for (const std::int32_t root : given.roots) {
+        heads.assign(1, root);
+        for (std::size_t next = 0; next < heads.size(); ++next) {
+            const std::int32_t head = heads[next];
+            if (entered[static_cast<std::size_t>(head)]) {
+                continue;
+            }
+            const auto [yes, no] = children(head);
+            if (yes == kGap) {
+                enter(head);
+                continue;
+            }
+            while (slots >= 3 && found.size() % slots > slots - 3) {
+                found.push_back(kGap);
+            }
+            enter(head);
+            for (const std::int32_t child : {yes, no}) {
+                enter(child);
+                const auto [first, second] = children(child);
+                if (first != kGap) {
+                    heads.push_back(first);
+                    heads.push_back(second);
+                }
+            }
+        }
+    }
+    return found;
 }
 
 // Levels below each node, by a depth-first walk that enters each node once.

@@ -1,7 +1,9 @@
-// The trees of an ensemble as they are walked: all nodes in one array, tree after tree, each of them level by level.
+// The trees of an ensemble as they are walked: all nodes in one array, tree after tree, a node beside its children.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <new>
 #include <vector>
 
 namespace graphkit {
@@ -28,6 +30,20 @@ struct ForestArrays {
     std::vector<T> limit;
     std::vector<std::int32_t> feature, yes, no, roots, first, count, target;
     std::vector<T> weight;
+};
+
+// Memory that begins with a line of the cache.
+template <typename T>
+struct LineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t kLine{64};
+
+    LineAllocator() = default;
+    template <typename U>
+    explicit LineAllocator(const LineAllocator<U>&) {}
+    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+    void deallocate(T* memory, std::size_t) { ::operator delete(memory, kLine); }
+    bool operator==(const LineAllocator&) const { return true; }
 };
 
 // Levels below a root: those that every path has, and those of the longest.
@@ -70,7 +86,9 @@ class WalkedForest {
     template <bool Missing>
     void walk_as(const T* const* x, std::int32_t* at, Levels levels) const;
 
-    std::vector<TreeNode<T>> nodes_;
+    std::vector<std::int32_t> order(const ForestArrays<T>& given) const;
+
+    std::vector<TreeNode<T>, LineAllocator<TreeNode<T>>> nodes_;
     std::vector<std::int32_t> roots_;
     std::vector<Levels> levels_;
     std::vector<std::int32_t> first_;
