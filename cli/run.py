@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.checks.maps import flattened
 from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
-from graphkit.checks.maps import flattened
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 

@@ -83,7 +83,7 @@ class Case:
                 operands.append(as_value(array))
                 continue
             if isinstance(array, dict):
-                inputs.append(Value(_map_type(array), f"x{position}"))
+                inputs.append(Value(map_type(array), f"x{position}"))
                 operands.append(inputs[-1])
                 continue
             shape: Sequence[Dim] = array.shape
@@ -178,7 +178,7 @@ def draw(spec: Rand, dtype: DType, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(values).astype(dtype.numpy)
 
 
-def _map_type(entries: dict[Any, Any]) -> MapType:
+def map_type(entries: dict[Any, Any]) -> MapType:
     """The type of a map that a sample gives."""
     key, value = next(iter(entries.items()))
     return MapType(dtype_of(type(key)), TensorType(dtype_of(np.asarray(value).dtype), ()))

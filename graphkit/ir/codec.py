@@ -340,7 +340,9 @@ class Decoder:
             entries = field(record, "map", dict, where)
             element = learn.element if isinstance(learn, MapType) else None
             try:
-                return MapType(_dtype({"dtype": entries.get("key")}, where), self._type(entries.get("element"), where, element))
+                return MapType(
+                    _dtype({"dtype": entries.get("key")}, where), self._type(entries.get("element"), where, element)
+                )
             except TypeMismatch as error:
                 raise InvalidModel(f"{where}: {error}") from None
         dtype = _dtype(record, where)

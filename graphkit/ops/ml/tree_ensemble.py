@@ -10,9 +10,9 @@ from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import Onnx, Op, Sample, op
+from graphkit.ops._base import Onnx, Sample, op
 from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_forest, kept_with
-from graphkit.ops.ml.matrix import ML, examples, require_at_least, rows_of, same_length
+from graphkit.ops.ml.matrix import ML, RowWise, examples, require_at_least, rows_of, same_length
 from graphkit.ops.ml.trees import no_gradient, regressed
 
 # By number. The standard's text has SOFTMAX and LOGISTIC the other way round, ONNX Runtime as they are here.
@@ -22,7 +22,7 @@ _MEMBER = 6
 
 
 @op
-class TreeEnsemble(Op):
+class TreeEnsemble(RowWise):
     """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends.
 
     In the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, != and 6 for the membership in a set; the sets are in

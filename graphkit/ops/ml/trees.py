@@ -13,7 +13,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, constant, op
 from graphkit.ops.ml.forest import AGGREGATES, LEAF, Forest, NodeTable, checked_forest, kept_with, modes_of
-from graphkit.ops.ml.matrix import ML, NUMBERS, examples, one_of, require_at_least, rows_of, same_length
+from graphkit.ops.ml.matrix import ML, NUMBERS, RowWise, examples, one_of, require_at_least, rows_of, same_length
 from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform
 
 # A stump: feature 0 against 0.5, leaves 1 and 2.
@@ -39,7 +39,7 @@ _TREES: dict[str, Any] = {
 }
 
 
-class IdentifiedTrees(Op):
+class IdentifiedTrees(RowWise):
     """What the two operators have in common. A tree's root is the first node that has its identifier."""
 
     nodes_treeids: tuple[int, ...] = ()

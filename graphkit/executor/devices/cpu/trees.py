@@ -94,9 +94,7 @@ def _walked(forest: Forest, wide: bool) -> Any:
     )
 
 
-def _asking_for_at_most(
-    forest: Forest, threshold: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _asking_for_at_most(forest: Forest, threshold: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Limit, feature, yes and no of nodes that ask `x <= limit`. Those for == and != are two nodes, the second of which
     tells what is less from what is equal.
 

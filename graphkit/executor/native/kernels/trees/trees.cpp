@@ -80,7 +80,7 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
     inputs_ = {{"x", x, type}};
     const bool classifies = !finish_.labels.empty();
     if (classifies) {
-        outputs_ = {{"y", {rows_}, ElementType::i64}, {"z", y, ElementType::f32}};
+        outputs_ = {{"y", {rows_}, ElementType::i64, true}, {"z", y, ElementType::f32, true}};
     } else {
         outputs_ = {{"y", y, result}};
     }
