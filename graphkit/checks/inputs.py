@@ -224,9 +224,11 @@ def _labelled(tensors: Mapping[str, TensorType], guess: Mapping[str, int]) -> di
 
 def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generator, bound: int) -> Any:
     if isinstance(type_, SequenceType):
-        return [_filled(type_.element, _static(_tensor(type_.element), {}), fill, rng, bound) for _ in range(2)]
+        return [_filled(type_.element, _own_shape(type_.element), fill, rng, bound) for _ in range(2)]
     if isinstance(type_, OptionalType):
-        return _filled(type_.element, _static(_tensor(type_.element), {}), fill, rng, bound)
+        return _filled(type_.element, _own_shape(type_.element), fill, rng, bound)
+    if isinstance(type_, MapType):
+        return _filled_map(type_, fill, rng, ())
     dtype, count = type_.dtype, int(np.prod(shape, dtype=np.int64))
     if dtype is DType.STRING:
         return np.array([f"s{i}" for i in range(count)], object).reshape(shape)
@@ -243,6 +245,11 @@ def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generat
     if dtype in (DType.COMPLEX64, DType.COMPLEX128):
         values = values + 1j * rng.standard_normal(shape)
     return np.asarray(values).astype(dtype.numpy)
+
+
+def _own_shape(type_: Type) -> tuple[int, ...]:
+    """The shape of a tensor whose sizes are known; a map has none."""
+    return () if isinstance(type_, MapType) else _static(_tensor(type_), {})
 
 
 def _filled_map(type_: MapType, fill: str, rng: np.random.Generator, keys: Sequence[Any]) -> dict[Any, Any]:

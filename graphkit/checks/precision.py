@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import FLOATS, DType, MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 from graphkit.ops import Op, operator
 
 
@@ -48,10 +48,7 @@ def widened(array: np.ndarray) -> np.ndarray:
 def _wide_type(type_: Type) -> Type:
     if isinstance(type_, TensorType):
         return TensorType(DType.FLOAT64, type_.shape) if type_.dtype in FLOATS else type_
-    if isinstance(type_, MapType):
-        return MapType(type_.key, _wide_type(type_.element))
-    constructor = SequenceType if isinstance(type_, SequenceType) else OptionalType
-    return constructor(_wide_type(type_.element))
+    return type_.with_element(_wide_type(type_.element))
 
 
 def _wide_attribute(item: Any) -> Any:

@@ -25,13 +25,13 @@ SWEPT = (
 
 @dataclass(frozen=True)
 class Case:
-    """One sample of one operator in one element type: the operator with its attributes, and the input arrays."""
+    """One sample of one operator in one element type: the operator with its attributes, and its input arrays."""
 
     op: Op
     sample: Sample
     number: int
     dtype: DType
-    arrays: tuple[np.ndarray | None, ...]
+    arrays: tuple[Any, ...]
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
     sample, under_test = samples_of(cls)[number], dtype_of(dtype)
     # An operator that gets another name keeps its numbers.
     rng = np.random.default_rng([seed, number, *(*cls.former_names, cls.name)[0].encode()])
-    arrays: list[np.ndarray | None] = []
+    arrays: list[Any] = []
     for name, spec in zip(_formal_names(cls, len(sample.inputs)), sample.inputs, strict=True):
         if spec is None:
             arrays.append(None)
@@ -181,7 +181,9 @@ def draw(spec: Rand, dtype: DType, rng: np.random.Generator) -> np.ndarray:
 def map_type(entries: dict[Any, Any]) -> MapType:
     """The type of a map that a sample gives."""
     key, value = next(iter(entries.items()))
-    return MapType(dtype_of(type(key)), TensorType(dtype_of(np.asarray(value).dtype), ()))
+    return MapType(
+        DType.STRING if isinstance(key, str) else DType.INT64, TensorType(dtype_of(np.asarray(value).dtype), ())
+    )
 
 
 def _is_literal(spec: Any) -> bool:

@@ -272,6 +272,10 @@ class SequenceType:
     def __init__(self, element: Type):
         self.element = element
 
+    def with_element(self, element: Type) -> SequenceType:
+        """The same of values of another type."""
+        return SequenceType(element)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SequenceType) and self.element == other.element
 
@@ -291,6 +295,10 @@ class OptionalType:
 
     def __init__(self, element: Type):
         self.element = element
+
+    def with_element(self, element: Type) -> OptionalType:
+        """The same of values of another type."""
+        return OptionalType(element)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OptionalType) and self.element == other.element
@@ -314,6 +322,10 @@ class MapType:
             raise TypeMismatch(f"the keys of a map are integers or strings, not {key}")
         self.key = key
         self.element = element
+
+    def with_element(self, element: Type) -> MapType:
+        """The same keys, with values of another type."""
+        return MapType(self.key, element)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MapType) and self.key is other.key and self.element == other.element
@@ -362,11 +374,9 @@ def broadcast_shapes(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...
 def join(a: Type, b: Type) -> Type:
     """The most precise type that covers both (two branches of an If); raises TypeMismatch for other element types."""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
-        if isinstance(a, MapType) and isinstance(b, MapType):
-            if a.key is b.key:
-                return MapType(a.key, join(a.element, b.element))
-        elif type(a) is type(b):
-            return type(a)(join(a.element, b.element))  # type: ignore[union-attr, call-arg]
+        keys = [t.key for t in (a, b) if isinstance(t, MapType)]
+        if not isinstance(a, TensorType) and not isinstance(b, TensorType) and type(a) is type(b) and len({*keys}) < 2:
+            return a.with_element(join(a.element, b.element))
         raise TypeMismatch(f"types {a} and {b} cannot be joined")
     if a.dtype is not b.dtype:
         raise TypeMismatch(f"types {a} and {b} cannot be joined: element types differ")

@@ -126,7 +126,8 @@ def _type_text(kind: Type) -> str:
 
 
 def _element_text(dtype: DType) -> str:
-    return onnx.TensorProto.DataType.Name(CODES[dtype]).lower()
+    name: str = onnx.TensorProto.DataType.Name(CODES[dtype])
+    return name.lower()
 
 
 def _attribute(name: str, value: Any) -> AttributeProto:

@@ -153,7 +153,7 @@ def _dims_of(kind: Type) -> tuple[Dim, ...]:
 def _substituted(kind: Type, bindings: dict[str, Dim]) -> Type:
     if isinstance(kind, TensorType):
         return kind.substitute(bindings) if bindings else kind
-    return type(kind)(_substituted(kind.element, bindings))
+    return kind.with_element(_substituted(kind.element, bindings))
 
 
 def stacked_type(kind: Type, axis: int, count: Dim) -> TensorType:

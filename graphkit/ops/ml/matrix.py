@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from graphkit.errors import TypeMismatch, UsageError
@@ -83,7 +83,7 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
         raise UsageError(f"{name}={value!r} is none of {', '.join(allowed)}")
 
 
-def same_length(**lists: Sequence[Any]) -> None:
+def same_length(**lists: Sized) -> None:
     """Raise UsageError where lists that belong together have different lengths."""
     if len({len(items) for items in lists.values()}) > 1:
         raise UsageError(", ".join(f"{name} has {len(items)} entries" for name, items in lists.items()))

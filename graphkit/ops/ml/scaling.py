@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sized
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from graphkit.ops.ml.matrix import ML, NUMBERS, RowWise, one_of
 NORMS = ("MAX", "L1", "L2")
 
 
-def _check_per_feature(x: TensorType, **lists: Sequence[Any]) -> None:
+def _check_per_feature(x: TensorType, **lists: Sized) -> None:
     """Each list has one entry, or one for each feature."""
     if x.shape is None:
         return
@@ -44,7 +44,7 @@ def _along_features(x: Any, items: np.ndarray, name: str) -> np.ndarray:
     return items
 
 
-def _rows(x: Value, *lists: Sequence[Any]) -> Value:
+def _rows(x: Value, *lists: Sized) -> Value:
     """x in rows of features, along which lists of one entry for each feature broadcast."""
     if x.rank is None:
         raise UnsupportedError("the rank of x is unknown")

@@ -96,9 +96,9 @@ class KernelMachine(RowWise):
             return np.asarray(x @ vectors.T)
         if self.kernel_type == "RBF":
             distances: np.ndarray = SquaredDistances().reference(np, x, vectors)
-            return np.exp(-gamma * distances)
+            return np.asarray(np.exp(-gamma * distances))
         affine = gamma * (x @ vectors.T) + coef0
-        return np.tanh(affine) if self.kernel_type == "SIGMOID" else np.power(affine, degree)
+        return np.asarray(np.tanh(affine) if self.kernel_type == "SIGMOID" else np.power(affine, degree))
 
     def _similarity(self, x: Value, vectors: np.ndarray) -> Value:
         """The graph of `_similarities`."""

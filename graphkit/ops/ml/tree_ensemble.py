@@ -107,7 +107,9 @@ class TreeEnsemble(RowWise):
             for name in ("true", "false")
         ]
         wide = np.result_type(np.float32, splits, weights)
-        grown = self._without_sets(modes, splits.astype(wide), ints["nodes_featureids"], *children, missing)
+        grown = self._without_sets(
+            modes, splits.astype(wide), ints["nodes_featureids"], children[0], children[1], missing
+        )
         mode, threshold, feature, yes, no, missed = grown
         padding = np.zeros(leaves, np.int64)
         return checked_forest(

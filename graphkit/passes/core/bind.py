@@ -86,7 +86,7 @@ def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
     """A type with names replaced; the very same object when none of them occurs."""
     if not isinstance(kind, TensorType):
         element = substitute(kind.element, bindings)
-        return kind if element is kind.element else type(kind)(element)
+        return kind if element is kind.element else kind.with_element(element)
     mentioned = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
     if not any(s in bindings for d in mentioned for s in d.symbols):
         return kind
