@@ -7,7 +7,7 @@ from graphkit.ir.types import DType
 from graphkit.onnx_io.downgrade import Spelling, spells
 
 
-@spells("TreeEnsembleRegressor", "TreeEnsembleClassifier", below=18)
+@spells("TreeEnsembleRegressor", "TreeEnsembleClassifier", below=16)
 def _tensors_to_lists(node: Spelling) -> None:
     for key, value in list(node.attrs.items()):
         if key.endswith("_as_tensor"):
