@@ -127,7 +127,7 @@ def test_versions_that_are_exported(target: int) -> None:
     stump: dict[str, Any] = {
         "nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"],
         "nodes_values": [0.0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0], "target_treeids": [0],
-        "target_nodeids": [0], "target_ids": [0], "n_targets": 1,
+        "target_nodeids": [0], "target_ids": [0],
     }  # fmt: skip
     regressor = F.tree_ensemble_regressor(x, **stump, target_weights_as_tensor=np.float32([2.5]))
     net = gk.Model({"y": F.scaler(regressor, offset=[1.0], scale=[2.0])})

@@ -1,4 +1,4 @@
-"""Kernels of tree ensembles: leaves are those of the reference, whatever the rows, and bits the same for any threads."""
+"""Kernels of tree ensembles: leaves are those of the reference, whatever the rows; bits the same for any threads."""
 
 from __future__ import annotations
 
