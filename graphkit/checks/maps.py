@@ -40,7 +40,7 @@ def _array(items: list[Any]) -> np.ndarray:
 
 
 def flattened(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Results with arrays `name.keys` and `name.values` in the place of maps and of lists of maps with the same keys."""
+    """Results with arrays `name.keys` and `name.values` for maps and lists of maps with the same keys."""
     flat: dict[str, Any] = {}
     for name, value in results.items():
         table = as_table(value)

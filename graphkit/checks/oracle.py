@@ -17,7 +17,7 @@ from graphkit.checks.samples import Case
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
+from graphkit.ir.types import DType, OptionalType, SequenceType, Type
 
 # ONNX's name of an element type, where it is not ours in capitals.
 _ONNX_NAMES: Mapping[DType, str] = {
@@ -115,7 +115,7 @@ def _attribute(key: str, item: Any) -> onnx.AttributeProto:
         return helper.make_attribute(key, onnx_type(item))
     if isinstance(item, Tensor):
         return helper.make_attribute(key, numpy_helper.from_array(np.asarray(item.array), key))
-    if isinstance(item, (TensorType, SequenceType, OptionalType)):
+    if isinstance(item, Type):
         return helper.make_attribute(key, _type_proto(item, shaped=False))
     if isinstance(item, tuple) and not item:
         return helper.make_attribute(key, [], attr_type=onnx.AttributeProto.INTS)

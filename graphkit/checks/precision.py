@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import FLOATS, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 from graphkit.ops import Op, operator
 
 
@@ -61,7 +61,7 @@ def _wide_type(type_: Type) -> Type:
 def _wide_attribute(item: Any) -> Any:
     if isinstance(item, DType):
         return DType.FLOAT64 if item in FLOATS else item
-    if isinstance(item, (TensorType, SequenceType, OptionalType)):
+    if isinstance(item, Type):
         return _wide_type(item)
     if isinstance(item, Tensor):
         return Tensor(widened(item.array)) if item.dtype in FLOATS and item.dtype is not DType.FLOAT64 else item

@@ -247,7 +247,7 @@ def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
         empty = TensorType(dtype if spec.dtype is None else spec.dtype)
         return with_own_sizes(SequenceType(joint(kinds) if kinds else empty))
     if isinstance(spec, dict):
-        return _map_type(spec)
+        return map_type(spec)
     return None if spec is None else TensorType(dtype_of(array.dtype), array.shape)
 
 
@@ -311,10 +311,12 @@ def draw(spec: Rand, dtype: DType, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(values).astype(dtype.numpy)
 
 
-def _map_type(entries: dict[Any, Any]) -> MapType:
+def map_type(entries: dict[Any, Any]) -> MapType:
     """The type of a map that a sample gives."""
     key, value = next(iter(entries.items()))
-    return MapType(dtype_of(type(key)), TensorType(dtype_of(np.asarray(value).dtype), ()))
+    return MapType(
+        DType.STRING if isinstance(key, str) else DType.INT64, TensorType(dtype_of(np.asarray(value).dtype), ())
+    )
 
 
 def _is_literal(spec: Any) -> bool:

@@ -12,7 +12,7 @@ from graphkit.frontend import initializers
 from graphkit.ir import context, dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
-from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import TensorType, Type, dtype_of
 from graphkit.ops.sequence.elements import with_own_sizes
 
 
@@ -24,7 +24,7 @@ def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32")
     """
     if not name:
         raise UsageError("an input needs a name")
-    if isinstance(shape, (TensorType, SequenceType, OptionalType)):
+    if isinstance(shape, Type):
         return Value(with_own_sizes(shape), context.current().qualify(name))
     if isinstance(shape, (str, int)):
         raise UsageError(f"input {name!r}: the shape is a list of sizes, not {shape!r}")

@@ -170,7 +170,7 @@ class Encoder:
             return item if math.isfinite(item) else {"float": _float_text(item)}
         if isinstance(item, DType):
             return item.value
-        if isinstance(item, (TensorType, SequenceType, OptionalType)):
+        if isinstance(item, Type):
             return {"value_type": self._type(item)}
         if isinstance(item, (Tensor, np.ndarray, np.generic)):
             array = item.array if isinstance(item, Tensor) else np.asarray(item)
@@ -342,7 +342,9 @@ class Decoder:
             entries = field(record, "map", dict, where)
             element = learn.element if isinstance(learn, MapType) else None
             try:
-                return MapType(_dtype({"dtype": entries.get("key")}, where), self._type(entries.get("element"), where, element))
+                return MapType(
+                    _dtype({"dtype": entries.get("key")}, where), self._type(entries.get("element"), where, element)
+                )
             except TypeMismatch as error:
                 raise InvalidModel(f"{where}: {error}") from None
         dtype = _dtype(record, where)

@@ -305,6 +305,7 @@ class OptionalType:
         self.element = element
 
     def with_element(self, element: Type) -> OptionalType:
+        """The same of values of another type."""
         return OptionalType(element)
 
     def __eq__(self, other: object) -> bool:
@@ -331,6 +332,7 @@ class MapType:
         self.element = element
 
     def with_element(self, element: Type) -> MapType:
+        """The same keys, with values of another type."""
         return MapType(self.key, element)
 
     def __eq__(self, other: object) -> bool:

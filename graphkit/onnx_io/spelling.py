@@ -12,7 +12,7 @@ from onnx import AttributeProto, NodeProto
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, Type
 from graphkit.onnx_io import downgrade
 from graphkit.onnx_io.tensors import CODES, to_proto, type_to_proto
 from graphkit.ops import Op, operator
@@ -126,13 +126,14 @@ def _type_text(kind: Type) -> str:
 
 
 def _element_text(dtype: DType) -> str:
-    return onnx.TensorProto.DataType.Name(CODES[dtype]).lower()
+    name: str = onnx.TensorProto.DataType.Name(CODES[dtype])
+    return name.lower()
 
 
 def _attribute(name: str, value: Any) -> AttributeProto:
     if isinstance(value, DType):
         return onnx.helper.make_attribute(name, CODES[value])
-    if isinstance(value, (TensorType, SequenceType, OptionalType)):
+    if isinstance(value, Type):
         return onnx.helper.make_attribute(name, type_to_proto(value))
     if isinstance(value, Tensor):
         return onnx.helper.make_attribute(name, to_proto(value.array))

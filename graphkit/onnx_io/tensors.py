@@ -284,7 +284,7 @@ def parse_dim_param(text: str) -> Dim:
 
 
 def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None:
-    """The graphkit type, or None when the file declares none; raises InvalidModel, or UnsupportedError for a kind that is not known."""
+    """The graphkit type, None when the file declares none; raises InvalidModel, UnsupportedError for sparse tensors."""
     kind = proto.WhichOneof("value")
     if kind is None:
         return None

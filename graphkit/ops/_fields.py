@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.ir.graph import Graph
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import Type, dtype_of
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -59,7 +59,7 @@ def _graph(value: Any) -> Graph:
 
 
 def _type(value: Any) -> Type:
-    if not isinstance(value, (TensorType, SequenceType, OptionalType)):
+    if not isinstance(value, Type):
         raise ValueError("the type of a tensor, a sequence or an optional is expected")
     return value
 

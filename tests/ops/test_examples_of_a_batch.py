@@ -37,7 +37,7 @@ def batches(case: Case) -> Iterator[tuple[Arrays, tuple[bool, ...]]]:
     open_to = [
         i
         for i, (a, constant) in enumerate(zip(case.arrays, case.is_constant, strict=True))
-        if a is not None and a.ndim and len(a) and (case.op.pointwise or not constant)
+        if isinstance(a, np.ndarray) and a.ndim and len(a) and (case.op.pointwise or not constant)
     ]
     for chosen in itertools.chain.from_iterable(itertools.combinations(open_to, n) for n in (1, 2, 3)):
         arrays = list(case.arrays)
@@ -62,7 +62,7 @@ def apart(op: Op, arrays: Arrays, batched: Sequence[bool], constant: Sequence[bo
     except GraphkitError:
         return False
     types = [None if v is None else v.tensor for v in whole.inputs]
-    if any(v.shape is None or v.shape[:1] != (_BATCH,) for v in whole.outputs):
+    if any(not isinstance(v.type, TensorType) or v.shape is None or v.shape[:1] != (_BATCH,) for v in whole.outputs):
         return False
     if op.random or (op.subgraphs() and op.name != "Fused") or not op.is_batchwise(types, batched):
         return False

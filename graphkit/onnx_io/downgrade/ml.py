@@ -1,13 +1,13 @@
-"""Operators of ai.onnx.ml: numbers of trees, which were lists of float32 before they could be tensors."""
+"""Operators of ai.onnx.ml: ensembles of trees, whose numbers were lists of float32 before they could be tensors."""
 
 from __future__ import annotations
 
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType
-from graphkit.onnx_io.downgrade import Spelling, spells
+from graphkit.onnx_io.downgrade import ALWAYS, Spelling, spells
 
 
-@spells("TreeEnsembleRegressor", "TreeEnsembleClassifier", below=18)
+@spells("TreeEnsembleRegressor", "TreeEnsembleClassifier", below=16)
 def _tensors_to_lists(node: Spelling) -> None:
     for key, value in list(node.attrs.items()):
         if key.endswith("_as_tensor"):
@@ -16,3 +16,10 @@ def _tensors_to_lists(node: Spelling) -> None:
                 if value.dtype is not DType.FLOAT32:
                     raise node.fail(f"attribute {key} of {value.dtype}")
                 node.attrs[key.removesuffix("_as_tensor")] = tuple(value.array.reshape(-1).tolist())
+
+
+@spells("TreeEnsemble", "TreeEnsembleRegressor", below=ALWAYS)
+def _number_of_targets(node: Spelling) -> None:
+    # The standard leaves it open, ONNX Runtime wants it.
+    if node.attrs.get("n_targets") is None:
+        node.attrs["n_targets"] = 1

@@ -42,7 +42,7 @@ class ArrayFeatureExtractor(Op):
         return TensorType(x.dtype, (*(x.shape[:-1] or (1,)), dims.product(y.shape)))
 
     def reference(self, xp: Any, x: Any, y: Any) -> Any:
-        if y.size and not (0 <= y.min() and y.max() < x.shape[-1]):
+        if y.size and not (y.min() >= 0 and y.max() < x.shape[-1]):
             raise RuntimeFailure(f"a position is outside of {x.shape[-1]} features")
         taken = xp.take(x, y.reshape(-1), axis=-1)
         return taken.reshape(1, -1) if x.ndim == 1 else taken

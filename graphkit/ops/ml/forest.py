@@ -9,11 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
+
+Made = TypeVar("Made")
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "LEAF")
 LEAF = MODES.index("LEAF")
@@ -81,11 +83,11 @@ class Forest:
     def scores(self, x: np.ndarray, aggregate: str) -> tuple[np.ndarray, np.ndarray]:
         """For each row and target the aggregate of its leaves' weights, 0 where there are none, and whether there are.
 
-        An AVERAGE is a SUM, yet to be divided. Sums are taken tree after tree in the type of the weights.
+        An AVERAGE is a SUM, yet to be divided. Sums are taken tree after tree, in the type of the weights or of x.
         """
         if x.shape[1] < self.features:
             raise TypeMismatch(f"the trees ask for {self.features} features, x has {x.shape[1]}")
-        scores = np.zeros((len(x), self.targets), self.weight.dtype)
+        scores = np.zeros((len(x), self.targets), np.result_type(self.weight, x))
         has = np.zeros(scores.shape, bool)
         step = max(_AT_ONCE // max(len(self.roots), 1), 1)
         for begin in range(0, len(x), step):
@@ -138,6 +140,13 @@ def checked_forest(
     own = np.arange(len(mode))
     yes, no = np.where(inner, yes, own), np.where(inner, no, own)
     _require_no_cycle(inner, yes, no)
+    if targets == 1:
+        # A leaf without a weight for the only target has its value for one, which is 0 in most files.
+        bare = ~inner
+        bare[leaf] = False
+        leaf = np.concatenate([leaf, np.flatnonzero(bare)])
+        target = np.concatenate([target, np.zeros(bare.sum(), np.int64)])
+        weight = np.concatenate([weight, threshold[bare]])
     kept = np.flatnonzero(~inner[leaf])
     order = kept[np.argsort(leaf[kept], kind="stable")]
     if targets == 1:
@@ -223,13 +232,14 @@ def modes_of(names: Sequence[str]) -> np.ndarray:
     return codes
 
 
-_forests: dict[int, tuple[Any, Forest]] = {}
+_kept: dict[tuple[int, str], tuple[Any, Any]] = {}
 
 
-def forest_of(op: Any, build: Callable[[], Forest]) -> Forest:
-    """The forest of an operator, built when it is first asked for and kept as long as the operator is."""
-    key = id(op)
-    kept = _forests.get(key)
-    if kept is None or kept[0]() is not op:
-        kept = _forests[key] = (weakref.ref(op, lambda _: _forests.pop(key, None)), build())
-    return kept[1]
+def kept_with(op: Any, what: str, build: Callable[[], Made]) -> Made:
+    """What is made of an operator: built when it is first asked for, kept as long as the operator is."""
+    key = (id(op), what)
+    entry = _kept.get(key)
+    if entry is None or entry[0]() is not op:
+        entry = _kept[key] = (weakref.ref(op, lambda _: _kept.pop(key, None)), build())
+    made: Made = entry[1]
+    return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -63,14 +62,14 @@ class LabelEncoder(Op):
     samples = (
         Sample(np.array([["a", "b"], ["z", "a"]], object), keys_strings=["a", "b"], values_int64s=[3, 4]),
         Sample(np.array([1, 5, 2], np.int64), keys_int64s=[1, 2], values_strings=["x", "y"], default_string="?"),
-        Sample(np.array([1, np.nan, 2], np.float32), keys_floats=[math.nan, 1], values_floats=[0.5, 1.5],
+        Sample(np.array([1, np.nan, 2], np.float32), keys_floats=[2.0, 1], values_floats=[0.5, 1.5],
                default_float=-2.0),
         Sample(np.array([7, 8], np.int16), keys_tensor=np.array([7], np.int16), values_tensor=np.array([2.5]),
                default_tensor=np.array([-1.5])),
     )  # fmt: skip
 
     def infer(self, x: TensorType) -> TensorType:
-        keys, values, default = self._table()
+        keys, values, _ = self._table()
         if dtype_of_table(keys) is not x.dtype:
             raise TypeMismatch(f"the keys are {dtype_of_table(keys)}, x is {x.dtype}")
         same_length(keys=keys, values=values)
@@ -103,12 +102,16 @@ def _only(
     given = [
         np.array(items, kind)
         for items, kind in ((strings, object), (integers, np.int64), (floats, np.float32))
-        if items is not None and len(items)
+        if items is not None
     ]
     if tensor is not None:
         given.append(tensor.array.reshape(-1))
+    # Some files have all of the lists, and empty ones in the place of those that they do not mean.
+    given = [items for items in given if len(items)] or given[:1]
     if len(given) != 1:
-        raise UsageError(f"{name}_strings, {name}_int64s, {name}_floats, {name}_tensor: {len(given)} are given, not one")
+        raise UsageError(
+            f"{name}_strings, {name}_int64s, {name}_floats, {name}_tensor: {len(given)} are given, not one"
+        )
     return given[0]
 
 
@@ -128,7 +131,6 @@ class CategoryMapper(Op):
     inputs = ("x",)
     types: ClassVar[Any] = {"x": frozenset({DType.STRING, DType.INT64})}
     onnx = Onnx("CategoryMapper", 1, ML)
-    per_example = ("x",)
     samples = (
         Sample(np.array(["b", "q"], object), cats_int64s=[5, 6], cats_strings=["a", "b"]),
         Sample(np.array([[6], [9]], np.int64), cats_int64s=[5, 6], cats_strings=["a", "b"], default_string="none"),

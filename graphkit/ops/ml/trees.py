@@ -12,8 +12,8 @@ from graphkit.ir.graph import Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, constant, op
-from graphkit.ops.ml.forest import AGGREGATES, LEAF, Forest, NodeTable, checked_forest, forest_of, modes_of
-from graphkit.ops.ml.matrix import ML, NUMBERS, examples, one_of, require_at_least, rows_of, same_length
+from graphkit.ops.ml.forest import AGGREGATES, LEAF, Forest, NodeTable, checked_forest, kept_with, modes_of
+from graphkit.ops.ml.matrix import ML, NUMBERS, RowWise, examples, one_of, require_at_least, rows_of, same_length
 from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform
 
 # A stump: feature 0 against 0.5, leaves 1 and 2.
@@ -39,7 +39,7 @@ _TREES: dict[str, Any] = {
 }
 
 
-class IdentifiedTrees(Op):
+class IdentifiedTrees(RowWise):
     """What the two operators have in common. A tree's root is the first node that has its identifier."""
 
     nodes_treeids: tuple[int, ...] = ()
@@ -71,6 +71,10 @@ class IdentifiedTrees(Op):
         array: np.ndarray = tensor.array.reshape(-1)
         return array
 
+    def base(self) -> np.ndarray:
+        """What is added to scores."""
+        return self._numbers("base_values")
+
     def _forest(self, prefix: str, targets: int) -> Forest:
         """The trees, with weights in the attributes that begin with `prefix`."""
         ints = {
@@ -86,7 +90,7 @@ class IdentifiedTrees(Op):
         same_length(**{key: items for key, items in ints.items() if key not in nodes}, weights=weights)
         if not len(values):
             raise UsageError("there are no nodes")
-        wide = np.result_type(values, weights, self._numbers("base_values"))
+        wide = np.result_type(values, weights, self.base())
         missing = np.array(self.nodes_missing_value_tracks_true or [0] * len(values), np.int64) == 1
         same_length(nodes_missing_value_tracks_true=missing, nodes_values=values)
         tree, node = ints["nodes_treeids"], ints["nodes_nodeids"]
@@ -114,7 +118,7 @@ class IdentifiedTrees(Op):
 
     def _check(self, x: TensorType, forest: Forest, targets: int) -> None:
         one_of("post_transform", self.post_transform, TRANSFORMS)
-        count = len(self._numbers("base_values"))
+        count = len(self.base())
         if count not in (0, targets) and not (count == 1 and targets == 2):
             raise UsageError(f"base_values has {count} entries for {targets} targets")
         require_at_least(x, forest.features, "the trees ask for")
@@ -156,7 +160,7 @@ class TreeEnsembleRegressor(IdentifiedTrees):
 
     @property
     def forest(self) -> Forest:
-        return forest_of(self, lambda: self._forest("target", self.targets))
+        return kept_with(self, "forest", lambda: self._forest("target", self.targets))
 
     @property
     def targets(self) -> int:
@@ -172,7 +176,7 @@ class TreeEnsembleRegressor(IdentifiedTrees):
     def reference(self, xp: Any, x: Any) -> Any:
         scores, has = self.forest.scores(_single(x), self.aggregate_function)
         return regressed(
-            scores, has, self.aggregate_function, len(self.forest.roots), self._numbers("base_values"),
+            scores, has, self.aggregate_function, len(self.forest.roots), self.base(),
             self.post_transform,
         ).astype(np.float32)  # fmt: skip
 
@@ -230,7 +234,7 @@ class TreeEnsembleClassifier(IdentifiedTrees):
 
     @property
     def forest(self) -> Forest:
-        return forest_of(self, lambda: self._forest("class", len(self.labels)))
+        return kept_with(self, "forest", lambda: self._forest("class", len(self.labels)))
 
     @property
     def labels(self) -> np.ndarray:
@@ -261,7 +265,7 @@ class TreeEnsembleClassifier(IdentifiedTrees):
 
     def reference(self, xp: Any, x: Any) -> Any:
         scores, has = self.forest.scores(_single(x), "SUM")
-        base = self._numbers("base_values").astype(scores.dtype)
+        base = self.base().astype(scores.dtype)
         classes = scores.shape[1]
         if classes == 2:
             chosen, z = self._of_two(scores, has, base)

@@ -260,6 +260,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     "LayerNormalization": lambda node: (
         operator(node, LayerNormalization).stash is DType.FLOAT64 and node.outputs[0].dtype is not DType.FLOAT64
     ),
+    "TreeEnsembleClassifier": lambda node: node.outputs[0].dtype is DType.STRING,
     "Cast": lambda node: node.output.dtype not in {*FLOATS, *INTEGERS, DType.BOOL},
 }
 # The library has kernels for bfloat16 where the processor multiplies it, and not for every shape.
