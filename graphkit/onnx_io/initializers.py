@@ -15,13 +15,13 @@ parameters have for training (lr_mult, wd_mult, trainable, lazy, ...).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from onnx import ModelProto
 
 from graphkit.ir.types import FLOATS
-from graphkit.onnx_io.scopes import Region
+from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import DTYPES
 from graphkit.passes.training.separate_roles import SETTINGS
 
@@ -30,6 +30,26 @@ ATTRIBUTES_KEY = "ai.graphkit.attributes"
 # Metadata that say something about initialisers, and become no metadata of the model.
 KEYS = frozenset({ROLES_KEY, ATTRIBUTES_KEY})
 _ROLES = frozenset({"parameter", "state", "constant"})
+
+
+# Operands of ONNX Runtime's quantised operators that are scales.
+_SCALES = {
+    "DequantizeLinear": {1},
+    "DynamicQuantizeMatMul": {2},
+    "MatMulIntegerToFloat": {2, 3},
+    "QGemm": {1, 4, 7},
+    "QLinearAdd": {1, 4, 6},
+    "QLinearAveragePool": {1, 3},
+    "QLinearConv": {1, 4, 6},
+    "QLinearGlobalAveragePool": {1, 3},
+    "QLinearLeakyRelu": {1, 3},
+    "QLinearMul": {1, 4, 6},
+    "QLinearReduceMean": {1, 3},
+    "QLinearSigmoid": {1, 3},
+    "QLinearSoftmax": {1, 3},
+    "QLinearWhere": {2, 5, 7},
+    "QuantizeLinear": {1},
+}
 
 
 class Plan(NamedTuple):
@@ -49,7 +69,7 @@ def classify(model: ModelProto, top: Region) -> Plan:
             regions[id(region)] = region
             learned.update(name for name, _ in region.outputs)
         for position, name in enumerate(node.inputs):
-            if node.domain == "" and position in SETTINGS.get(node.op_type, ()):
+            if position in _settings(node):
                 settings.add(name)
             elif node.domain == "" and node.op_type == "BatchNormalization" and position in (3, 4):
                 statistics.add(name)
@@ -75,6 +95,14 @@ def classify(model: ModelProto, top: Region) -> Plan:
                 role = "constant"
             entries.append((region, name, told or role))
     return Plan(entries)
+
+
+def _settings(node: RawNode) -> Collection[int]:
+    """The operands that configure a node."""
+    if node.domain == "com.microsoft":
+        # Tensor, scale and zero point, the result's two before them.
+        return range(0, len(node.inputs), 3) if node.op_type == "QLinearConcat" else _SCALES.get(node.op_type, ())
+    return SETTINGS.get(node.op_type, ()) if node.domain == "" else ()
 
 
 def _declared_roles(model: ModelProto) -> dict[str, str]:

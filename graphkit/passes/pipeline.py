@@ -29,6 +29,8 @@ from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.layout.channels_last import channels_last
 from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
+from graphkit.passes.quantise.dynamic import dynamic_products
+from graphkit.passes.quantise.integers import integers
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.simplify.expand import eliminate_expand
 from graphkit.passes.simplify.identities import simplify
@@ -44,6 +46,9 @@ _PRODUCTS_AND_LAYOUTS = (
     *ordered(widen_halves, known_ranks, expand_composites, merge_recurrences),
     # What composites consist of simplifies.
     simplify,
+    integers,
+    dynamic_products,
+    *CLEANUP,
     *ordered(
         scan_axes,
         eliminate_expand,

@@ -24,6 +24,7 @@ class Property(Enum):
     RANKS_KNOWN = "no operand lacks a rank that its reader tells"
     COMPOSITES_EXPANDED = "no composite operators but those with a kernel for the whole"
     SCANS_ALONG_FIRST_AXIS = "scans read and write along the first axis"
+    QUANTISED_INTEGER = "what lies between dequantisation and quantisation of 8 bits is computed on integers"
     BROADCASTS_LAZY = "no expansions that a pointwise reader makes by itself"
     LAYER_NORMS_FUSED = "formulas of layer normalisation are operators"
     GELUS_FUSED = "formulas of GELU are operators"

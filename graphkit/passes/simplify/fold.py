@@ -16,6 +16,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.quant.linear import DequantizeLinear
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, Rewrite, graph_pass
 from graphkit.passes.core.draws import is_random
@@ -30,8 +31,8 @@ SIZE_LIMIT = 1 << 20
 def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
     """Evaluate nodes of constant operands, and write known integer values as Constants.
 
-    Random operators, loops, and results that are larger than `size_limit` bytes and than their operands stay. A
-    node whose evaluation fails stays as well: it fails when it runs, if it ever does. Linear.
+    Random operators, loops, dequantised weights, and results that are larger than `size_limit` bytes and than their
+    operands stay. A node whose evaluation fails stays as well: it fails when it runs, if it ever does. Linear.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
@@ -91,7 +92,8 @@ def _on_constants(node: Node) -> bool:
 
 def _foldable(node: Node, size_limit: int) -> bool:
     """Whether a node on constants has results that may be constants."""
-    if node.op.subgraphs():
+    # Weights that are stored in few bits stay so.
+    if node.op.subgraphs() or isinstance(node.op, DequantizeLinear):
         return False
     if not all(isinstance(v.type, TensorType) for v in node.outputs):
         return False

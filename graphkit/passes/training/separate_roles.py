@@ -20,6 +20,8 @@ SETTINGS: Mapping[str, frozenset[int]] = {
     "Pad": frozenset({2}),
     "QuantizeLinear": frozenset({1}),
     "DequantizeLinear": frozenset({1}),
+    "QLinearConv": frozenset({1, 4, 6}),
+    "QLinearMatMul": frozenset({1, 4, 6}),
     "Range": frozenset({0, 1, 2}),
     "Resize": frozenset({1, 2}),
     "NonMaxSuppression": frozenset({3, 4}),

@@ -1,0 +1,96 @@
+"""Operators that only move elements, or choose among them, on integers in the place of floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.graph import Node, Value
+from graphkit.ops import F, Op, operator
+from graphkit.ops.image.resize import Resize
+from graphkit.passes.core.match import array_of, is_op
+from graphkit.passes.core.sweep import Readers
+from graphkit.passes.quantise.match import Quantised, dequantised
+
+# What moves the elements of its first operand and makes none that was not there.
+_MOVES = (
+    "DepthToSpace", "Flatten", "Gather", "GatherElements", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze",
+    "Transpose", "Unsqueeze",
+)  # fmt: skip
+# What chooses the largest ones: that, too, where larger integers stand for larger numbers.
+_CHOICES = ("MaxPool",)
+MOVES = frozenset({*_MOVES, *_CHOICES, "Concat", "Pad", "Resize"})
+
+
+def is_move(node: Node) -> bool:
+    """Whether the node moves the elements of its first operand alone, whatever they are."""
+    if is_op(node, "Resize"):
+        return _is_nearest(node)
+    return is_op(node, *_MOVES)
+
+
+def _is_nearest(node: Node) -> bool:
+    op = operator(node, Resize)
+    return op.mode == "nearest" and op.coordinate_transformation_mode != "tf_crop_and_resize"
+
+
+def moved_integers(node: Node) -> Sequence[Value] | None:
+    """A move of dequantised values as the dequantisation of moved integers."""
+    if is_op(node, "Concat"):
+        return _joined(node)
+    given = dequantised(node.inputs[0])
+    if given is None or given.axis is not None or not _commutes(node, given):
+        return None
+    operands: list[Value | None] = [given.x, *node.inputs[1:]]
+    if is_op(node, "Pad"):
+        operands = [*operands, None, None][:4]
+        operands[2] = F.reshape(given.zero, np.zeros(0, np.int64))
+    while operands[-1] is None:
+        operands.pop()
+    try:
+        moved = Node(node.op, operands, node.name, node.meta)
+    except TypeMismatch:  # the standard does not have the operator for these integers
+        return None
+    floats = [v for v in moved.outputs if v.dtype is given.x.dtype]
+    restored = {v: F.dequantize_linear(v, given.scale, given.zero) for v in floats}
+    return [restored.get(v, v) for v in moved.outputs]
+
+
+def _commutes(node: Node, given: Quantised) -> bool:
+    if is_op(node, *_CHOICES):
+        return given.known_scale is not None
+    if is_op(node, "Pad"):
+        fill = node.inputs[2] if len(node.inputs) > 2 else None
+        known = None if fill is None else array_of(fill)
+        return getattr(node.op, "mode", "") != "constant" or fill is None or (known is not None and not known.any())
+    return is_move(node)
+
+
+def _joined(node: Node) -> Sequence[Value] | None:
+    given = [dequantised(v) for v in node.inputs]
+    known = [g for g in given if g is not None]
+    if len(known) < len(given) or any(not g.same_parameters(known[0]) for g in known):
+        return None
+    joined = Node(node.op, [g.x for g in known], node.name, node.meta).output
+    return [F.dequantize_linear(joined, known[0].scale, known[0].zero)]
+
+
+def before_moves(value: Value, readers: Readers) -> tuple[Value, list[Node]]:
+    """What there was before moves whose only reader is the next one, and the moves, the last one first."""
+    moves: list[Node] = []
+    while (node := value.node) is not None and len(node.outputs) == 1 and is_move(node) and readers.sole(value):
+        source = node.inputs[0]
+        assert source is not None
+        moves.append(node)
+        value = source
+    return value, moves
+
+
+def moved(value: Value, moves: list[Node]) -> Value:
+    """The value after the moves, the last one first."""
+    for node in reversed(moves):
+        operands = [value, *node.inputs[1:]]
+        value = Node(operator(node, Op), operands, node.name, node.meta).output
+    return value
