@@ -111,7 +111,10 @@ void columns_of(const IntegerBlock& block) {
     const std::int64_t vectors = (block.columns + kSums - 1) / kSums;
     std::int64_t at = 0;
     if (block.zeros != nullptr) {
-        for (; at < vectors; ++at) {
+        for (; at + 2 <= vectors; at += 2) {
+            rows_of<Products, 2, true, Result>(block, at * kSums, Rows);
+        }
+        if (at < vectors) {
             rows_of<Products, 1, true, Result>(block, at * kSums, Rows);
         }
         return;

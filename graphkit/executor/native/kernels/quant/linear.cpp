@@ -159,6 +159,9 @@ class DynamicQuantize final : public Kernel {
     explicit DynamicQuantize(const NodeSpec& node) : Kernel("DynamicQuantizeLinear", node.threads) {
         inputs_ = {node.input(0).tensor};
         outputs_ = node.outputs;
+        for (TensorSpec& output : outputs_) {
+            output.optional = true;
+        }
         if (inputs_[0].type != ElementType::f32) {
             throw Unsupported(describe() + ": no kernel for this type");
         }
@@ -255,17 +258,14 @@ BinaryRow QuantisedBinary::row_of(const void* const* inputs) const {
     if (adds_) {
         row.a_factor = scale(1) / scale(6);
         row.b_factor = scale(4) / scale(6);
-        const float of_a = row.a_factor * static_cast<float>(zero(2));
         const float of_b = row.b_factor * static_cast<float>(zero(5));
-        row.fixed = static_cast<float>(zero(7)) - (of_a + of_b);
+        row.fixed = static_cast<float>(zero(7)) - std::fma(row.a_factor, static_cast<float>(zero(2)), of_b);
     } else {
         const float factor = scale(1) * scale(4);
         row.a_factor = factor / scale(6);
         row.a_zero = zero(2);
         row.b_zero = zero(5);
-        row.zero = zero(7);
-        row.low -= static_cast<float>(row.zero);
-        row.high -= static_cast<float>(row.zero);
+        row.fixed = static_cast<float>(zero(7));
     }
     row.a_single = of_a_.back() == 0;
     row.b_single = of_b_.back() == 0;

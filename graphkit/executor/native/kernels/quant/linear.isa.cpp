@@ -121,23 +121,36 @@ inline void binary(const std::uint8_t* a, const std::uint8_t* b, std::int64_t co
     over(count, [&](std::int64_t i, std::int64_t n) {
         const Sums left = row.a_single ? splat(one_a[0]) : bytes_at(a + i, n, row.flip);
         const Sums right = row.b_single ? splat(one_b[0]) : bytes_at(b + i, n, row.flip);
-        const Sums whole = nearest(bounded(combine(left, right), row.low, row.high)) + splat(row.zero);
-        store_bytes(y + i, whole, n);
+        store_bytes(y + i, nearest(bounded(combine(left, right), row.low, row.high)), n);
     });
+}
+
+// a * b + c, rounded once.
+inline Reals fused(Reals a, Reals b, Reals c) {
+#if defined(__AVX512F__)
+    return bit_cast<Reals>(_mm512_fmadd_ps(bit_cast<__m512>(a), bit_cast<__m512>(b), bit_cast<__m512>(c)));
+#elif defined(__FMA__)
+    return bit_cast<Reals>(_mm256_fmadd_ps(bit_cast<__m256>(a), bit_cast<__m256>(b), bit_cast<__m256>(c)));
+#else
+    // In float64 the product is exact.
+    using Wide = typename VectorOf<double, 2 * kVectorBytes>::type;
+    const Wide sum = __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide) + __builtin_convertvector(c, Wide);
+    return __builtin_convertvector(sum, Reals);
+#endif
 }
 
 void add(const std::uint8_t* a, const std::uint8_t* b, std::int64_t count, const BinaryRow& row, std::uint8_t* y) {
     const Reals fixed = splat(row.fixed), of_a = splat(row.a_factor), of_b = splat(row.b_factor);
     binary(a, b, count, row, y,
-           [&](Sums left, Sums right) { return (fixed + as_reals(left) * of_a) + as_reals(right) * of_b; });
+           [&](Sums left, Sums right) { return fused(as_reals(left), of_a, fused(as_reals(right), of_b, fixed)); });
 }
 
 void multiply(const std::uint8_t* a, const std::uint8_t* b, std::int64_t count, const BinaryRow& row,
               std::uint8_t* y) {
     const Sums zero_a = splat(row.a_zero), zero_b = splat(row.b_zero);
-    const Reals factor = splat(row.a_factor);
+    const Reals factor = splat(row.a_factor), fixed = splat(row.fixed);
     binary(a, b, count, row, y,
-           [&](Sums left, Sums right) { return as_reals((left - zero_a) * (right - zero_b)) * factor; });
+           [&](Sums left, Sums right) { return as_reals((left - zero_a) * (right - zero_b)) * factor + fixed; });
 }
 
 void add_bytes(const std::uint8_t* x, std::int64_t count, std::uint8_t flip, std::int32_t* sums) {

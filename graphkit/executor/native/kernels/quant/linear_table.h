@@ -17,12 +17,11 @@ struct LinearRow {
 
 // One side of a binary operation, and its result. See the operators QLinearAdd and QLinearMul.
 struct BinaryRow {
-    float a_factor, b_factor, fixed;          // of a sum
-    std::int32_t a_zero, b_zero;              // of a product, whose factor is a_factor
+    float a_factor, b_factor, fixed;  // a product has a_factor alone
+    std::int32_t a_zero, b_zero;      // of a product
     float low, high;
-    std::int32_t zero;
-    std::uint8_t flip;                        // 0x80 where bytes are signed
-    bool a_single, b_single;                  // one element for the whole row
+    std::uint8_t flip;                // 0x80 where bytes are signed
+    bool a_single, b_single;          // one element for the whole row
 };
 
 // Results have the integers 8 bits unsigned, signed, 16 bits unsigned, signed, 32 bits signed, in this order.
