@@ -1,5 +1,8 @@
 // Loops between numbers and the integers that stand for them. Compiled without contraction: products are rounded before
 // they are added, as in the operators' definitions.
+#include <limits>
+#include <type_traits>
+
 #include "kernels/quant/byte_lanes.h"
 #include "kernels/quant/linear_table.h"
 
@@ -14,6 +17,29 @@ constexpr float kMost = static_cast<float>(std::numeric_limits<T>::max());
 template <typename T>
 using Narrow = typename VectorOf<T, static_cast<int>(kSums * sizeof(T))>::type;
 
+// Vectors of narrower integers, widened. The compiler's own conversion goes element by element.
+template <typename T>
+inline Sums widened(Narrow<T> v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 1) {
+        const auto raw = bit_cast<__m128i>(v);
+        return bit_cast<Sums>(std::is_signed_v<T> ? _mm512_cvtepi8_epi32(raw) : _mm512_cvtepu8_epi32(raw));
+    } else if constexpr (sizeof(T) == 2) {
+        const auto raw = bit_cast<__m256i>(v);
+        return bit_cast<Sums>(std::is_signed_v<T> ? _mm512_cvtepi16_epi32(raw) : _mm512_cvtepu16_epi32(raw));
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 1) {
+        const __m128i raw = _mm_cvtsi64_si128(bit_cast<std::int64_t>(v));
+        return bit_cast<Sums>(std::is_signed_v<T> ? _mm256_cvtepi8_epi32(raw) : _mm256_cvtepu8_epi32(raw));
+    } else if constexpr (sizeof(T) == 2) {
+        const auto raw = bit_cast<__m128i>(v);
+        return bit_cast<Sums>(std::is_signed_v<T> ? _mm256_cvtepi16_epi32(raw) : _mm256_cvtepu16_epi32(raw));
+    }
+#endif
+    return __builtin_convertvector(v, Sums);
+}
+
 template <typename T>
 inline Sums widen(const T* from, std::int64_t count) {
     Narrow<T> v = {};
@@ -22,7 +48,7 @@ inline Sums widen(const T* from, std::int64_t count) {
     } else {
         std::memcpy(&v, from, static_cast<std::size_t>(count) * sizeof(T));
     }
-    return __builtin_convertvector(v, Sums);
+    return widened<T>(v);
 }
 
 template <typename T>
