@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/quant/integer_table.h"
 #include "simd/vector.h"
 
 #if defined(__SSE2__)
@@ -94,10 +95,20 @@ inline Reals bounded(Reals v, float low, float high) {
     return min_of<float>(max_of<float>(splat(low), v), splat(high));
 }
 
+// Integers near numbers that are at most `high`; NaN and what int32 does not have are its least one.
+inline Sums nearest_below(Reals v, float high) {
+    return nearest(min_of<float>(v, splat(high)));
+}
+
 // The low byte of the first `count` lanes.
 inline void store_bytes(std::uint8_t* to, Sums v, std::int64_t count) {
 #if defined(__AVX512F__)
-    _mm512_mask_cvtepi32_storeu_epi8(to, static_cast<__mmask16>((1U << count) - 1U), bit_cast<__m512i>(v));
+    const __m128i narrow = _mm512_cvtepi32_epi8(bit_cast<__m512i>(v));
+    if (count >= kSums) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrow);
+    } else {
+        _mm_mask_storeu_epi8(to, static_cast<__mmask16>((1U << count) - 1U), narrow);
+    }
 #elif defined(__AVX2__)
     const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
                                            -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
@@ -116,6 +127,43 @@ inline void store_bytes(std::uint8_t* to, Sums v, std::int64_t count) {
     }
 #endif
 }
+
+// One vector of such integers as bytes: plus the zero point, within the bounds.
+inline void store_rounded(std::uint8_t* to, Sums v, const ByteResult& bytes, std::int64_t count) {
+    const std::int32_t least = (bytes.is_signed ? -128 : 0) - bytes.zero;
+    store_bytes(to, (v < least ? splat(least) : v) + bytes.zero, count);
+}
+
+#if defined(__AVX512F__)
+// Four vectors of such integers, side by side in memory, or two, of which the first `count` are stored.
+template <int Vectors>
+inline void store_rounded(std::uint8_t* to, const Sums (&v)[Vectors], const ByteResult& bytes, std::int64_t count) {
+    const int shift = bytes.is_signed ? 128 : 0;
+    const __m512i zero = _mm512_set1_epi16(static_cast<short>(bytes.zero + shift));
+    const __m512i flip = _mm512_set1_epi8(static_cast<char>(shift));
+    const auto pair = [&](int first) {
+        const __m512i words = _mm512_packs_epi32(bit_cast<__m512i>(v[first]), bit_cast<__m512i>(v[first + 1]));
+        return _mm512_adds_epi16(words, zero);
+    };
+    const __m512i low = pair(0);
+    const __m512i high = Vectors == 4 ? pair(Vectors - 2) : low;
+    const __m512i mixed = _mm512_xor_si512(_mm512_packus_epi16(low, high), flip);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i ordered = _mm512_permutexvar_epi32(order, mixed);
+    if constexpr (Vectors == 4) {
+        if (count >= 64) {
+            _mm512_storeu_si512(to, ordered);
+        } else {
+            _mm512_mask_storeu_epi8(to, (std::uint64_t{1} << count) - 1, ordered);
+        }
+    } else if (count >= 32) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(ordered));
+    } else {
+        _mm256_mask_storeu_epi8(to, static_cast<__mmask32>((std::uint64_t{1} << count) - 1),
+                                _mm512_castsi512_si256(ordered));
+    }
+}
+#endif
 
 inline void store_sums(std::int32_t* to, Sums v, std::int64_t count) {
     if (count >= kSums) {

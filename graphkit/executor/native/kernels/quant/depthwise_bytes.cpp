@@ -14,13 +14,23 @@ DepthwiseBytes::DepthwiseBytes(IntegerOperands operands, const TensorSpec& y, co
       geometry_(geometry),
       order_(std::move(order)),
       functions_(byte_filter_functions()),
-      dot_(has_dot_products() && functions_.dot_position != nullptr),
+      dot_(has_dot_products() && functions_.dot_filter != nullptr),
       pack_weights_(pack_weights),
       channels_(geometry.groups) {
     inputs_ = operands_.specs();
     outputs_ = {y};
     padded_ = (channels_ + functions_.block - 1) / functions_.block * functions_.block;
     tap_groups_ = (geometry_.taps + kTerms - 1) / kTerms;
+    const IntegerGeometry& g = geometry_;
+    const std::int64_t reach = (g.kernel[2] - 1) * g.dilation[2];
+    const auto starts_inside = [&](std::int64_t at) {
+        const std::int64_t start = at * g.stride[2] - g.pad[2];
+        return start >= 0 && start + reach < g.input[2];
+    };
+    for (; inner_begin_ < g.output[2] && !starts_inside(inner_begin_); ++inner_begin_) {
+    }
+    for (inner_end_ = inner_begin_; inner_end_ < g.output[2] && starts_inside(inner_end_); ++inner_end_) {
+    }
     plan_ = {1, channels_, padded_, geometry_.taps, false, 1.0F};
     const auto bytes_of = [](const TensorSpec& spec) { return aligned(static_cast<std::size_t>(count(spec.shape))); };
     const auto row = static_cast<std::size_t>(channels_);
@@ -55,19 +65,27 @@ std::string DepthwiseBytes::implementation() const {
     return std::string("depthwise bytes:") + isa_name() + (dot_ ? "_vnni" : "");
 }
 
+// The channel at a place of the padded ones: those of a last block of half the size, or less, are there twice.
+std::int64_t DepthwiseBytes::channel_at(std::int64_t at) const {
+    const std::int64_t half = functions_.block / 2;
+    const std::int64_t begin = padded_ - functions_.block;
+    return channels_ - begin <= half && at >= begin + half ? at - half : at;
+}
+
 void DepthwiseBytes::pack(int, const void* plain, void* packed) const {
     const auto* w = static_cast<const std::int8_t*>(plain);
     auto* sums = static_cast<std::int32_t*>(packed);
     std::memset(packed, 0, packed_bytes(0));
     auto* to = static_cast<std::int8_t*>(packed) + aligned(static_cast<std::size_t>(padded_) * sizeof(std::int32_t));
     const std::int64_t block = functions_.block;
-    for (std::int64_t c = 0; c < channels_; ++c) {
-        const std::int64_t place = byte_filter_place(c % block, block);
-        for (std::int64_t t = 0; t < geometry_.taps; ++t) {
+    for (std::int64_t at = 0; at < padded_; ++at) {
+        const std::int64_t c = channel_at(at);
+        const std::int64_t place = byte_filter_place(at % block, block);
+        for (std::int64_t t = 0; c < channels_ && t < geometry_.taps; ++t) {
             const auto value = static_cast<std::int8_t>(w[c * geometry_.taps + t] ^ operands_.w_flip());
-            const std::int64_t group = c / block * tap_groups_ + t / kTerms;
+            const std::int64_t group = at / block * tap_groups_ + t / kTerms;
             to[(group * block + place) * kTerms + t % kTerms] = value;
-            sums[c] += value;
+            sums[c] += at == c ? value : 0;
         }
     }
 }
@@ -83,7 +101,7 @@ void DepthwiseBytes::place_numbers(ColumnNumbers& numbers, std::byte* placed) co
         }
         auto* moved = reinterpret_cast<T*>(to);
         for (std::int64_t c = 0; c < padded_; ++c) {
-            moved[c / block * block + byte_filter_place(c % block, block)] = from[c];
+            moved[c / block * block + byte_filter_place(c % block, block)] = from[channel_at(c)];
         }
         from = moved;
     };
@@ -121,26 +139,53 @@ void DepthwiseBytes::run(const void* const* inputs, void* const* outputs, std::b
     block.zeros = numbers.zeros;
     block.factors = numbers.factors;
     block.sums = type == ElementType::i32;
-    block.low = numbers.low;
-    block.high = numbers.high;
-    block.zero = numbers.y_zero;
+    block.bytes = numbers.bytes;
+    block.x_step = geometry_.stride[2] * channels_;
     std::byte* y = order_.y ? scratch + scratch_.y : static_cast<std::byte*>(outputs[0]);
-    const auto y_row = channels_ * static_cast<std::int64_t>(size_of(type));
-    const double cost = 10 + 0.03 * static_cast<double>(padded_ * geometry_.taps);
-    parallel_for(threads(), geometry_.rows, cost, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t length = geometry_.output[2];
+    const auto y_line = length * channels_ * static_cast<std::int64_t>(size_of(type));
+    const double cost = 20 + 0.02 * static_cast<double>(length * padded_ * geometry_.taps) / 2;
+    parallel_for(threads(), geometry_.rows / length, cost, [&](std::int64_t begin, std::int64_t end) {
         std::byte* own = scratch + scratch_.threads + scratch_.of_thread * static_cast<std::size_t>(thread_number());
-        auto** taps = reinterpret_cast<const std::uint8_t**>(own);
         ByteFilterBlock mine = block;
-        mine.taps = taps;
-        for (std::int64_t at = begin; at < end; ++at) {
-            window_rows(geometry_, static_cast<const std::uint8_t*>(x), padding, at, 1, 0, 1, taps);
-            mine.y = y + at * y_row;
-            (dot_ ? functions_.dot_position : functions_.position)(mine);
+        mine.taps = reinterpret_cast<const std::uint8_t**>(own);
+        for (std::int64_t line = begin; line < end; ++line) {
+            mine.y = y + line * y_line;
+            filter_line(mine, static_cast<const std::uint8_t*>(x), padding, line, reinterpret_cast<const std::uint8_t**>(own));
         }
     });
     if (order_.y) {
         order_.y->run(threads(), y, outputs[0]);
     }
+}
+
+// The positions of a line: those in the middle at once, whose taps are one step apart.
+void DepthwiseBytes::filter_line(ByteFilterBlock& block, const std::uint8_t* x, const std::uint8_t* padding,
+                                 std::int64_t line, const std::uint8_t** taps) const {
+    const std::int64_t length = geometry_.output[2];
+    auto* y = static_cast<std::byte*>(block.y);
+    const std::int64_t row = channels_ * (block.sums ? 4 : 1);
+    for (std::int64_t at = 0; at < length;) {
+        const bool inner = at >= inner_begin_ && at < inner_end_ && lies_inside(line);
+        block.positions = inner ? inner_end_ - at : 1;
+        window_rows(geometry_, x, padding, line * length + at, 1, 0, 1, taps);
+        block.y = y + at * row;
+        (dot_ ? functions_.dot_filter : functions_.filter)(block);
+        at += block.positions;
+    }
+}
+
+// Whether the taps of a line are all inside of x along the other axes.
+bool DepthwiseBytes::lies_inside(std::int64_t line) const {
+    const IntegerGeometry& g = geometry_;
+    for (int axis = 1; axis >= 0; --axis) {
+        const std::int64_t start = line % g.output[axis] * g.stride[axis] - g.pad[axis];
+        if (start < 0 || start + (g.kernel[axis] - 1) * g.dilation[axis] >= g.input[axis]) {
+            return false;
+        }
+        line /= g.output[axis];
+    }
+    return true;
 }
 
 }  // namespace graphkit

@@ -5,28 +5,29 @@
 
 namespace graphkit {
 
-// Of one position, `blocks` blocks of kVectorBytes channels, the last of which may have fewer. Arrays of channels have
-// them in the order of the sums: see ByteFilterFunctions::place.
+// Of positions side by side, whose taps are all inside of x or padding; blocks of channels, the last of which may have
+// fewer. Arrays of channels have them in the order of the sums: see byte_filter_place. Where a block has at most half as
+// many channels, its other half is the same ones again, for the position next to it.
 struct ByteFilterBlock {
-    const std::uint8_t* const* taps;
+    const std::uint8_t* const* taps;  // of the first position
     std::int64_t tap_count;
+    std::int64_t positions;
+    std::int64_t x_step;  // bytes from a position's taps to those of the next
     std::int64_t channels;
     std::uint8_t flip;
     const std::int8_t* weights;  // [blocks][groups of kTerms taps][4][lanes][kTerms]
     const std::int32_t* offsets;
-    const std::int32_t* zeros;   // null: all are zero
+    const std::int32_t* zeros;  // null: all are zero
     const float* factors;
     bool sums;  // the results are int32, not bytes
-    float low;
-    float high;
-    std::int32_t zero;
-    void* y;
+    ByteResult bytes;
+    void* y;  // [positions, channels]
 };
 
 struct ByteFilterFunctions {
     std::int64_t block;  // channels of a block
-    void (*position)(const ByteFilterBlock& block);
-    void (*dot_position)(const ByteFilterBlock& block);  // null where the set has no products of bytes
+    void (*filter)(const ByteFilterBlock& block);
+    void (*dot_filter)(const ByteFilterBlock& block);  // null where the set has no products of bytes
 };
 
 GRAPHKIT_ISA_TABLE(ByteFilterFunctions, byte_filter_functions);
@@ -56,6 +57,9 @@ class DepthwiseBytes final : public Kernel {
         std::size_t numbers, placed, padding, x, y, w, threads, of_thread, total;
     };
 
+    void filter_line(ByteFilterBlock& block, const std::uint8_t* x, const std::uint8_t* padding, std::int64_t line, const std::uint8_t** taps) const;
+    bool lies_inside(std::int64_t line) const;
+    std::int64_t channel_at(std::int64_t at) const;
     void place_numbers(ColumnNumbers& numbers, std::byte* placed) const;
 
     IntegerOperands operands_;
@@ -68,6 +72,9 @@ class DepthwiseBytes final : public Kernel {
     std::int64_t channels_;
     std::int64_t padded_;
     std::int64_t tap_groups_;
+    // The positions of a line whose taps along it are all inside of x.
+    std::int64_t inner_begin_ = 0;
+    std::int64_t inner_end_ = 0;
     Scratch scratch_{};
 };
 

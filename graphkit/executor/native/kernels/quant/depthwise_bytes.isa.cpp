@@ -44,6 +44,7 @@ inline Raw low_pairs(Raw a, Raw b) { return _mm512_unpacklo_epi16(a, b); }
 inline Raw high_pairs(Raw a, Raw b) { return _mm512_unpackhi_epi16(a, b); }
 inline Raw halve(Raw a, Raw b) { return _mm512_packs_epi32(a, b); }
 inline Raw unsigned_bytes(Raw a, Raw b) { return _mm512_packus_epi16(a, b); }
+inline Raw add_words(Raw a, std::int32_t b) { return _mm512_adds_epi16(a, _mm512_set1_epi16(static_cast<short>(b))); }
 #elif defined(__AVX2__)
 using Raw = __m256i;
 inline Raw low_bytes(Raw a, Raw b) { return _mm256_unpacklo_epi8(a, b); }
@@ -52,6 +53,7 @@ inline Raw low_pairs(Raw a, Raw b) { return _mm256_unpacklo_epi16(a, b); }
 inline Raw high_pairs(Raw a, Raw b) { return _mm256_unpackhi_epi16(a, b); }
 inline Raw halve(Raw a, Raw b) { return _mm256_packs_epi32(a, b); }
 inline Raw unsigned_bytes(Raw a, Raw b) { return _mm256_packus_epi16(a, b); }
+inline Raw add_words(Raw a, std::int32_t b) { return _mm256_adds_epi16(a, _mm256_set1_epi16(static_cast<short>(b))); }
 #elif defined(__SSE2__)
 using Raw = __m128i;
 inline Raw low_bytes(Raw a, Raw b) { return _mm_unpacklo_epi8(a, b); }
@@ -60,6 +62,7 @@ inline Raw low_pairs(Raw a, Raw b) { return _mm_unpacklo_epi16(a, b); }
 inline Raw high_pairs(Raw a, Raw b) { return _mm_unpackhi_epi16(a, b); }
 inline Raw halve(Raw a, Raw b) { return _mm_packs_epi32(a, b); }
 inline Raw unsigned_bytes(Raw a, Raw b) { return _mm_packus_epi16(a, b); }
+inline Raw add_words(Raw a, std::int32_t b) { return _mm_adds_epi16(a, _mm_set1_epi16(static_cast<short>(b))); }
 #endif
 
 // Bytes of four taps: those of each channel side by side.
@@ -84,75 +87,96 @@ inline void interleave(const Bytes (&taps)[4], Sums (&to)[4]) {
 #endif
 }
 
-// Numbers that bytes have, in the order of the channels. `flip` is 0x80 for signed bytes, which packing takes as
-// unsigned ones less 128.
-inline Bytes narrowed(const Sums (&from)[4], std::int32_t flip) {
+// Integers as nearest_below gives them, as bytes in the order of the channels.
+inline Bytes as_bytes(const Sums (&from)[4], const ByteResult& bytes) {
 #if defined(__SSE2__)
-    Raw raw[4];
-    for (int v = 0; v < 4; ++v) {
-        raw[v] = bit_cast<Raw>(from[v] + splat(flip));
-    }
-    const Raw packed = unsigned_bytes(halve(raw[0], raw[1]), halve(raw[2], raw[3]));
-    return bit_cast<Bytes>(packed) ^ static_cast<std::uint8_t>(flip);
+    const std::int32_t flip = bytes.is_signed ? 128 : 0;
+    const Raw low = add_words(halve(bit_cast<Raw>(from[0]), bit_cast<Raw>(from[1])), bytes.zero + flip);
+    const Raw high = add_words(halve(bit_cast<Raw>(from[2]), bit_cast<Raw>(from[3])), bytes.zero + flip);
+    return bit_cast<Bytes>(unsigned_bytes(low, high)) ^ static_cast<std::uint8_t>(flip);
 #else
-    static_cast<void>(flip);
+    const std::int32_t least = (bytes.is_signed ? -128 : 0) - bytes.zero;
     Bytes y;
     for (std::int64_t c = 0; c < kBlock; ++c) {
         const std::int64_t place = byte_filter_place(c, kBlock);
-        y[c] = static_cast<std::uint8_t>(from[place / kSums][place % kSums]);
+        const std::int32_t v = from[place / kSums][place % kSums];
+        y[c] = static_cast<std::uint8_t>((v < least ? least : v) + bytes.zero);
     }
     return y;
 #endif
 }
 
-template <bool Zeros>
-inline void finish(const ByteFilterBlock& block, std::int64_t first, const Sums (&totals)[4], const Sums (&bytes)[4]) {
-    const std::int64_t count = block.channels - first;
-    Sums results[4];
-    for (int v = 0; v < 4; ++v) {
-        const std::int64_t at = first + v * kSums;
-        Sums total = totals[v] + load(block.offsets + at);
-        if constexpr (Zeros) {
-            total -= bytes[v] * load(block.zeros + at);
-        }
-        if (!block.sums) {
-            const Reals product = as_reals(total) * load(block.factors + at);
-            total = nearest(bounded(product, block.low, block.high)) + splat(block.zero);
-        }
-        results[v] = total;
-    }
-    if (block.sums) {
-        auto* y = static_cast<std::int32_t*>(block.y) + first;
-        for (std::int64_t c = 0; c < kBlock && c < count; ++c) {
-            const std::int64_t place = byte_filter_place(c, kBlock);
-            y[c] = results[place / kSums][place % kSums];
-        }
-        return;
-    }
-    // The least result tells whether they are signed.
-    const std::int32_t flip = static_cast<std::int32_t>(block.low) + block.zero < 0 ? 0x80 : 0;
-    store_block(static_cast<std::uint8_t*>(block.y) + first, narrowed(results, flip), count);
-}
+// The bytes of one position, or of two, of up to half as many channels.
+struct One {
+    static constexpr std::int64_t kPositions = 1;
+    static Bytes read(const std::uint8_t* from, std::int64_t, std::int64_t count) { return load_bytes(from, count); }
+    static void write(std::uint8_t* to, std::int64_t, Bytes v, std::int64_t count) { store_block(to, v, count); }
+};
 
-template <typename Products, bool Zeros>
-void channels_of(const ByteFilterBlock& block) {
-    const std::int8_t* weights = block.weights;
+struct Two {
+    static constexpr std::int64_t kPositions = 2;
+    static Bytes read(const std::uint8_t* from, std::int64_t step, std::int64_t count) {
+#if defined(__AVX512F__)
+        const auto mask = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+        const __m256i low = _mm256_maskz_loadu_epi8(mask, from), high = _mm256_maskz_loadu_epi8(mask, from + step);
+        return bit_cast<Bytes>(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+#else
+        std::uint8_t both[kBlock] = {};
+        std::memcpy(both, from, static_cast<std::size_t>(count));
+        std::memcpy(both + kBlock / 2, from + step, static_cast<std::size_t>(count));
+        return load(both);
+#endif
+    }
+    static void write(std::uint8_t* to, std::int64_t step, Bytes v, std::int64_t count) {
+#if defined(__AVX512F__)
+        const auto mask = static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+        const auto raw = bit_cast<__m512i>(v);
+        _mm256_mask_storeu_epi8(to, mask, _mm512_castsi512_si256(raw));
+        _mm256_mask_storeu_epi8(to + step, mask, _mm512_extracti64x4_epi64(raw, 1));
+#else
+        std::uint8_t both[kBlock];
+        store(both, v);
+        std::memcpy(to, both, static_cast<std::size_t>(count));
+        std::memcpy(to + step, both + kBlock / 2, static_cast<std::size_t>(count));
+#endif
+    }
+};
+
+// Of one block: its parameters, and where they are.
+struct Channels {
+    std::int64_t first;
+    std::int64_t count;
+    const std::int8_t* weights;
+};
+
+// `Taps` are known when compiled, or 0.
+template <typename Products, typename Positions, bool Zeros, int Taps>
+void positions_of(const ByteFilterBlock& block, const Channels& channels, std::int64_t begin, std::int64_t end) {
+    const std::int64_t taps = Taps > 0 ? Taps : block.tap_count;
     const auto ones = Products::right(splat(0x01010101));
-    for (std::int64_t first = 0; first < block.channels; first += kBlock) {
-        const std::int64_t count = block.channels - first;
-        Sums totals[4] = {};
-        Sums bytes[4] = {};
-        for (std::int64_t tap = 0; tap < block.tap_count; tap += kTerms) {
-            Bytes taps[4] = {};
-            for (int t = 0; t < 4 && tap + t < block.tap_count; ++t) {
-                taps[t] = load_bytes(block.taps[tap + t] + first, count) ^ block.flip;
+    const std::int64_t first = channels.first;
+    for (std::int64_t p = begin; p < end; p += Positions::kPositions) {
+        Sums totals[4], bytes[4] = {};
+        for (int v = 0; v < 4; ++v) {
+            totals[v] = load(block.offsets + first + v * kSums);
+        }
+        const std::int8_t* weights = channels.weights;
+#pragma GCC unroll 3
+        for (std::int64_t tap = 0; tap < taps; tap += kTerms) {
+            Bytes rows[4] = {};
+#pragma GCC unroll 4
+            for (int t = 0; t < 4; ++t) {
+                if (tap + t < taps) {
+                    const std::uint8_t* from = block.taps[tap + t] + p * block.x_step + first;
+                    rows[t] = Positions::read(from, block.x_step, channels.count) ^ block.flip;
+                }
             }
             Sums mixed[4];
-            interleave(taps, mixed);
+            interleave(rows, mixed);
+#pragma GCC unroll 4
             for (int v = 0; v < 4; ++v) {
                 Sums w;
-                std::memcpy(&w, weights, sizeof w);
-                weights += sizeof w;
+                std::memcpy(&w, weights + (tap + v) * kBlock, sizeof w);
                 const auto x = Products::left(mixed[v]);
                 Products::add(totals[v], x, Products::right(w));
                 if constexpr (Zeros) {
@@ -160,16 +184,51 @@ void channels_of(const ByteFilterBlock& block) {
                 }
             }
         }
-        finish<Zeros>(block, first, totals, bytes);
+        if constexpr (Zeros) {
+            for (int v = 0; v < 4; ++v) {
+                totals[v] -= bytes[v] * load(block.zeros + first + v * kSums);
+            }
+        }
+        const std::int64_t at = p * block.channels + first;
+        if (block.sums) {
+            auto* y = static_cast<std::int32_t*>(block.y) + at;
+            for (std::int64_t c = 0; c < kBlock && c < channels.count; ++c) {
+                const std::int64_t place = byte_filter_place(c, kBlock);
+                y[c] = totals[place / kSums][place % kSums];
+            }
+            continue;
+        }
+        for (int v = 0; v < 4; ++v) {
+            const Reals product = as_reals(totals[v]) * load(block.factors + first + v * kSums);
+            totals[v] = nearest_below(product, block.bytes.high);
+        }
+        auto* y = static_cast<std::uint8_t*>(block.y) + at;
+        Positions::write(y, block.channels, as_bytes(totals, block.bytes), channels.count);
+    }
+}
+
+template <typename Products, bool Zeros, int Taps>
+void channels_of(const ByteFilterBlock& block) {
+    const std::int64_t groups = (block.tap_count + kTerms - 1) / kTerms;
+    for (std::int64_t first = 0; first < block.channels; first += kBlock) {
+        const Channels channels{first, block.channels - first, block.weights + first * groups * kTerms};
+        std::int64_t done = 0;
+        if (channels.count <= kBlock / 2 && !block.sums) {
+            done = block.positions / 2 * 2;
+            positions_of<Products, Two, Zeros, Taps>(block, channels, 0, done);
+        }
+        positions_of<Products, One, Zeros, Taps>(block, channels, done, block.positions);
     }
 }
 
 template <typename Products>
-void position(const ByteFilterBlock& block) {
+void filter(const ByteFilterBlock& block) {
     if (block.zeros != nullptr) {
-        channels_of<Products, true>(block);
+        channels_of<Products, true, 0>(block);
+    } else if (block.tap_count == 9) {
+        channels_of<Products, false, 9>(block);
     } else {
-        channels_of<Products, false>(block);
+        channels_of<Products, false, 0>(block);
     }
 }
 
@@ -177,9 +236,9 @@ void position(const ByteFilterBlock& block) {
 
 GRAPHKIT_ISA_DEFINE(ByteFilterFunctions, byte_filter_functions) = {
     kBlock,
-    position<WidenedProducts>,
+    filter<WidenedProducts>,
 #if defined(__AVX512F__)
-    position<DotProducts>,
+    filter<DotProducts>,
 #else
     nullptr,
 #endif

@@ -57,6 +57,7 @@ class ProductShape {
         g.w_group = terms_ * columns_;
         g.x_stride = terms_;
         g.y_stride = columns_;
+        g.shared = true;
         if (count(b_batch_) == 1) {
             g.rows = rows_ * count(a_batch_);
             g.x_begin = g.y_begin = {0};
@@ -157,6 +158,19 @@ IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const Window
     put_axes(window.dilations, g.dilation);
     put_axes(window.pads_begin, g.pad);
     g.rows = x[0] * g.output[0] * g.output[1] * g.output[2];
+    bool plain = g.taps == 1;
+    for (int axis = 0; axis < 3; ++axis) {
+        plain &= g.stride[axis] == 1 && g.pad[axis] == 0 && g.output[axis] == g.input[axis];
+    }
+    if (plain) {
+        // Windows of one element are rows.
+        g.windows = false;
+        for (std::int64_t group = 0; group < g.groups; ++group) {
+            g.x_begin.push_back(group * g.terms);
+            g.y_begin.push_back(group * g.columns);
+            g.w_matrix.push_back(group);
+        }
+    }
     return g;
 }
 

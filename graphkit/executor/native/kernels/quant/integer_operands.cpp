@@ -118,9 +118,9 @@ ColumnNumbers column_numbers(const IntegerOperands& operands, const ColumnPlan& 
     }
     made.zeros = has_zeros ? made.zeros : nullptr;
     made.bias = operands.has(Part::bias) ? made.bias : nullptr;
-    made.y_zero = zero(Part::y_zero, 0);
-    made.low = static_cast<float>((y == ElementType::i8 ? -128 : 0) - made.y_zero);
-    made.high = static_cast<float>((y == ElementType::i8 ? 127 : 255) - made.y_zero);
+    const bool is_signed = y == ElementType::i8;
+    const std::int32_t y_zero = zero(Part::y_zero, 0);
+    made.bytes = {static_cast<float>((is_signed ? 127 : 255) - y_zero), y_zero, is_signed};
     return made;
 }
 

@@ -65,9 +65,7 @@ struct ColumnNumbers {
     float* factors;
     float* bias;          // null: none
     std::uint8_t x_zero;  // as x has it
-    float low = 0;
-    float high = 0;
-    std::int32_t y_zero = 0;
+    ByteResult bytes{};
 };
 
 // The zero point and the scale of x where they are not operands but found in the run.

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "kernels/quant/linear_table.h"
-#include "runtime/bindings.h"
+#include "primitives/elements.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -19,42 +19,77 @@ std::int64_t rounded(std::int64_t value, std::int64_t to) {
 
 }  // namespace
 
-void window_rows(const IntegerGeometry& g, const std::uint8_t* x, const std::uint8_t* padding, std::int64_t first,
-                 std::int64_t count, std::int64_t row_step, std::int64_t tap_step, const std::uint8_t** rows) {
-    std::int64_t at[3];
-    std::int64_t image = first;
-    for (int axis = 2; axis >= 0; --axis) {
-        at[axis] = image % g.output[axis];
-        image /= g.output[axis];
-    }
-    for (std::int64_t r = 0; r < count; ++r) {
-        std::int64_t start[3];
-        bool inside = true;
-        for (int axis = 0; axis < 3; ++axis) {
-            start[axis] = at[axis] * g.stride[axis] - g.pad[axis];
-            inside &= start[axis] >= 0 && start[axis] + (g.kernel[axis] - 1) * g.dilation[axis] < g.input[axis];
+namespace {
+
+// The windows of a convolution one after the other.
+class WindowWalk {
+  public:
+    WindowWalk(const IntegerGeometry& geometry, std::int64_t first) : g_(geometry), image_(first) {
+        for (int axis = 2; axis >= 0; --axis) {
+            at_[axis] = image_ % g_.output[axis];
+            image_ /= g_.output[axis];
         }
-        const std::uint8_t** to = rows + r * row_step;
-        for (std::int64_t i = 0; i < g.kernel[0]; ++i) {
-            const std::int64_t deep = start[0] + i * g.dilation[0];
-            const bool in_depth = inside || (deep >= 0 && deep < g.input[0]);
-            for (std::int64_t j = 0; j < g.kernel[1]; ++j) {
-                const std::int64_t high = start[1] + j * g.dilation[1];
-                const bool in_line = inside || (in_depth && high >= 0 && high < g.input[1]);
-                const std::int64_t line = ((image * g.input[0] + deep) * g.input[1] + high) * g.input[2];
-                const std::uint8_t* from = x + (line + start[2]) * g.x_stride;
-                const std::int64_t step = g.dilation[2] * g.x_stride;
-                for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
-                    const std::int64_t wide = start[2] + k * g.dilation[2];
-                    *to = inside || (in_line && wide >= 0 && wide < g.input[2]) ? from + k * step : padding;
-                    to += tap_step;
-                }
+        place();
+    }
+
+    void next() {
+        for (int axis = 2; axis >= 0 && ++at_[axis] == g_.output[axis]; --axis) {
+            at_[axis] = 0;
+            image_ += axis == 0 ? 1 : 0;
+        }
+        place();
+    }
+
+    // Where the window begins along an axis.
+    std::int64_t start(int axis) const { return start_[axis]; }
+    bool is_inside() const { return inside_; }
+
+    // Calls body(the first tap of a line of the kernel, whether x has the line).
+    template <typename Body>
+    void for_each_line(Body&& body, const std::uint8_t* x) const {
+        for (std::int64_t i = 0; i < g_.kernel[0]; ++i) {
+            const std::int64_t deep = start_[0] + i * g_.dilation[0];
+            for (std::int64_t j = 0; j < g_.kernel[1]; ++j) {
+                const std::int64_t high = start_[1] + j * g_.dilation[1];
+                const bool there = inside_ || (deep >= 0 && deep < g_.input[0] && high >= 0 && high < g_.input[1]);
+                const std::int64_t line = ((image_ * g_.input[0] + deep) * g_.input[1] + high) * g_.input[2];
+                body(x + (line + start_[2]) * g_.x_stride, there);
             }
         }
-        for (int axis = 2; axis >= 0 && ++at[axis] == g.output[axis]; --axis) {
-            at[axis] = 0;
-            image += axis == 0 ? 1 : 0;
+    }
+
+  private:
+    void place() {
+        inside_ = true;
+        for (int axis = 0; axis < 3; ++axis) {
+            start_[axis] = at_[axis] * g_.stride[axis] - g_.pad[axis];
+            inside_ &= start_[axis] >= 0 && start_[axis] + (g_.kernel[axis] - 1) * g_.dilation[axis] < g_.input[axis];
         }
+    }
+
+    const IntegerGeometry& g_;
+    std::int64_t image_;
+    std::int64_t at_[3];
+    std::int64_t start_[3];
+    bool inside_ = false;
+};
+
+}  // namespace
+
+void window_rows(const IntegerGeometry& g, const std::uint8_t* x, const std::uint8_t* padding, std::int64_t first,
+                 std::int64_t count, std::int64_t row_step, std::int64_t tap_step, const std::uint8_t** rows) {
+    const std::int64_t step = g.dilation[2] * g.x_stride;
+    WindowWalk walk(g, first);
+    for (std::int64_t r = 0; r < count; ++r, walk.next()) {
+        const std::uint8_t** to = rows + r * row_step;
+        walk.for_each_line([&](const std::uint8_t* line, bool in_line) {
+            for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+                const std::int64_t wide = walk.start(2) + k * g.dilation[2];
+                const bool inside = walk.is_inside() || (in_line && wide >= 0 && wide < g.input[2]);
+                *to = inside ? line + k * step : padding;
+                to += tap_step;
+            }
+        }, x);
     }
 }
 
@@ -82,13 +117,13 @@ IntegerProduct::IntegerProduct(const char* name, IntegerOperands operands, const
     inputs_ = operands_.specs();
     outputs_ = {y};
     const IntegerGeometry& g = geometry_;
-    plan_ = {g.groups, g.columns, rounded(g.columns, functions_.lanes), g.taps * g.terms, !g.windows, alpha};
+    plan_ = {g.groups, g.columns, rounded(g.columns, functions_.lanes), g.taps * g.terms, g.shared, alpha};
     walk_taps_ = gathers_ ? 1 : g.taps;
     quads_ = gathers_ ? rounded(g.taps * g.terms, kTerms) / kTerms : g.terms / kTerms;
     const std::int64_t fitting = kBlockBytes / std::max<std::int64_t>(panel_bytes(), 1) / 4 * 4;
     block_columns_ = std::max<std::int64_t>(fitting, 4) * functions_.lanes;
     blocks_ = (g.columns + block_columns_ - 1) / block_columns_;
-    tiles_ = (g.rows + kTileRows - 1) / kTileRows;
+    strips_ = (g.rows + kBlockRows - 1) / kBlockRows;
     parts_ = g.x_begin.empty() ? g.groups : static_cast<std::int64_t>(g.x_begin.size());
     lay_out();
 }
@@ -102,9 +137,9 @@ void IntegerProduct::lay_out() {
     s.y = s.x + (order_.x || dynamic_ ? bytes_of(inputs_[static_cast<std::size_t>(operands_.place(Part::x))]) : 0);
     s.w = s.y + (order_.y ? bytes_of(outputs_[0]) * size_of(outputs_[0].type) : 0);
     s.threads = s.w + (pack_weights_ ? 0 : packed_bytes(operands_.place(Part::w)));
-    const auto pointers = static_cast<std::size_t>(geometry_.taps * kTileRows) * sizeof(void*);
-    const auto gathered = gathers_ ? static_cast<std::size_t>(kTileRows * quads_ * kTerms) : 0;
-    s.of_thread = aligned(pointers) + aligned(gathered) + aligned(kTileRows * sizeof(void*));
+    const auto pointers = static_cast<std::size_t>(geometry_.taps * kBlockRows) * sizeof(void*);
+    const auto gathered = gathers_ ? static_cast<std::size_t>(kBlockRows * quads_ * kTerms) : 0;
+    s.of_thread = aligned(pointers) + aligned(gathered) + aligned(kBlockRows * sizeof(void*));
     s.total = s.threads + s.of_thread * static_cast<std::size_t>(threads());
 }
 
@@ -196,10 +231,10 @@ void IntegerProduct::run(const void* const* inputs, void* const* outputs, std::b
     std::memset(padding, run.numbers.x_zero, static_cast<std::size_t>(geometry_.terms + kTerms));
     run.padding = padding;
     run.y = order_.y ? scratch + scratch_.y : static_cast<std::byte*>(outputs[0]);
-    parallel_for(threads(), parts_ * blocks_ * tiles_, nanoseconds(), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(threads(), parts_ * blocks_ * strips_, nanoseconds(), [&](std::int64_t begin, std::int64_t end) {
         std::byte* own = scratch + scratch_.threads + scratch_.of_thread * static_cast<std::size_t>(thread_number());
         for (std::int64_t item = begin; item < end; ++item) {
-            tile(run, item, own);
+            block(run, item, own);
         }
     });
     if (order_.y) {
@@ -210,27 +245,29 @@ void IntegerProduct::run(const void* const* inputs, void* const* outputs, std::b
 // Of one item of the loop: a tile of rows with the columns of a block.
 double IntegerProduct::nanoseconds() const {
     const double products = static_cast<double>(std::min(block_columns_, plan_.padded) * walk_taps_ * quads_ * kTerms) *
-                            static_cast<double>(std::min(kTileRows, geometry_.rows));
+                            static_cast<double>(std::min(kBlockRows, geometry_.rows));
     return 10 + products / (dot_ ? 150 : 4 * static_cast<double>(functions_.lanes));
 }
 
-void IntegerProduct::tile(const Run& run, std::int64_t item, std::byte* own) const {
+void IntegerProduct::block(const Run& run, std::int64_t item, std::byte* own) const {
     const IntegerGeometry& g = geometry_;
-    const std::int64_t part = item / (blocks_ * tiles_);
-    const std::int64_t column = item / tiles_ % blocks_ * block_columns_;
-    const std::int64_t first = item % tiles_ * kTileRows;
-    const std::int64_t rows = std::min(kTileRows, g.rows - first);
+    const std::int64_t part = item / (blocks_ * strips_);
+    const std::int64_t column = item / strips_ % blocks_ * block_columns_;
+    const std::int64_t first = item % strips_ * kBlockRows;
+    const std::int64_t rows = std::min(kBlockRows, g.rows - first);
     const std::int64_t matrix = g.w_matrix.empty() ? part : g.w_matrix[static_cast<std::size_t>(part)];
     auto** pointers = reinterpret_cast<const std::uint8_t**>(own);
-    if (g.windows) {
-        window_rows(g, run.x + part * g.terms, run.padding, first, rows, 1, kTileRows, pointers);
+    if (g.windows && gathers_) {
+        gather_windows(run, part, first, rows, own);
+    } else if (g.windows) {
+        window_rows(g, run.x + part * g.terms, run.padding, first, rows, 1, kBlockRows, pointers);
     } else {
         const std::uint8_t* x = run.x + g.x_begin[static_cast<std::size_t>(part)] + first * g.x_stride;
         for (std::int64_t r = 0; r < rows; ++r) {
             pointers[r] = x + r * g.x_stride;
         }
     }
-    if (gathers_) {
+    if (gathers_ && !g.windows) {
         gather(pointers, rows, own);
     }
     const std::int64_t begin = g.y_begin.empty() ? part * g.columns : g.y_begin[static_cast<std::size_t>(part)];
@@ -238,9 +275,7 @@ void IntegerProduct::tile(const Run& run, std::int64_t item, std::byte* own) con
     const std::int64_t at = matrix * plan_.padded + column;
     const ColumnNumbers& n = run.numbers;
     IntegerBlock block{};
-    block.rows = gathers_ ? reinterpret_cast<const std::uint8_t**>(own + scratch_.of_thread -
-                                                                   aligned(kTileRows * sizeof(void*)))
-                          : pointers;
+    block.rows = gathers_ ? reinterpret_cast<const std::uint8_t**>(gathered_pointers(own)) : pointers;
     block.row_count = rows;
     block.taps = walk_taps_;
     block.quads = quads_;
@@ -254,9 +289,7 @@ void IntegerProduct::tile(const Run& run, std::int64_t item, std::byte* own) con
     block.result = type == ElementType::i32   ? IntegerResult::sums
                    : type == ElementType::f32 ? IntegerResult::reals
                                               : IntegerResult::bytes;
-    block.low = n.low;
-    block.high = n.high;
-    block.zero = n.y_zero;
+    block.bytes = n.bytes;
     block.y = run.y + (begin + first * g.y_stride + column) * static_cast<std::int64_t>(size_of(type));
     block.stride = g.y_stride;
     (dot_ ? functions_.dot_product : functions_.product)(block);
@@ -264,28 +297,47 @@ void IntegerProduct::tile(const Run& run, std::int64_t item, std::byte* own) con
 
 // Rows of all taps' terms, one after the other, and what makes them whole groups of four.
 void IntegerProduct::gather(const std::uint8_t** rows, std::int64_t count, std::byte* own) const {
-    const IntegerGeometry& g = geometry_;
     const std::int64_t length = quads_ * kTerms;
-    const auto pointers = aligned(static_cast<std::size_t>(g.taps * kTileRows) * sizeof(void*));
+    const auto pointers = aligned(static_cast<std::size_t>(geometry_.taps * kBlockRows) * sizeof(void*));
     auto* gathered = reinterpret_cast<std::uint8_t*>(own + pointers);
-    auto** made =
-        reinterpret_cast<const std::uint8_t**>(own + scratch_.of_thread - aligned(kTileRows * sizeof(void*)));
+    auto** made = reinterpret_cast<const std::uint8_t**>(gathered_pointers(own));
     for (std::int64_t r = 0; r < count; ++r) {
         std::uint8_t* to = gathered + r * length;
         made[r] = to;
-        std::int64_t tap = 0;
-        while (tap < g.taps) {
-            // Taps that lie side by side are one piece.
-            const std::uint8_t* from = rows[tap * kTileRows + r];
-            std::int64_t next = tap + 1;
-            while (next < g.taps && rows[next * kTileRows + r] == from + (next - tap) * g.terms) {
-                ++next;
+        std::memcpy(to, rows[r], static_cast<std::size_t>(geometry_.terms));
+        std::memset(to + geometry_.terms, operands_.x_flip(), static_cast<std::size_t>(length - geometry_.terms));
+    }
+}
+
+void IntegerProduct::gather_windows(const Run& run, std::int64_t group, std::int64_t first, std::int64_t count,
+                                    std::byte* own) const {
+    const IntegerGeometry& g = geometry_;
+    const std::int64_t length = quads_ * kTerms;
+    const auto pointers = aligned(static_cast<std::size_t>(g.taps * kBlockRows) * sizeof(void*));
+    auto* gathered = reinterpret_cast<std::uint8_t*>(own + pointers);
+    auto** made = reinterpret_cast<const std::uint8_t**>(gathered_pointers(own));
+    const auto terms = static_cast<std::size_t>(g.terms);
+    // Taps of a line lie side by side.
+    const bool joins = g.dilation[2] == 1 && g.x_stride == g.terms;
+    const std::size_t line_bytes = static_cast<std::size_t>(g.kernel[2]) * terms;
+    WindowWalk walk(g, first);
+    for (std::int64_t r = 0; r < count; ++r, walk.next()) {
+        std::uint8_t* to = gathered + r * length;
+        made[r] = to;
+        walk.for_each_line([&](const std::uint8_t* line, bool in_line) {
+            const std::int64_t wide = walk.start(2);
+            const bool whole = wide >= 0 && wide + g.kernel[2] <= g.input[2];
+            if (joins && in_line && whole) {
+                copy_bytes(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(line), line_bytes);
+            } else {
+                for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+                    const std::int64_t at = wide + k * g.dilation[2];
+                    const bool inside = in_line && at >= 0 && at < g.input[2];
+                    std::memcpy(to + k * g.terms, inside ? line + k * g.dilation[2] * g.x_stride : run.padding, terms);
+                }
             }
-            const auto bytes = static_cast<std::size_t>((next - tap) * g.terms);
-            std::memcpy(to, from, bytes);
-            to += bytes;
-            tap = next;
-        }
+            to += line_bytes;
+        }, run.x + group * g.terms);
         std::memset(to, operands_.x_flip(), static_cast<std::size_t>(gathered + (r + 1) * length - to));
     }
 }

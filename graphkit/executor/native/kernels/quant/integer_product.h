@@ -26,6 +26,8 @@ struct IntegerGeometry {
     Dims w_matrix;  // which matrix of w each one takes; of `groups` matrices
     std::int64_t y_stride = 0;
 
+    bool shared = false;  // parameters are the same for all groups
+
     // Of a convolution: the spatial sizes, three of each.
     bool windows = false;
     std::int64_t input[3] = {1, 1, 1}, output[3] = {1, 1, 1}, kernel[3] = {1, 1, 1};
@@ -65,8 +67,10 @@ class IntegerProduct : public Kernel {
     void lay_out();
     std::int64_t panel_bytes() const { return walk_taps_ * quads_ * functions_.lanes * kTerms; }
     void pack_columns(const std::int8_t* w, std::byte* packed, std::int64_t group, std::int64_t panel) const;
-    void tile(const Run& run, std::int64_t item, std::byte* own) const;
+    void block(const Run& run, std::int64_t item, std::byte* own) const;
     void gather(const std::uint8_t** rows, std::int64_t count, std::byte* own) const;
+    void gather_windows(const Run& run, std::int64_t group, std::int64_t first, std::int64_t count, std::byte* own) const;
+    std::byte* gathered_pointers(std::byte* own) const { return own + scratch_.of_thread - aligned(kBlockRows * sizeof(void*)); }
     double nanoseconds() const;
 
     IntegerOperands operands_;
@@ -82,7 +86,7 @@ class IntegerProduct : public Kernel {
     std::int64_t quads_ = 0;
     std::int64_t block_columns_ = 0;  // of w that stay in a cache
     std::int64_t blocks_ = 0;
-    std::int64_t tiles_ = 0;
+    std::int64_t strips_ = 0;  // of kBlockRows rows
     std::int64_t parts_ = 0;  // groups, or products
     Scratch scratch_{};
 };

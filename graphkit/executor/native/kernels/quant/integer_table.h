@@ -11,16 +11,24 @@ enum class IntegerResult : std::uint8_t { sums, bytes, reals };
 
 // Terms that lie side by side in packed weights, as one instruction adds them up.
 constexpr std::int64_t kTerms = 4;
-// Rows of a tile, for every instruction set.
-constexpr std::int64_t kTileRows = 6;
+// Rows of a block, at most: several tiles, which share the columns of w in the nearest cache.
+constexpr std::int64_t kBlockRows = 24;
+
+// How numbers become bytes. Below 2^15, so that int16 has what lies between.
+struct ByteResult {
+    float high;         // the largest byte less the zero point
+    std::int32_t zero;
+    bool is_signed;
+};
 
 // Rows of a result, in any number of columns: with s = sum over taps and terms of (x ^ flip) * w, in int32,
 //     t = s + offsets[column] - zeros[column] * (sum over taps and terms of x ^ flip)
-// it is t (sums), t * factors[column] + bias[column] in float32 (reals), or t * factors[column] in float32 between `low`
-// and `high`, low for NaN, rounded to even, plus `zero` (bytes). Arrays of columns reach to the end of a panel.
+// it is t (sums), t * factors[column] + bias[column] in float32 (reals), or t * factors[column] in float32 rounded to
+// even, plus `zero`, within the bounds of bytes, signed ones or not; the least one for NaN. Arrays of columns reach to the
+// end of a panel.
 struct IntegerBlock {
-    const std::uint8_t* const* rows;  // row r of tap t is rows[t * kTileRows + r]
-    std::int64_t row_count;           // kTileRows at most
+    const std::uint8_t* const* rows;  // row r of tap t is rows[t * kBlockRows + r]
+    std::int64_t row_count;           // kBlockRows at most
     std::int64_t taps;
     std::int64_t quads;  // of kTerms terms in each tap
     std::uint8_t flip;
@@ -31,9 +39,7 @@ struct IntegerBlock {
     const float* factors;
     const float* bias;  // null: none
     IntegerResult result;
-    float low;
-    float high;
-    std::int32_t zero;
+    ByteResult bytes;
     void* y;
     std::int64_t stride;  // elements between rows of y
 };

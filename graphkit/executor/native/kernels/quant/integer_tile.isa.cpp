@@ -15,21 +15,39 @@ constexpr int kWidenedVectors = 2;
 constexpr int kWidenedRows = 4;
 #endif
 
-// The columns of one vector of a row: `at` is the first of them.
-template <IntegerResult Result>
-inline __attribute__((always_inline)) void finish(const IntegerBlock& block, Sums total, std::int64_t row,
-                                                  std::int64_t at, std::int64_t count) {
+// The columns of some vectors of a row: `at` is the first of them.
+template <IntegerResult Result, int Vectors>
+inline __attribute__((always_inline)) void finish(const IntegerBlock& block, const Sums (&totals)[Vectors],
+                                                  std::int64_t row, std::int64_t at) {
     const std::int64_t place = row * block.stride + at;
-    if constexpr (Result == IntegerResult::sums) {
-        store_sums(static_cast<std::int32_t*>(block.y) + place, total, count);
+    const std::int64_t left = block.columns - at;
+    if constexpr (Result == IntegerResult::bytes) {
+        auto* y = static_cast<std::uint8_t*>(block.y) + place;
+        Sums whole[Vectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            whole[v] = nearest_below(as_reals(totals[v]) * load(block.factors + at + v * kSums), block.bytes.high);
+        }
+#if defined(__AVX512F__)
+        if constexpr (Vectors > 1) {
+            return store_rounded<Vectors>(y, whole, block.bytes, left);
+        }
+#endif
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            store_rounded(y + v * kSums, whole[v], block.bytes, left - v * kSums);
+        }
     } else {
-        const Reals product = as_reals(total) * load(block.factors + at);
-        if constexpr (Result == IntegerResult::reals) {
-            const Reals y = block.bias == nullptr ? product : product + load(block.bias + at);
-            store_reals(static_cast<float*>(block.y) + place, y, count);
-        } else {
-            const Sums y = nearest(bounded(product, block.low, block.high)) + splat(block.zero);
-            store_bytes(static_cast<std::uint8_t*>(block.y) + place, y, count);
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            const std::int64_t first = v * kSums;
+            if constexpr (Result == IntegerResult::sums) {
+                store_sums(static_cast<std::int32_t*>(block.y) + place + first, totals[v], left - first);
+            } else {
+                const Reals product = as_reals(totals[v]) * load(block.factors + at + first);
+                const Reals y = block.bias == nullptr ? product : product + load(block.bias + at + first);
+                store_reals(static_cast<float*>(block.y) + place + first, y, left - first);
+            }
         }
     }
 }
@@ -46,7 +64,7 @@ void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
     for (std::int64_t tap = 0; tap < block.taps; ++tap) {
         const std::uint8_t* rows[Rows];
         for (int r = 0; r < Rows; ++r) {
-            rows[r] = block.rows[tap * kTileRows + first + r];
+            rows[r] = block.rows[tap * kBlockRows + first + r];
         }
         for (std::int64_t quad = 0; quad < block.quads; ++quad) {
             typename Products::Right w[Vectors];
@@ -73,16 +91,18 @@ void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
         const std::int64_t column = at + v * kSums;
-        const std::int64_t left = block.columns - column;
         const Sums offset = load(block.offsets + column);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
-            Sums total = totals[r][v] + offset;
+            totals[r][v] += offset;
             if constexpr (Zeros) {
-                total -= bytes[r] * load(block.zeros + column);
+                totals[r][v] -= bytes[r] * load(block.zeros + column);
             }
-            finish<Result>(block, total, first + r, column, left < kSums ? left : kSums);
         }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        finish<Result, Vectors>(block, totals[r], first + r, at);
     }
 }
 
