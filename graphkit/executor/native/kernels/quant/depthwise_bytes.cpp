@@ -21,6 +21,12 @@ DepthwiseBytes::DepthwiseBytes(IntegerOperands operands, const TensorSpec& y, co
     outputs_ = {y};
     padded_ = (channels_ + functions_.block - 1) / functions_.block * functions_.block;
     tap_groups_ = (geometry_.taps + kTerms - 1) / kTerms;
+    order_of_.resize(static_cast<std::size_t>(padded_));
+    for (std::int64_t at = 0; at < padded_; ++at) {
+        const std::int64_t block = functions_.block;
+        const std::int64_t place = at / block * block + byte_filter_place(at % block, block);
+        order_of_[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(channel_at(at));
+    }
     const IntegerGeometry& g = geometry_;
     const std::int64_t reach = (g.kernel[2] - 1) * g.dilation[2];
     const auto starts_inside = [&](std::int64_t at) {
@@ -93,15 +99,14 @@ void DepthwiseBytes::pack(int, const void* plain, void* packed) const {
 // The numbers of each channel, in the order in which blocks have them.
 void DepthwiseBytes::place_numbers(ColumnNumbers& numbers, std::byte* placed) const {
     const std::size_t part = plan_.bytes() / 4;
-    const std::int64_t block = functions_.block;
     const auto move = [&](auto*& from, std::byte* to) {
         using T = std::remove_reference_t<decltype(*from)>;
         if (from == nullptr) {
             return;
         }
         auto* moved = reinterpret_cast<T*>(to);
-        for (std::int64_t c = 0; c < padded_; ++c) {
-            moved[c / block * block + byte_filter_place(c % block, block)] = from[channel_at(c)];
+        for (std::size_t place = 0; place < order_of_.size(); ++place) {
+            moved[place] = from[order_of_[place]];
         }
         from = moved;
     };

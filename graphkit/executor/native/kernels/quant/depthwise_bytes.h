@@ -72,6 +72,7 @@ class DepthwiseBytes final : public Kernel {
     std::int64_t channels_;
     std::int64_t padded_;
     std::int64_t tap_groups_;
+    std::vector<std::int32_t> order_of_;  // the channel at each place
     // The positions of a line whose taps along it are all inside of x.
     std::int64_t inner_begin_ = 0;
     std::int64_t inner_end_ = 0;

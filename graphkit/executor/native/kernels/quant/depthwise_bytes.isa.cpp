@@ -106,8 +106,14 @@ inline Bytes as_bytes(const Sums (&from)[4], const ByteResult& bytes) {
 #endif
 }
 
-// The bytes of one position, or of two, of up to half as many channels.
-struct One {
+// The bytes of a whole block of channels, of a part of one, or of two positions with up to half as many.
+struct Whole {
+    static constexpr std::int64_t kPositions = 1;
+    static Bytes read(const std::uint8_t* from, std::int64_t, std::int64_t) { return load_bytes(from, kBlock); }
+    static void write(std::uint8_t* to, std::int64_t, Bytes v, std::int64_t) { store_block(to, v, kBlock); }
+};
+
+struct Some {
     static constexpr std::int64_t kPositions = 1;
     static Bytes read(const std::uint8_t* from, std::int64_t, std::int64_t count) { return load_bytes(from, count); }
     static void write(std::uint8_t* to, std::int64_t, Bytes v, std::int64_t count) { store_block(to, v, count); }
@@ -150,11 +156,12 @@ struct Channels {
 };
 
 // `Taps` are known when compiled, or 0.
-template <typename Products, typename Positions, bool Zeros, int Taps>
+template <typename Products, typename Positions, bool Zeros, int Taps, bool AsSums>
 void positions_of(const ByteFilterBlock& block, const Channels& channels, std::int64_t begin, std::int64_t end) {
     const std::int64_t taps = Taps > 0 ? Taps : block.tap_count;
     const auto ones = Products::right(splat(0x01010101));
     const std::int64_t first = channels.first;
+    const Bytes flip = splat(block.flip);
     for (std::int64_t p = begin; p < end; p += Positions::kPositions) {
         Sums totals[4], bytes[4] = {};
         for (int v = 0; v < 4; ++v) {
@@ -168,7 +175,7 @@ void positions_of(const ByteFilterBlock& block, const Channels& channels, std::i
             for (int t = 0; t < 4; ++t) {
                 if (tap + t < taps) {
                     const std::uint8_t* from = block.taps[tap + t] + p * block.x_step + first;
-                    rows[t] = Positions::read(from, block.x_step, channels.count) ^ block.flip;
+                    rows[t] = Positions::read(from, block.x_step, channels.count) ^ flip;
                 }
             }
             Sums mixed[4];
@@ -190,7 +197,7 @@ void positions_of(const ByteFilterBlock& block, const Channels& channels, std::i
             }
         }
         const std::int64_t at = p * block.channels + first;
-        if (block.sums) {
+        if constexpr (AsSums) {
             auto* y = static_cast<std::int32_t*>(block.y) + at;
             for (std::int64_t c = 0; c < kBlock && c < channels.count; ++c) {
                 const std::int64_t place = byte_filter_place(c, kBlock);
@@ -207,29 +214,35 @@ void positions_of(const ByteFilterBlock& block, const Channels& channels, std::i
     }
 }
 
-template <typename Products, bool Zeros, int Taps>
+template <typename Products, bool Zeros, int Taps, bool AsSums>
 void channels_of(const ByteFilterBlock& block) {
     const std::int64_t groups = (block.tap_count + kTerms - 1) / kTerms;
     for (std::int64_t first = 0; first < block.channels; first += kBlock) {
         const Channels channels{first, block.channels - first, block.weights + first * groups * kTerms};
         std::int64_t done = 0;
-        if (channels.count <= kBlock / 2 && !block.sums) {
+        if (channels.count <= kBlock / 2 && !AsSums) {
             done = block.positions / 2 * 2;
-            positions_of<Products, Two, Zeros, Taps>(block, channels, 0, done);
+            positions_of<Products, Two, Zeros, Taps, AsSums>(block, channels, 0, done);
         }
-        positions_of<Products, One, Zeros, Taps>(block, channels, done, block.positions);
+        if (channels.count >= kBlock) {
+            positions_of<Products, Whole, Zeros, Taps, AsSums>(block, channels, 0, block.positions);
+        } else {
+            positions_of<Products, Some, Zeros, Taps, AsSums>(block, channels, done, block.positions);
+        }
     }
 }
 
 template <typename Products>
 void filter(const ByteFilterBlock& block) {
-    if (block.zeros != nullptr) {
-        channels_of<Products, true, 0>(block);
-    } else if (block.tap_count == 9) {
-        channels_of<Products, false, 9>(block);
-    } else {
-        channels_of<Products, false, 0>(block);
+    const bool zeros = block.zeros != nullptr;
+    if (block.sums) {
+        return zeros ? channels_of<Products, true, 0, true>(block) : channels_of<Products, false, 0, true>(block);
     }
+    if (zeros) {
+        return channels_of<Products, true, 0, false>(block);
+    }
+    return block.tap_count == 9 ? channels_of<Products, false, 9, false>(block)
+                                : channels_of<Products, false, 0, false>(block);
 }
 
 }  // namespace

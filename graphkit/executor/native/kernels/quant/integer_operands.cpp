@@ -92,32 +92,42 @@ ColumnNumbers column_numbers(const IntegerOperands& operands, const ColumnPlan& 
     const std::int64_t sum_step = step(Part::sum);
     const std::int64_t bias_step = step(Part::bias);
     const auto* sum = static_cast<const std::int32_t*>(operands.get(Part::sum, inputs));
+    const auto* scales = static_cast<const float*>(operands.get(Part::w_scale, inputs));
+    const auto* bias = static_cast<const float*>(operands.get(Part::bias, inputs));
     bool has_zeros = false;
     for (std::int64_t g = 0; g < plan.groups; ++g) {
         const std::int64_t first = plan.shared ? 0 : g * plan.columns;
         const std::int64_t at = g * plan.padded;
-        for (std::int64_t n = 0; n < plan.padded; ++n) {
-            if (n >= plan.columns) {
-                made.offsets[at + n] = made.zeros[at + n] = 0;
-                made.factors[at + n] = made.bias[at + n] = 0;
-                continue;
-            }
+        for (std::int64_t n = 0; n < plan.columns; ++n) {
             const std::int32_t w_zero = zero(Part::w_zero, (first + n) * zero_step) - operands.w_flip();
             has_zeros |= w_zero != 0;
-            // Modulo 2^32, as all sums are.
-            auto offset = static_cast<std::uint32_t>(sum == nullptr ? 0 : sum[(first + n) * sum_step]);
-            offset -= static_cast<std::uint32_t>(x_zero) * static_cast<std::uint32_t>(sums_of_w[at + n]);
-            offset += static_cast<std::uint32_t>(plan.terms) * static_cast<std::uint32_t>(x_zero) *
-                      static_cast<std::uint32_t>(w_zero);
-            made.offsets[at + n] = static_cast<std::int32_t>(offset);
             made.zeros[at + n] = w_zero;
-            const float factor = x_factor * real(Part::w_scale, (first + n) * scale_step);
+        }
+        // Modulo 2^32, as all sums are.
+        for (std::int64_t n = 0; n < plan.columns; ++n) {
+            const auto added = static_cast<std::uint32_t>(sum == nullptr ? 0 : sum[(first + n) * sum_step]);
+            const auto taken = static_cast<std::uint32_t>(x_zero) * static_cast<std::uint32_t>(sums_of_w[at + n]);
+            made.offsets[at + n] = static_cast<std::int32_t>(added - taken);
+        }
+        for (std::int64_t n = 0; has_zeros && n < plan.columns; ++n) {
+            const std::uint32_t product = static_cast<std::uint32_t>(x_zero) * static_cast<std::uint32_t>(plan.terms);
+            made.offsets[at + n] = static_cast<std::int32_t>(static_cast<std::uint32_t>(made.offsets[at + n]) +
+                                                             product * static_cast<std::uint32_t>(made.zeros[at + n]));
+        }
+        for (std::int64_t n = 0; n < plan.columns; ++n) {
+            const float factor = x_factor * (scales == nullptr ? 1.0F : scales[(first + n) * scale_step]);
             made.factors[at + n] = divides ? factor / y_scale : factor;
-            made.bias[at + n] = operands.has(Part::bias) ? real(Part::bias, (first + n) * bias_step) : 0;
+        }
+        for (std::int64_t n = 0; bias != nullptr && n < plan.columns; ++n) {
+            made.bias[at + n] = bias[(first + n) * bias_step];
+        }
+        for (std::int64_t n = plan.columns; n < plan.padded; ++n) {
+            made.offsets[at + n] = made.zeros[at + n] = 0;
+            made.factors[at + n] = made.bias[at + n] = 0;
         }
     }
     made.zeros = has_zeros ? made.zeros : nullptr;
-    made.bias = operands.has(Part::bias) ? made.bias : nullptr;
+    made.bias = bias == nullptr ? nullptr : made.bias;
     const bool is_signed = y == ElementType::i8;
     const std::int32_t y_zero = zero(Part::y_zero, 0);
     made.bytes = {static_cast<float>((is_signed ? 127 : 255) - y_zero), y_zero, is_signed};

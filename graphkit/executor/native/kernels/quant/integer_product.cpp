@@ -320,14 +320,17 @@ void IntegerProduct::gather_windows(const Run& run, std::int64_t group, std::int
     // Taps of a line lie side by side.
     const bool joins = g.dilation[2] == 1 && g.x_stride == g.terms;
     const std::size_t line_bytes = static_cast<std::size_t>(g.kernel[2]) * terms;
+    // What makes rows whole groups of four; lines come over it.
+    const auto fill = static_cast<std::uint32_t>(operands_.x_flip() * 0x01010101U);
     WindowWalk walk(g, first);
     for (std::int64_t r = 0; r < count; ++r, walk.next()) {
         std::uint8_t* to = gathered + r * length;
         made[r] = to;
-        walk.for_each_line([&](const std::uint8_t* line, bool in_line) {
-            const std::int64_t wide = walk.start(2);
-            const bool whole = wide >= 0 && wide + g.kernel[2] <= g.input[2];
-            if (joins && in_line && whole) {
+        std::memcpy(to + length - kTerms, &fill, kTerms);
+        const std::int64_t wide = walk.start(2);
+        const bool whole = joins && wide >= 0 && wide + g.kernel[2] <= g.input[2];
+        const auto line_of = [&](const std::uint8_t* line, bool in_line) {
+            if (whole && in_line) {
                 copy_bytes(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(line), line_bytes);
             } else {
                 for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
@@ -337,8 +340,8 @@ void IntegerProduct::gather_windows(const Run& run, std::int64_t group, std::int
                 }
             }
             to += line_bytes;
-        }, run.x + group * g.terms);
-        std::memset(to, operands_.x_flip(), static_cast<std::size_t>(gathered + (r + 1) * length - to));
+        };
+        walk.for_each_line(line_of, run.x + group * g.terms);
     }
 }
 
