@@ -409,14 +409,18 @@ def grad(
     `wrt` names inputs, parameters or internal values (default: the trainable parameters that `of` depends on); the
     outputs are called `<name>_grad`. With `with_outputs` the original outputs come first. With `straight_through`
     rounding (Round, Floor, Ceil, Sign, casts to integers and back) has the gradient of the identity instead of zero.
-    Raises MissingGradient,
-    UsageError.
+    Quantisation followed by its dequantisation always has the straight-through gradient (see FakeQuantize).
+    Raises MissingGradient, UsageError.
     """
     from graphkit.autodiff.reverse_mode import gradient, reached
+    from graphkit.passes.training.fake_quantise import fake_quantise
     from graphkit.passes.training.straight_through import pass_through_rounding
 
+    graph = fake_quantise(model.graph)
     if straight_through:
-        model = Model.from_graph(pass_through_rounding(model.graph), model.params.entries())
+        graph = pass_through_rounding(graph)
+    if graph is not model.graph:
+        model = Model.from_graph(graph, model.params.entries())
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     source = bind_nested(model.graph)
     values = [source.find(n) for n in targets]

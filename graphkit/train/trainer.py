@@ -29,6 +29,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
+from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
@@ -87,7 +88,8 @@ class Trainer:
     precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
     slots and all else are float32. deterministic: the same bits for any number of threads.
-    straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
+    straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
+    quantisation and dequantisation behind it they always pass.
     sync_batch_norm: statistics of BatchNormalization are over the samples of all processes.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
@@ -194,6 +196,7 @@ class Trainer:
         graph = bind_rng(losses.attach(recognise(to_training(net.graph, frozen)), loss, targets, output))
         self._output = net.outputs[0] if output is None else output
         self._targets = self._expected(graph, targets is None)
+        graph = fake_quantise(graph)
         if straight_through:
             graph = pass_through_rounding(graph)
         graph = over_processes(graph, kvstore if sync_batch_norm else None)

@@ -108,7 +108,8 @@ class QLinearAdd(_QuantisedBinary):
 @op
 class QLinearMul(_QuantisedBinary):
     """The product of two quantised tensors, quantised: (a - a_zero_point) * (b - b_zero_point) times
-    a_scale * b_scale / y_scale, plus y_zero_point, in float32, rounded (ties to even), within the bounds of the type."""
+    a_scale * b_scale / y_scale, plus y_zero_point, in float32, rounded (ties to even), within the bounds of the type.
+    """
 
     def reference(self, xp: Any, *operands: Any) -> Any:
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = operands

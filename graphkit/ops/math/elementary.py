@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.ir.graph import Node
-from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.ir.types import FLOAT8, FLOATS, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops.pointwise import Unary, scalar_like
 
@@ -127,9 +127,16 @@ class _Test(Op):
     """A predicate of one float operand."""
 
     inputs = ("x",)
-    types = {"x": FLOATS}
+    types = {"x": FLOATS | FLOAT8}
     pointwise = True
-    samples = (Sample((2, 3)), Sample(np.array([0.0, np.nan, np.inf, -np.inf], np.float32)))
+    samples = (
+        Sample((2, 3)),
+        Sample(np.array([0.0, np.nan, np.inf, -np.inf], np.float32)),
+        *(
+            Sample(np.array([0.0, 1.0, np.nan, np.inf, -np.inf], np.float32).astype(t.numpy))
+            for t in sorted(FLOAT8, key=str)
+        ),
+    )
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(DType.BOOL, x.shape)

@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.graph import Node
-from graphkit.ir.types import FLOATS, INDICES, NUMERIC, DType, TensorType, dtype_of
+from graphkit.ir.types import FLOAT8, FLOATS, INDICES, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.math import philox as _philox
@@ -258,7 +258,12 @@ class Dropout(RandomOp):
     seed: int | None = None
     inputs = ("data", "ratio?", "training_mode?", "rng?")
     outputs = ("y", "mask")
-    types = {"data": FLOATS, "ratio": FLOATS, "training_mode": frozenset({DType.BOOL}), "rng": _UINT64}
+    types = {
+        "data": FLOATS | FLOAT8,
+        "ratio": FLOATS | FLOAT8,
+        "training_mode": frozenset({DType.BOOL}),
+        "rng": _UINT64,
+    }
     onnx = Onnx("Dropout", since=22, hidden=_HIDDEN)
     inplace = ((0, 0),)
     samples = (
@@ -270,6 +275,7 @@ class Dropout(RandomOp):
         Sample((2, 3), np.array(0.0, np.float32), np.array(True), _RNG),
         Sample((2, 3), np.array(1.0, np.float32), np.array(True), _RNG, onnx=False),
         Sample((0, 3), np.array(0.5, np.float32), np.array(True), _RNG),
+        Sample(np.array([0.5, -2.0], DType.FLOAT8E5M2.numpy), np.array(0.25, DType.FLOAT8E5M2.numpy)),
     )
 
     def infer(

@@ -10,11 +10,11 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.types import TINY_FLOATS, DType, TensorType
+from graphkit.ir.types import FLOAT8, TINY_FLOATS, DType, TensorType
 from graphkit.ops._base import Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
-from graphkit.ops.quant.rounding import FLOAT8, SCALES, saturated
+from graphkit.ops.quant.rounding import SCALES, saturated
 from graphkit.ops.tensor.cast import convert
 
 _INTEGERS = frozenset(

@@ -10,7 +10,6 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.types import DType, TensorType
 
 BYTES = frozenset({DType.INT8, DType.UINT8})
-FLOAT8 = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
 SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 _BOUNDS = {

@@ -13,11 +13,13 @@ from graphkit.ir import dims
 from graphkit.ir.bounds import never_below
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
-from graphkit.ir.types import ANY, BOOLS, FLOATS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
+from graphkit.ir.types import ANY, BOOLS, FLOAT8, FLOATS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 
-_FLOAT8 = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
+# Bits of the integers that take less than a byte, and whether they have a sign.
+_NARROW = {DType.INT4: (4, True), DType.UINT4: (4, False), DType.INT2: (2, True), DType.UINT2: (2, False)}
+_WHOLE_BYTES = NUMERIC | BOOLS | FLOAT8 | {DType.FLOAT8E8M0}
 _ROUND_MODES = ("up", "down", "nearest")
 
 
@@ -35,7 +37,7 @@ def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str =
         x = _parsed(text, _integer, to.numpy) if to in INTEGERS else _parsed(text, _number, np.float64)
     if to is DType.FLOAT8E8M0:
         return _power_of_two(x.astype(np.float32), saturate, round_mode)
-    if to in _FLOAT8 and saturate:
+    if to in FLOAT8 and saturate:
         # Not NaN but the largest number, also for infinity.
         import ml_dtypes
 
@@ -46,7 +48,21 @@ def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str =
         x = x.real
     if to is DType.BOOL:
         return x != xp.asarray(0, x.dtype)
-    return x.astype(to.numpy)
+    return _narrow(xp, x, to) if to in _NARROW else x.astype(to.numpy)
+
+
+def _narrow(xp: Any, x: Any, to: DType) -> Any:
+    """x as integers of 4 or 2 bits, as ONNX Runtime casts: floats are rounded, ties away from zero, and high bits lost;
+    NaN and infinities are 0."""
+    if dtype_of(x.dtype).is_float:
+        wide = x.astype(np.float64)
+        wide = xp.where(xp.abs(wide) < 2.0**63, wide, 0.0)
+        whole = xp.trunc(wide)
+        x = whole + xp.where(xp.abs(wide - whole) >= 0.5, xp.copysign(xp.asarray(1.0), wide), 0.0)
+    bits, signed = _NARROW[to]
+    low = x.astype(np.int64) & ((1 << bits) - 1)
+    half = 1 << (bits - 1)
+    return ((low ^ half) - half if signed else low).astype(np.int8).astype(to.numpy)
 
 
 def _parsed(text: Any, parse: Callable[[str], Any], dtype: Any) -> np.ndarray:
@@ -163,13 +179,17 @@ _TO = (
     # The text of a float or of truth is not fixed by the standard; ONNX Runtime's is taken.
     Sample(np.array([True, False]), to=DType.STRING, onnx=False),
     Sample(np.array([0.5, -3.25], np.float32), to=DType.STRING, grad=False, onnx=False),
-    *(Sample(_EXTREME, to=to, grad=False) for to in sorted(_FLOAT8, key=str)),
-    *(Sample(_EXTREME, to=to, saturate=False, grad=False) for to in sorted(_FLOAT8, key=str)),
+    *(Sample(_EXTREME, to=to, grad=False) for to in sorted(FLOAT8, key=str)),
+    *(Sample(_EXTREME, to=to, saturate=False, grad=False) for to in sorted(FLOAT8, key=str)),
     *(
         Sample(_POWERS, to=DType.FLOAT8E8M0, round_mode=mode, saturate=saturate, grad=False)
         for mode in _ROUND_MODES
         for saturate in (True, False)
     ),
+    *(Sample(np.array([-9.0, -1.5, 0.5, 7.6, 200.0], np.float32), to=to, grad=False, onnx=False) for to in _NARROW),
+    *(Sample(np.array([-9, 0, 7, 8, 300]), to=to) for to in _NARROW),
+    *(Sample(np.array([-2, 0, 1], np.int8).astype(t.numpy), to=DType.FLOAT32) for t in (DType.INT4, DType.INT2)),
+    Sample(np.array([0.25, 0.75, -3.5, 100.0, np.inf], np.float32), to=DType.FLOAT4E2M1, grad=False),
     # onnx's evaluator gives NaN, where the standard's table has the largest number.
     Sample(np.array([np.inf], np.float32), to=DType.FLOAT8E8M0, grad=False, onnx=False),
 )
@@ -179,8 +199,9 @@ _TO = (
 class Cast(_Conversion):
     """x's elements as dtype `to`.
 
-    Floats lose their fraction towards zero, integers their high bits; `saturate` and `round_mode` concern 8-bit floats
-    only. Differentiable between floats.
+    Floats lose their fraction towards zero, integers their high bits; integers of 4 and 2 bits are made as ONNX Runtime
+    makes them: floats are rounded, ties away from zero. `saturate` and `round_mode` concern 8-bit floats only.
+    Differentiable between floats.
     """
 
     to: DType
@@ -290,7 +311,7 @@ class BitCast(Op):
     to: DType
     widens = False
     inputs = ("x",)
-    types = {"x": NUMERIC | BOOLS}
+    types = {"x": _WHOLE_BYTES}
     onnx = Onnx("BitCast", since=26)
     views = ((0, 0),)
     samples = (
@@ -300,11 +321,13 @@ class BitCast(Op):
         Sample(Rand((2, 3), -9.0, 9.0, "float16"), to=DType.UINT16),
         Sample(Rand((2, 3), -9.0, 9.0, "bfloat16"), to=DType.FLOAT16),
         Sample(np.array([1, 200], np.uint8), to=DType.INT8),
+        Sample(np.array([1, 200], np.uint8), to=DType.FLOAT8E4M3FN),
+        Sample(np.array([1.0, -2.0], DType.FLOAT8E5M2.numpy), to=DType.UINT8),
         Sample(np.array([0x3FF0000000000000], np.int64), to=DType.FLOAT64),
     )
 
     def infer(self, x: TensorType) -> TensorType:
-        if self.to not in NUMERIC | BOOLS or self.to.itemsize != x.dtype.itemsize:
+        if self.to not in _WHOLE_BYTES or self.to.itemsize != x.dtype.itemsize:
             raise TypeMismatch(f"{x} cannot be read as {self.to}: numbers of the same size can")
         return TensorType(self.to, x.shape)
 

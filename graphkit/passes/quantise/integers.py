@@ -28,9 +28,12 @@ def integers(graph: Graph) -> Graph:
     Moves of elements come before the dequantisation, and behind the quantisation. Convolutions and products become
     QLinearConv, QLinearMatMul and QGemm, sums and products of elements QLinearAdd and QLinearMul, functions of one
     tensor's elements tables. Products whose result is not quantised become MatMulIntegerToFloat. What has no such form
-    stays between its dequantisations and quantisations. Results are those of the nodes replaced up to one step of the
+    stays between its dequantisations and quantisations; so does all of a graph that writes states, as training does.
+    Results are those of the nodes replaced up to one step of the
     quantisation; of float32 results, up to rounding. Linear.
     """
+    if graph.updates:
+        return graph
     folded = fuse(graph, _fold_back, needs=("DequantizeLinear",), at=(*MOVES, "QuantizeLinear"))
     return fuse(folded, _product, needs=("DequantizeLinear",), at=_PRODUCTS)
 
