@@ -76,8 +76,8 @@ def _channels_first(graph: Graph) -> Node | None:
 def channels_last(graph: Graph) -> Graph:
     """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
 
-    Convolutions of float32 and of bytes, of known rank, and gradients begin such a part; pools, batch normalisation, pointwise
-    operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. Linear.
+    Convolutions of float32 and of bytes, of known rank, and gradients begin such a part; pools, batch normalisation,
+    pointwise operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. Linear.
     """
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph).result()

@@ -71,6 +71,4 @@ def moved_elements(node: Node, moved: Place, in_order: Place) -> Moved | None:
 
 
 def _placed(node: Node, positions: tuple[int, ...], moved: Place, in_order: Place) -> list[Value | None]:
-    return [
-        None if v is None else moved(v) if i in positions else in_order(v) for i, v in enumerate(node.inputs)
-    ]
+    return [None if v is None else moved(v) if i in positions else in_order(v) for i, v in enumerate(node.inputs)]
