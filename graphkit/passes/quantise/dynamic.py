@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops import DOMAIN, operator
+from graphkit.ops import DOMAIN, constant, operator
 from graphkit.ops.internal.quantised import DynamicQuantizeMatMul, MatMulIntegerToFloat
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import is_op, orders, producer
+from graphkit.passes.core.match import array_of, is_op, orders, producer
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.quantise.match import is_one_number, is_vector
 
@@ -63,20 +65,25 @@ def _factors(node: Node, readers: Readers) -> _Scaled | None:
         if cast is None or cast.output.dtype is not DType.FLOAT32 or not readers.sole(total):
             continue
         product = producer(cast.inputs[0], "MatMulInteger")
-        scales = producer(scale, "Mul")
-        if product is None or scales is None or not readers.sole(product.output):
+        if product is None or not readers.sole(product.output) or scale.dtype is not DType.FLOAT32:
             continue
         b = product.operands[1]
         columns = None if b.shape is None or len(b.shape) != 2 else b.shape[1]
-        for of_a, of_b in orders(scales):
+        for of_a, of_b in _scales(scale):
             fits = is_one_number(of_b) or is_vector(of_b, columns)
-            if _is_scale_of(of_a, product) and is_one_number(of_a) and fits and _is_float(of_a, of_b):
+            if fits and is_one_number(of_a) and _is_scale_of(of_a, product):
                 return _Scaled(product, of_a, of_b)
     return None
 
 
-def _is_float(*scales: Value) -> bool:
-    return all(v.dtype is DType.FLOAT32 for v in scales)
+def _scales(scale: Value) -> Iterator[tuple[Value, Value]]:
+    """What the scales of a and b may be, where `scale` is their product."""
+    node = producer(scale, "Mul")
+    if node is not None:
+        yield from orders(node)
+    elif array_of(scale) is not None:
+        # Two constants have become one.
+        yield constant(np.float32(1.0)), scale
 
 
 def _is_scale_of(scale: Value, product: Node) -> bool:
