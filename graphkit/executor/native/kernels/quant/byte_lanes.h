@@ -1,4 +1,5 @@
-// Vectors of int32 sums: products of bytes into them, and the bytes or numbers that come out of them. For *.isa.cpp only.
+// Vectors of int32 sums: products of bytes into them, and the bytes or numbers that come out of them. For *.isa.cpp
+// only.
 #pragma once
 
 #include <cstdint>
@@ -113,8 +114,7 @@ inline void store_bytes(std::uint8_t* to, Sums v, std::int64_t count) {
     const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
                                            -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
     const __m256i chosen = _mm256_shuffle_epi8(bit_cast<__m256i>(v), order);
-    const __m128i joined =
-        _mm_unpacklo_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+    const __m128i joined = _mm_unpacklo_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
     const std::int64_t eight = _mm_cvtsi128_si64(joined);
     if (count >= kSums) {
         std::memcpy(to, &eight, 8);

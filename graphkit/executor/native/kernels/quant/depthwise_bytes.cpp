@@ -130,8 +130,8 @@ void DepthwiseBytes::run(const void* const* inputs, void* const* outputs, std::b
         w = scratch + scratch_.w;
     }
     const ElementType type = outputs_[0].type;
-    ColumnNumbers numbers = column_numbers(operands_, plan_, inputs, static_cast<const std::int32_t*>(w), type,
-                                           scratch + scratch_.numbers);
+    ColumnNumbers numbers =
+        column_numbers(operands_, plan_, inputs, static_cast<const std::int32_t*>(w), type, scratch + scratch_.numbers);
     place_numbers(numbers, scratch + scratch_.placed);
     auto* padding = reinterpret_cast<std::uint8_t*>(scratch + scratch_.padding);
     std::memset(padding, numbers.x_zero, static_cast<std::size_t>(channels_));
@@ -139,7 +139,8 @@ void DepthwiseBytes::run(const void* const* inputs, void* const* outputs, std::b
     block.tap_count = geometry_.taps;
     block.channels = channels_;
     block.flip = operands_.x_flip();
-    block.weights = static_cast<const std::int8_t*>(w) + aligned(static_cast<std::size_t>(padded_) * sizeof(std::int32_t));
+    block.weights =
+        static_cast<const std::int8_t*>(w) + aligned(static_cast<std::size_t>(padded_) * sizeof(std::int32_t));
     block.offsets = numbers.offsets;
     block.zeros = numbers.zeros;
     block.factors = numbers.factors;
@@ -156,7 +157,8 @@ void DepthwiseBytes::run(const void* const* inputs, void* const* outputs, std::b
         mine.taps = reinterpret_cast<const std::uint8_t**>(own);
         for (std::int64_t line = begin; line < end; ++line) {
             mine.y = y + line * y_line;
-            filter_line(mine, static_cast<const std::uint8_t*>(x), padding, line, reinterpret_cast<const std::uint8_t**>(own));
+            filter_line(mine, static_cast<const std::uint8_t*>(x), padding, line,
+                        reinterpret_cast<const std::uint8_t**>(own));
         }
     });
     if (order_.y) {

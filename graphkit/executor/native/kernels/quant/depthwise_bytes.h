@@ -6,8 +6,8 @@
 namespace graphkit {
 
 // Of positions side by side, whose taps are all inside of x or padding; blocks of channels, the last of which may have
-// fewer. Arrays of channels have them in the order of the sums: see byte_filter_place. Where a block has at most half as
-// many channels, its other half is the same ones again, for the position next to it.
+// fewer. Arrays of channels have them in the order of the sums: see byte_filter_place. Where a block has at most half
+// as many channels, its other half is the same ones again, for the position next to it.
 struct ByteFilterBlock {
     const std::uint8_t* const* taps;  // of the first position
     std::int64_t tap_count;
@@ -57,7 +57,8 @@ class DepthwiseBytes final : public Kernel {
         std::size_t numbers, placed, padding, x, y, w, threads, of_thread, total;
     };
 
-    void filter_line(ByteFilterBlock& block, const std::uint8_t* x, const std::uint8_t* padding, std::int64_t line, const std::uint8_t** taps) const;
+    void filter_line(ByteFilterBlock& block, const std::uint8_t* x, const std::uint8_t* padding, std::int64_t line,
+                     const std::uint8_t** taps) const;
     bool lies_inside(std::int64_t line) const;
     std::int64_t channel_at(std::int64_t at) const;
     void place_numbers(ColumnNumbers& numbers, std::byte* placed) const;

@@ -38,31 +38,73 @@ inline void store_block(std::uint8_t* to, Bytes v, std::int64_t count) {
 
 #if defined(__AVX512F__)
 using Raw = __m512i;
-inline Raw low_bytes(Raw a, Raw b) { return _mm512_unpacklo_epi8(a, b); }
-inline Raw high_bytes(Raw a, Raw b) { return _mm512_unpackhi_epi8(a, b); }
-inline Raw low_pairs(Raw a, Raw b) { return _mm512_unpacklo_epi16(a, b); }
-inline Raw high_pairs(Raw a, Raw b) { return _mm512_unpackhi_epi16(a, b); }
-inline Raw halve(Raw a, Raw b) { return _mm512_packs_epi32(a, b); }
-inline Raw unsigned_bytes(Raw a, Raw b) { return _mm512_packus_epi16(a, b); }
-inline Raw add_words(Raw a, std::int32_t b) { return _mm512_adds_epi16(a, _mm512_set1_epi16(static_cast<short>(b))); }
+inline Raw low_bytes(Raw a, Raw b) {
+    return _mm512_unpacklo_epi8(a, b);
+}
+inline Raw high_bytes(Raw a, Raw b) {
+    return _mm512_unpackhi_epi8(a, b);
+}
+inline Raw low_pairs(Raw a, Raw b) {
+    return _mm512_unpacklo_epi16(a, b);
+}
+inline Raw high_pairs(Raw a, Raw b) {
+    return _mm512_unpackhi_epi16(a, b);
+}
+inline Raw halve(Raw a, Raw b) {
+    return _mm512_packs_epi32(a, b);
+}
+inline Raw unsigned_bytes(Raw a, Raw b) {
+    return _mm512_packus_epi16(a, b);
+}
+inline Raw add_words(Raw a, std::int32_t b) {
+    return _mm512_adds_epi16(a, _mm512_set1_epi16(static_cast<short>(b)));
+}
 #elif defined(__AVX2__)
 using Raw = __m256i;
-inline Raw low_bytes(Raw a, Raw b) { return _mm256_unpacklo_epi8(a, b); }
-inline Raw high_bytes(Raw a, Raw b) { return _mm256_unpackhi_epi8(a, b); }
-inline Raw low_pairs(Raw a, Raw b) { return _mm256_unpacklo_epi16(a, b); }
-inline Raw high_pairs(Raw a, Raw b) { return _mm256_unpackhi_epi16(a, b); }
-inline Raw halve(Raw a, Raw b) { return _mm256_packs_epi32(a, b); }
-inline Raw unsigned_bytes(Raw a, Raw b) { return _mm256_packus_epi16(a, b); }
-inline Raw add_words(Raw a, std::int32_t b) { return _mm256_adds_epi16(a, _mm256_set1_epi16(static_cast<short>(b))); }
+inline Raw low_bytes(Raw a, Raw b) {
+    return _mm256_unpacklo_epi8(a, b);
+}
+inline Raw high_bytes(Raw a, Raw b) {
+    return _mm256_unpackhi_epi8(a, b);
+}
+inline Raw low_pairs(Raw a, Raw b) {
+    return _mm256_unpacklo_epi16(a, b);
+}
+inline Raw high_pairs(Raw a, Raw b) {
+    return _mm256_unpackhi_epi16(a, b);
+}
+inline Raw halve(Raw a, Raw b) {
+    return _mm256_packs_epi32(a, b);
+}
+inline Raw unsigned_bytes(Raw a, Raw b) {
+    return _mm256_packus_epi16(a, b);
+}
+inline Raw add_words(Raw a, std::int32_t b) {
+    return _mm256_adds_epi16(a, _mm256_set1_epi16(static_cast<short>(b)));
+}
 #elif defined(__SSE2__)
 using Raw = __m128i;
-inline Raw low_bytes(Raw a, Raw b) { return _mm_unpacklo_epi8(a, b); }
-inline Raw high_bytes(Raw a, Raw b) { return _mm_unpackhi_epi8(a, b); }
-inline Raw low_pairs(Raw a, Raw b) { return _mm_unpacklo_epi16(a, b); }
-inline Raw high_pairs(Raw a, Raw b) { return _mm_unpackhi_epi16(a, b); }
-inline Raw halve(Raw a, Raw b) { return _mm_packs_epi32(a, b); }
-inline Raw unsigned_bytes(Raw a, Raw b) { return _mm_packus_epi16(a, b); }
-inline Raw add_words(Raw a, std::int32_t b) { return _mm_adds_epi16(a, _mm_set1_epi16(static_cast<short>(b))); }
+inline Raw low_bytes(Raw a, Raw b) {
+    return _mm_unpacklo_epi8(a, b);
+}
+inline Raw high_bytes(Raw a, Raw b) {
+    return _mm_unpackhi_epi8(a, b);
+}
+inline Raw low_pairs(Raw a, Raw b) {
+    return _mm_unpacklo_epi16(a, b);
+}
+inline Raw high_pairs(Raw a, Raw b) {
+    return _mm_unpackhi_epi16(a, b);
+}
+inline Raw halve(Raw a, Raw b) {
+    return _mm_packs_epi32(a, b);
+}
+inline Raw unsigned_bytes(Raw a, Raw b) {
+    return _mm_packus_epi16(a, b);
+}
+inline Raw add_words(Raw a, std::int32_t b) {
+    return _mm_adds_epi16(a, _mm_set1_epi16(static_cast<short>(b)));
+}
 #endif
 
 // Bytes of four taps: those of each channel side by side.

@@ -220,8 +220,8 @@ GRAPHKIT_BINDINGS(integer_kernels) {
         [](const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type, const Dims& strides,
            const Dims& dilations, const Dims& pads_begin, std::int64_t groups, bool channels_last, bool pack_weights,
            int threads) {
-            return convolution(operands, y, type, {strides, dilations, pads_begin, groups}, channels_last,
-                               pack_weights, threads);
+            return convolution(operands, y, type, {strides, dilations, pads_begin, groups}, channels_last, pack_weights,
+                               threads);
         },
         "operands"_a, "y"_a, "type"_a, "strides"_a, "dilations"_a, "pads_begin"_a, "groups"_a, nb::kw_only(),
         "channels_last"_a = false, "pack_weights"_a = false, "threads"_a = 0, NoGil());

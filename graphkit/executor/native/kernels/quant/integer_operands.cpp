@@ -19,7 +19,8 @@ bool is_byte(ElementType type) {
 }
 
 std::int32_t number(const void* from, ElementType type, std::int64_t at) {
-    return type == ElementType::u8 ? static_cast<const std::uint8_t*>(from)[at] : static_cast<const std::int8_t*>(from)[at];
+    return type == ElementType::u8 ? static_cast<const std::uint8_t*>(from)[at]
+                                   : static_cast<const std::int8_t*>(from)[at];
 }
 
 }  // namespace

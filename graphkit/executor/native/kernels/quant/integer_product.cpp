@@ -82,14 +82,16 @@ void window_rows(const IntegerGeometry& g, const std::uint8_t* x, const std::uin
     WindowWalk walk(g, first);
     for (std::int64_t r = 0; r < count; ++r, walk.next()) {
         const std::uint8_t** to = rows + r * row_step;
-        walk.for_each_line([&](const std::uint8_t* line, bool in_line) {
-            for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
-                const std::int64_t wide = walk.start(2) + k * g.dilation[2];
-                const bool inside = walk.is_inside() || (in_line && wide >= 0 && wide < g.input[2]);
-                *to = inside ? line + k * step : padding;
-                to += tap_step;
-            }
-        }, x);
+        walk.for_each_line(
+            [&](const std::uint8_t* line, bool in_line) {
+                for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+                    const std::int64_t wide = walk.start(2) + k * g.dilation[2];
+                    const bool inside = walk.is_inside() || (in_line && wide >= 0 && wide < g.input[2]);
+                    *to = inside ? line + k * step : padding;
+                    to += tap_step;
+                }
+            },
+            x);
     }
 }
 

@@ -34,8 +34,8 @@ struct IntegerGeometry {
     std::int64_t stride[3] = {1, 1, 1}, dilation[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
 };
 
-// Where the taps of windows first to first + count - 1 are: rows[window * row_step + tap * tap_step], which is `padding`
-// for those outside of x. x: the first byte of the channels in question.
+// Where the taps of windows first to first + count - 1 are: rows[window * row_step + tap * tap_step], which is
+// `padding` for those outside of x. x: the first byte of the channels in question.
 void window_rows(const IntegerGeometry& geometry, const std::uint8_t* x, const std::uint8_t* padding,
                  std::int64_t first, std::int64_t count, std::int64_t row_step, std::int64_t tap_step,
                  const std::uint8_t** rows);
@@ -69,8 +69,11 @@ class IntegerProduct : public Kernel {
     void pack_columns(const std::int8_t* w, std::byte* packed, std::int64_t group, std::int64_t panel) const;
     void block(const Run& run, std::int64_t item, std::byte* own) const;
     void gather(const std::uint8_t** rows, std::int64_t count, std::byte* own) const;
-    void gather_windows(const Run& run, std::int64_t group, std::int64_t first, std::int64_t count, std::byte* own) const;
-    std::byte* gathered_pointers(std::byte* own) const { return own + scratch_.of_thread - aligned(kBlockRows * sizeof(void*)); }
+    void gather_windows(const Run& run, std::int64_t group, std::int64_t first, std::int64_t count,
+                        std::byte* own) const;
+    std::byte* gathered_pointers(std::byte* own) const {
+        return own + scratch_.of_thread - aligned(kBlockRows * sizeof(void*));
+    }
     double nanoseconds() const;
 
     IntegerOperands operands_;

@@ -24,8 +24,8 @@ struct ByteResult {
 // Rows of a result, in any number of columns: with s = sum over taps and terms of (x ^ flip) * w, in int32,
 //     t = s + offsets[column] - zeros[column] * (sum over taps and terms of x ^ flip)
 // it is t (sums), t * factors[column] + bias[column] in float32 (reals), or t * factors[column] in float32 rounded to
-// even, plus `zero`, within the bounds of bytes, signed ones or not; the least one for NaN. Arrays of columns reach to the
-// end of a panel.
+// even, plus `zero`, within the bounds of bytes, signed ones or not; the least one for NaN. Arrays of columns reach to
+// the end of a panel.
 struct IntegerBlock {
     const std::uint8_t* const* rows;  // row r of tap t is rows[t * kBlockRows + r]
     std::int64_t row_count;           // kBlockRows at most

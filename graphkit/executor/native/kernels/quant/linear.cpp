@@ -137,7 +137,8 @@ void Linear::run(const void* const* inputs, void* const* outputs, std::byte* scr
                  [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t line = begin; line < end; ++line) {
                          LinearRow row = row_of(line, scales, zeros);
-                         const std::int64_t step = lines_.block > 0 ? lines_.block : std::max<std::int64_t>(lines_.length, 1);
+                         const std::int64_t step =
+                             lines_.block > 0 ? lines_.block : std::max<std::int64_t>(lines_.length, 1);
                          for (std::int64_t i = 0; i < lines_.length; i += step) {
                              const std::int64_t at = line * lines_.length + i;
                              part(x + at * from, std::min(step, lines_.length - i), row, y + at * to);
@@ -253,8 +254,6 @@ BinaryRow QuantisedBinary::row_of(const void* const* inputs) const {
     const auto zero = [&](int at) { return number(inputs[at], type, 0); };
     BinaryRow row{};
     row.flip = type == ElementType::i8 ? 0x80 : 0;
-    row.low = type == ElementType::i8 ? -128 : 0;
-    row.high = type == ElementType::i8 ? 127 : 255;
     if (adds_) {
         row.a_factor = scale(1) / scale(6);
         row.b_factor = scale(4) / scale(6);
@@ -417,7 +416,8 @@ FoundRange quantise_by_range(int threads, const float* x, std::int64_t count, st
     // Parts whose number follows from the size; the least and the largest are the same in any order.
     const std::int64_t parts = std::min(kParts, (count + kPart - 1) / kPart);
     float lows[kParts] = {}, highs[kParts] = {};
-    parallel_for(threads, parts, 0.06 * static_cast<double>(count) / static_cast<double>(std::max<std::int64_t>(parts, 1)),
+    parallel_for(threads, parts,
+                 0.06 * static_cast<double>(count) / static_cast<double>(std::max<std::int64_t>(parts, 1)),
                  [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t p = begin; p < end; ++p) {
                          const std::int64_t first = count * p / parts;

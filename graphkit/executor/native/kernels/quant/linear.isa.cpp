@@ -144,11 +144,25 @@ inline void binary(const std::uint8_t* a, const std::uint8_t* b, std::int64_t co
                    std::uint8_t* y, Combine combine) {
     const Sums one_a = bytes_at(a, count > 0, row.flip);
     const Sums one_b = bytes_at(b, count > 0, row.flip);
-    over(count, [&](std::int64_t i, std::int64_t n) {
+    const ByteResult bytes{row.flip != 0 ? 127.0F : 255.0F, 0, row.flip != 0};
+    const auto whole = [&](std::int64_t i, std::int64_t n) {
         const Sums left = row.a_single ? splat(one_a[0]) : bytes_at(a + i, n, row.flip);
         const Sums right = row.b_single ? splat(one_b[0]) : bytes_at(b + i, n, row.flip);
-        store_bytes(y + i, nearest(bounded(combine(left, right), row.low, row.high)), n);
-    });
+        return nearest_below(combine(left, right), bytes.high);
+    };
+    std::int64_t done = 0;
+#if defined(__AVX512F__)
+    for (; done + 4 * kSums <= count; done += 4 * kSums) {
+        Sums four[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) {
+            four[v] = whole(done + v * kSums, kSums);
+        }
+        store_rounded<4>(y + done, four, bytes, 4 * kSums);
+    }
+#endif
+    over(count - done,
+         [&](std::int64_t i, std::int64_t n) { store_rounded(y + done + i, whole(done + i, n), bytes, n); });
 }
 
 // a * b + c, rounded once.
@@ -160,7 +174,8 @@ inline Reals fused(Reals a, Reals b, Reals c) {
 #else
     // In float64 the product is exact.
     using Wide = typename VectorOf<double, 2 * kVectorBytes>::type;
-    const Wide sum = __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide) + __builtin_convertvector(c, Wide);
+    const Wide sum =
+        __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide) + __builtin_convertvector(c, Wide);
     return __builtin_convertvector(sum, Reals);
 #endif
 }
@@ -171,8 +186,7 @@ void add(const std::uint8_t* a, const std::uint8_t* b, std::int64_t count, const
            [&](Sums left, Sums right) { return fused(as_reals(left), of_a, fused(as_reals(right), of_b, fixed)); });
 }
 
-void multiply(const std::uint8_t* a, const std::uint8_t* b, std::int64_t count, const BinaryRow& row,
-              std::uint8_t* y) {
+void multiply(const std::uint8_t* a, const std::uint8_t* b, std::int64_t count, const BinaryRow& row, std::uint8_t* y) {
     const Sums zero_a = splat(row.a_zero), zero_b = splat(row.b_zero);
     const Reals factor = splat(row.a_factor), fixed = splat(row.fixed);
     binary(a, b, count, row, y,

@@ -19,7 +19,6 @@ struct LinearRow {
 struct BinaryRow {
     float a_factor, b_factor, fixed;  // a product has a_factor alone
     std::int32_t a_zero, b_zero;      // of a product
-    float low, high;
     std::uint8_t flip;                // 0x80 where bytes are signed
     bool a_single, b_single;          // one element for the whole row
 };
