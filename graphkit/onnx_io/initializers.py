@@ -35,8 +35,11 @@ _ROLES = frozenset({"parameter", "state", "constant"})
 # Operands of ONNX Runtime's quantised operators that are scales.
 _SCALES = {
     "DequantizeLinear": {1},
+    "DynamicQuantizeLSTM": {8, 10},
     "DynamicQuantizeMatMul": {2},
     "MatMulIntegerToFloat": {2, 3},
+    "QAttention": {3, 4},
+    "QEmbedLayerNormalization": {8, 9, 10, 11, 12},
     "QGemm": {1, 4, 7},
     "QLinearAdd": {1, 4, 6},
     "QLinearAveragePool": {1, 3},
@@ -100,7 +103,7 @@ def classify(model: ModelProto, top: Region) -> Plan:
 def _settings(node: RawNode) -> Collection[int]:
     """The operands that configure a node."""
     if node.domain == "com.microsoft":
-        # Tensor, scale and zero point, the result's two before them.
+        # Before triples of tensor, scale and zero point stand the two of the result.
         return range(0, len(node.inputs), 3) if node.op_type == "QLinearConcat" else _SCALES.get(node.op_type, ())
     return SETTINGS.get(node.op_type, ()) if node.domain == "" else ()
 

@@ -164,3 +164,34 @@ def test_rows_of_few_bits(zeros):
     (theirs,) = OnnxRuntimeModel(made, threads=1, optimize=False).run({"x1": indices}).values()
     (ours,) = gk.load(made).compile().run({"x1": indices}).values()
     np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one scale", "a scale for each gate's row"])
+def test_an_lstm_of_quantised_weights(each):
+    hidden, width = 6, 5
+    w, r = numbers(I8, 1, width, 4 * hidden), numbers(I8, 1, hidden, 4 * hidden)
+    shape = (1, 4 * hidden) if each else (1,)
+    at = (scale(0.01, *shape), np.zeros(shape, I8))
+    bias = (RNG.standard_normal((1, 8 * hidden)) * 0.1).astype(np.float32)
+    x = RNG.standard_normal((4, 2, width)).astype(np.float32)
+    # ONNX Runtime rounds x and the state to 8 bits.
+    operands = (x, w, r, bias, None, None, None, None, *at, *at)
+    check("DynamicQuantizeLSTM", *operands, tolerance=0.03, hidden_size=hidden)
+
+
+def test_layers_whose_float_form_is_onnxruntimes_too():
+    pytest.importorskip("graphkit.onnx_io.upgrade.contrib")
+    bias = RNG.standard_normal(24).astype(np.float32)
+    x, w, at = numbers(U8, 2, 5, 8), numbers(I8, 8, 24), (np.float32(0.02), np.float32(0.01))
+    lengths = np.array([5, 3], np.int32)
+    check("QAttention", x, w, bias, *at, lengths, U8(120), I8(0), dynamic=(0, 5), tolerance=1e-5, num_heads=2)
+    tokens, segments = np.array([[1, 2, 3], [3, 0, 1]], np.int32), np.array([[0, 1, 0], [1, 1, 0]], np.int32)
+    tables = [numbers(U8, 7, 8), numbers(U8, 6, 8), numbers(U8, 2, 8), numbers(U8, 8), numbers(U8, 8)]
+    scales, zeros = [np.float32(v) for v in (0.01, 0.02, 0.015, 0.01, 0.02)], [U8(v) for v in (120, 128, 100, 7, 128)]
+    arrays = [tokens, segments, *tables, np.ones_like(tokens), *scales, *zeros]
+    arrays = [np.asarray(a) for a in arrays]
+    made = model("QEmbedLayerNormalization", arrays, (0, 1, 7), 2, 21, {"epsilon": 1e-5})
+    feeds = {f"x{place}": arrays[place] for place in (0, 1, 7)}
+    theirs = OnnxRuntimeModel(made, threads=1, optimize=False).run(feeds).values()
+    for ours, expected in zip(gk.load(made).compile().run(feeds).values(), theirs, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import F
+from graphkit.ops import F, constant
+from graphkit.ops.quant.rounding import bounds, saturated
+from graphkit.ops.xp import numpy_xp
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import is_op
+from graphkit.passes.core.match import array_of, first, is_op, scalar
 from graphkit.passes.core.sweep import Readers, fuse
 from graphkit.passes.quantise.match import Quantised, dequantised, quantisation
 from graphkit.passes.quantise.moves import MOVES, before_moves, moved, moved_integers
@@ -69,8 +73,8 @@ def _integer_form(end: Node, y: Quantised, readers: Readers) -> Value | None:
                 return found
         if is_op(node, "Concat"):
             return _joined(node, y, readers)
-        if is_op(node, "Relu"):
-            bounded = _bounded(node, y, end, readers)
+        if is_op(node, "Relu", "Clip"):
+            bounded = _bounded(node, y, readers)
             if bounded is not None:
                 return bounded
     return table(end, y, readers)
@@ -89,17 +93,43 @@ def _joined(node: Node, y: Quantised, readers: Readers) -> Value | None:
     return Node(node.op, parts, node.name, node.meta).output
 
 
-def _bounded(node: Node, y: Quantised, end: Node, readers: Readers) -> Value | None:
-    """A Relu behind a product: the larger one of the quantised product and the zero point."""
-    x = node.inputs[0]
-    assert x is not None
-    if x.node is None or not readers.sole(x) or y.known_scale is None:
+def _bounded(node: Node, y: Quantised, readers: Readers) -> Value | None:
+    """A Relu or a Clip behind a product or a sum: the quantised product within the quantised bounds.
+
+    Larger numbers are quantised to larger integers, so that either may come first.
+    """
+    x, limits = first(node), _limits(node)
+    if limits is None or x.node is None or not readers.sole(x):
+        return None
+    scale, zero = y.known_scale, array_of(y.zero)
+    if scale is None or zero is None:
         return None
     inner = F.quantize_linear(x, y.scale, y.zero).node
     found = quantised_product(x.node, y, inner)
     if found is None:
         found = quantised_pair(x.node, y, inner)
-    return None if found is None else F.max(found, y.zero)
+    if found is None:
+        return None
+    dtype = y.x.dtype
+    least, most = bounds(dtype)
+    low, high = (
+        None if v is None else saturated(numpy_xp, np.float32(v) / scale.reshape(()), zero.reshape(()), dtype)
+        for v in limits
+    )
+    if low is not None and int(low) > least:
+        found = F.max(found, constant(low))
+    return found if high is None or int(high) >= most else F.min(found, constant(high))
+
+
+def _limits(node: Node) -> tuple[float | None, float | None] | None:
+    """The bounds, as far as there are any, of a Relu or a Clip by constants that are numbers."""
+    if is_op(node, "Relu"):
+        return 0.0, None
+    given = [*node.inputs[1:], None, None][:2]
+    known = [scalar(v) for v in given]
+    told = all(v is None or (k is not None and np.isfinite(k)) for v, k in zip(given, known, strict=True))
+    in_order = known[0] is None or known[1] is None or known[0] <= known[1]
+    return (known[0], known[1]) if told and in_order else None
 
 
 def _product(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -64,7 +64,20 @@ def test_convolutions_with_bias_and_activation():
         np.array([500, -300, 0, 7], np.int32), (0.02 * scales.astype(np.float32)).astype(np.float32), axis=0
     )
     y = F.conv(image(), weight(4, 3, 3, 3, scale=scales), bias, pads=(1, 1, 1, 1))
-    check(qdq(F.relu(y), 0.05, 0), 2, 3, 8, 8, QLinearConv=1, Max=1)
+    # All that Relu takes away lies below the zero point.
+    check(qdq(F.relu(y), 0.05, 0), 2, 3, 8, 8, QLinearConv=1)
+
+
+@pytest.mark.parametrize(("low", "high", "left"), [(0.0, 6.0, ["Max", "Min"]), (-9.0, 1.0, ["Min"]), (None, 99.0, [])])
+def test_bounds_behind_a_convolution(low, high, left):
+    y = F.clip(F.conv(image(), weight(4, 3, 3, 3)), low, np.float32(high))
+    # ONNX Runtime computes such convolutions in floats.
+    check(qdq(y, 0.05, 100), 2, 3, 8, 8, steps=1, QLinearConv=1, **dict.fromkeys(left, 1))
+
+
+def test_bounds_that_are_no_numbers_stay():
+    y = F.clip(F.conv(image(), weight(4, 3, 3, 3)), np.float32("nan"), np.float32(1.0))
+    assert after(gk.Model({"y": qdq(y, 0.05, 100)}))["Conv"] == 1
 
 
 def test_a_bias_of_another_scale_stays_a_float():

@@ -1,0 +1,78 @@
+"""ONNX Runtime's quantised layers: QAttention, QEmbedLayerNormalization, DynamicQuantizeLSTM, as those of floats.
+
+Weights are dequantised, and the layer is that of the same name without quantisation. ONNX Runtime quantises the
+operands of a DynamicQuantizeLSTM's products at run time; here they stay floats, and results are nearer to those of the
+network that was quantised.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Value
+from graphkit.onnx_io.upgrade import NodeView, Results, run
+from graphkit.onnx_io.upgrade.microsoft_quantised import microsoft
+from graphkit.ops import F
+
+
+def _as(node: NodeView, op_type: str, *inputs: Value | None, domain: str = "") -> Results:
+    """The results of the node as one of `op_type` on these operands."""
+    name = node.op_type
+    node.op_type, node.domain, node.inputs = op_type, domain, list(inputs)
+    results = run(node)
+    if results is None:
+        raise UnsupportedError(f"{name} needs {op_type}, which is not implemented")
+    return results
+
+
+@microsoft("QAttention")
+def _attention(node: NodeView) -> Results:
+    x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = (*node.inputs, *[None] * 9)[:9]
+    image = F.dequantize_linear(x, x_scale, x_zero)
+    weights = F.dequantize_linear(w, w_scale, w_zero, axis=1)
+    return _as(node, "Attention", image, weights, bias, mask, past, domain="com.microsoft")
+
+
+@microsoft("QEmbedLayerNormalization")
+def _embedding(node: NodeView) -> Results:
+    tokens, segments, *others = (*node.inputs, *[None] * 18)[:18]
+    quantised, mask, scales, zeros = others[:5], others[5], others[6:11], others[11:16]
+    # An embedding of segments may be absent.
+    floats = [
+        None if v is None else F.dequantize_linear(v, scale, zero)
+        for v, scale, zero in zip(quantised, scales, zeros, strict=True)
+    ]
+    return _as(node, "EmbedLayerNormalization", tokens, segments, *floats, mask, domain="com.microsoft")
+
+
+@microsoft("DynamicQuantizeLSTM")
+def _lstm(node: NodeView) -> Results:
+    """W: [directions, input, 4 * hidden], R: [directions, hidden, 4 * hidden], scales: [directions] or one for each of
+    the last axis, [directions, 4 * hidden]."""
+    x, w, r, *others = (*node.inputs, *[None] * 12)[:12]
+    bias, lengths, h, c, peepholes, w_scale, w_zero, r_scale, r_zero = others
+    assert w is not None
+    assert r is not None
+    weights = [_weights(*given) for given in ((w, w_scale, w_zero), (r, r_scale, r_zero))]
+    fields = {name: value for name, value in node.attrs.items() if name != "input_forget"}
+    fields["input_forget"] = bool(node.attrs.get("input_forget", 0))
+    results: Results = F.lstm(x, *weights, bias, lengths, h, c, peepholes, **fields)
+    return results
+
+
+def _weights(w: Value, scale: Value | None, zero: Value | None) -> Value:
+    """[directions, n, 4 * hidden] of 8 bits as floats [directions, 4 * hidden, n]."""
+    if scale is None or scale.rank not in (1, 2):
+        raise UnsupportedError("DynamicQuantizeLSTM needs scales of known rank")
+    if scale.rank == 1:
+        whole = F.dequantize_linear(w, scale, zero, axis=0)
+    else:
+        # A scale of one block along the axis in the middle.
+        apart = [None if v is None else F.unsqueeze(v, np.array([1])) for v in (scale, zero)]
+        length = w.tensor.known_shape[1]
+        if not isinstance(length, int):
+            raise UnsupportedError("DynamicQuantizeLSTM needs weights of known sizes")
+        whole = F.dequantize_linear(w, *apart, axis=1, block_size=max(length, 1))
+    turned: Value = F.transpose(whole, perm=(0, 2, 1))
+    return turned
