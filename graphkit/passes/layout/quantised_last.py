@@ -60,7 +60,8 @@ def moved_elements(node: Node, moved: Place, in_order: Place) -> Moved | None:
         blocks = scale.rank == rank and rank > 1
         if not blocks and (scale.rank is None or scale.rank > 1):
             return None
-        axis = to_last(rank).index(op.axis % rank) if -rank <= op.axis < rank else op.axis
+        axis = int(op.attributes()["axis"])
+        axis = to_last(rank).index(axis % rank) if -rank <= axis < rank else axis
         return Moved(op.replace(axis=axis), _placed(node, (0, 1, 2) if blocks else (0,), moved, in_order))
     if name == "QLinearGlobalAveragePool":
         return Moved(ChannelsLastQLinearGlobalAveragePool(), _placed(node, (0,), moved, in_order))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from graphkit.executor.devices.cpu._base import kernel, native, shape
+from graphkit.executor.devices.cpu._base import dtype, kernel, native, operand, shape
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, Op, operator
 from graphkit.ops.internal.channels_last import to_first
 from graphkit.ops.internal.quantised import QGemm
+from graphkit.ops.internal.weight_only import WeightOnlyMatMul
 from graphkit.ops.nn.conv import Convolution
 
 _Named: TypeAlias = tuple[str, tuple[int, ...], str]
@@ -82,3 +83,20 @@ kernel("ConvInteger")(_convolution)
 kernel("QLinearConv")(_convolution)
 kernel("ChannelsLastConvInteger", DOMAIN)(_convolution)
 kernel("ChannelsLastQLinearConv", DOMAIN)(_convolution)
+
+
+@kernel("WeightOnlyMatMul", DOMAIN)
+def _weight_only(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, WeightOnlyMatMul)
+    zeros = operand(node, 3) is not None
+    constant = {1, 2, *([3] if zeros else ())} <= context.constant_inputs.keys()
+    return native.WeightOnlyProduct(
+        shape(node.inputs[0]),
+        shape(node.inputs[1]),
+        dtype(node, 1),
+        op.block_size,
+        op.bits,
+        zeros=zeros,
+        packed=constant,
+        threads=context.threads,
+    )
