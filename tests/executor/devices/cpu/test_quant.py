@@ -27,6 +27,7 @@ from graphkit.ops.internal.quantised import (
     QLinearMul,
     TableLookup,
 )
+from graphkit.ops.internal.weight_only import WeightOnlyMatMul
 from graphkit.ops.quant.conv import ConvInteger, QLinearConv
 from graphkit.ops.quant.linear import DequantizeLinear, QuantizeLinear
 from graphkit.ops.quant.matmul import MatMulInteger, QLinearMatMul
@@ -277,3 +278,42 @@ def test_tables(products: str, dtype: Any) -> None:
     x = anything(rng, (3, 1001), dtype)
     for table in (anything(rng, (256,), np.int8), rng.standard_normal(256).astype(np.float32)):
         check(TableLookup(), [x, table])
+
+
+# --- weights of few bits --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(np.uint8, 4), (np.int8, 4), (np.uint8, 8), (np.int8, 8)])
+def test_products_with_weights_of_few_bits(products: str, dtype: Any, bits: int) -> None:
+    rng = np.random.default_rng(10)
+    low = 0 if dtype is np.uint8 else -(1 << (bits - 1))
+    for rows, terms, columns, block in (
+        (1, 64, 16, 32),
+        (1, 130, 33, 16),
+        (2, 7, 5, 7),
+        (15, 100, 40, 100),
+        (0, 8, 3, 8),
+    ):
+        a = rng.standard_normal((rows, terms)).astype(np.float32)
+        blocks = -(-terms // block)
+        w, zero = (rng.integers(low, low + (1 << bits), (columns, n)).astype(dtype) for n in (terms, blocks))
+        scale = rng.uniform(0.01, 0.1, (columns, blocks)).astype(np.float32)
+        op = WeightOnlyMatMul(block_size=block, bits=bits)
+        for given in ([a, w, scale, zero], [a, w, scale]):
+            values = [Value(TensorType(dtype_of(v.dtype), v.shape), f"v{i}") for i, v in enumerate(given)]
+            node = Node(op, values)
+            spread = [np.repeat(p.astype(np.float64), block, 1)[:, :terms] for p in (scale, zero)]
+            exact = a.astype(np.float64) @ ((w - (spread[1] if len(given) > 3 else 0.0)) * spread[0]).T
+            bits_found = set()
+            for threads in (1, 2):
+                held: Any = dict.fromkeys(range(1, len(given)))
+                for constant_inputs in ({}, held):
+                    kernel: Any = make_kernel("cpu", node, KernelContext(threads, constant_inputs=constant_inputs))
+                    operands = list(given)
+                    for position in kernel.packed_inputs:
+                        operands[position] = aligned_bytes(kernel.packed_bytes(position))
+                        kernel.pack(position, given[position], operands[position])
+                    (y,) = run_kernel(kernel, node, operands)
+                    np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max(initial=1))
+                    bits_found.add(y.tobytes())
+            assert len(bits_found) == 1
