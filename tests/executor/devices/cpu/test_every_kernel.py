@@ -5,15 +5,13 @@ Nothing here lists operators to be tested: what has a factory is found in the re
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from kernel_runs import unwritten
+from kernel_runs import at_page_end, unwritten
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
@@ -50,7 +48,6 @@ TOLERANCE_POINTWISE = {
 ADDS_UP = {"Resize"}
 GUARD = 64  # bytes before and behind every result
 CANARY = 0xA5
-_MPROTECT = ctypes.CDLL(None, use_errno=True).mprotect
 
 
 @dataclass
@@ -101,17 +98,6 @@ def run_aligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) ->
         assert (whole[:GUARD] == CANARY).all(), "written before a result"
         assert (whole[GUARD + array.nbytes :] == CANARY).all(), "written behind a result"
     return [array for array, _ in outputs]
-
-
-def at_page_end(array: np.ndarray) -> np.ndarray:
-    """A copy of which the last byte is the last of a page; who reads or writes behind it ends the process."""
-    size = -(-max(array.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    address = np.frombuffer(memory, np.uint8).ctypes.data
-    assert _MPROTECT(ctypes.c_void_p(address + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    copy: np.ndarray = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes).reshape(array.shape)
-    copy[...] = array
-    return copy
 
 
 def run_at_page_end(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:

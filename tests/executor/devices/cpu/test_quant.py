@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_runs import run_kernel
+from kernel_runs import at_page_end, run_kernel, unwritten
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
@@ -75,6 +75,10 @@ def check(op: Op, arrays: list[Any], packed: int | None = None) -> None:
         kernel = make_kernel("cpu", node, KernelContext(threads))
         assert kernel is not None, node.describe()
         results = [run_kernel(kernel, node, arrays)]
+        # Nothing is read or written behind operands and results.
+        ends = [at_page_end(result) for result in unwritten(node)]
+        kernel([None if a is None else at_page_end(a) for a in arrays], ends)
+        results.append(ends)
         if packed is not None:
             held: Any = {packed: None}
             kernel = make_kernel("cpu", node, KernelContext(threads, constant_inputs=held))
