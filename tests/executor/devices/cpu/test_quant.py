@@ -321,3 +321,13 @@ def test_products_with_weights_of_few_bits(products: str, dtype: Any, bits: int)
                     np.testing.assert_allclose(y, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max(initial=1))
                     bits_found.add(y.tobytes())
             assert len(bits_found) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_of_few_bits_and_numbers_that_are_not_finite(products: str, value: float) -> None:
+    rng = np.random.default_rng(11)
+    a = rng.standard_normal((3, 32)).astype(np.float32)
+    a[1, 5] = value
+    w, zero = (rng.integers(0, 16, (20, n)).astype(np.uint8) for n in (32, 2))
+    scale = rng.uniform(0.01, 0.1, (20, 2)).astype(np.float32)
+    check(WeightOnlyMatMul(block_size=16, bits=4), [a, w, scale, zero], packed=None)

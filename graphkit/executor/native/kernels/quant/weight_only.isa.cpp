@@ -15,7 +15,6 @@ struct WeightOnlyBlock {
     const std::uint32_t* words;  // [terms of a word][lanes], the first term in the low bits
     const float* scales;         // [blocks][lanes]
     const float* zeros;          // the same; null: all are zero
-    const float* sums;           // of a over each block, [rows][blocks]
     float* y;
     std::int64_t y_stride;
     std::int64_t columns;
@@ -67,9 +66,9 @@ struct Widened {
 };
 
 // The sums of one block of terms. Rows that are few have several chains of sums, which do not wait for each other.
-template <int Rows, int Chains, typename Of>
+template <int Rows, int Chains, typename Of, bool Zeros>
 inline void add_block(const WeightOnlyBlock& block, const float* a, const std::uint32_t* words, std::int64_t terms,
-                      Reals (&sums)[Rows]) {
+                      Reals zero, Reals (&sums)[Rows]) {
     constexpr int kOfWord = Of::kTermsOfWord;
     Reals chains[Rows][Chains] = {};
     std::int64_t done = 0;
@@ -77,7 +76,7 @@ inline void add_block(const WeightOnlyBlock& block, const float* a, const std::u
         const Sums word = bit_cast<Sums>(load(words + done / kOfWord * kSums));
 #pragma GCC unroll 8
         for (int term = 0; term < kOfWord; ++term) {
-            const Reals w = Of::get(word, term);
+            const Reals w = Zeros ? Of::get(word, term) - zero : Of::get(word, term);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
                 chains[r][term % Chains] += w * splat(a[r * block.a_stride + done + term]);
@@ -87,7 +86,7 @@ inline void add_block(const WeightOnlyBlock& block, const float* a, const std::u
     if (done < terms) {
         const Sums word = bit_cast<Sums>(load(words + done / kOfWord * kSums));
         for (int term = 0; done + term < terms; ++term) {
-            const Reals w = Of::shifted_out(word, term);
+            const Reals w = Zeros ? Of::shifted_out(word, term) - zero : Of::shifted_out(word, term);
             for (int r = 0; r < Rows; ++r) {
                 chains[r][0] += w * splat(a[r * block.a_stride + done + term]);
             }
@@ -101,7 +100,7 @@ inline void add_block(const WeightOnlyBlock& block, const float* a, const std::u
     }
 }
 
-template <int Rows, int Chains, typename Of>
+template <int Rows, int Chains, typename Of, bool Zeros>
 void rows_of(const WeightOnlyBlock& block, std::int64_t first) {
     const std::int64_t blocks = (block.terms + block.block - 1) / block.block;
     const float* a = block.a + first * block.a_stride;
@@ -111,15 +110,12 @@ void rows_of(const WeightOnlyBlock& block, std::int64_t first) {
         const std::int64_t begin = b * block.block;
         const std::int64_t terms = block.terms - begin < block.block ? block.terms - begin : block.block;
         Reals sums[Rows];
-        add_block<Rows, Chains, Of>(block, a + begin, words, terms, sums);
+        const Reals zero = Zeros ? load(block.zeros + b * kSums) : Reals{};
+        add_block<Rows, Chains, Of, Zeros>(block, a + begin, words, terms, zero, sums);
         words += (terms + Of::kTermsOfWord - 1) / Of::kTermsOfWord * kSums;
         const Reals scale = load(block.scales + b * kSums);
         for (int r = 0; r < Rows; ++r) {
-            Reals sum = sums[r];
-            if (block.zeros != nullptr) {
-                sum -= load(block.zeros + b * kSums) * splat(block.sums[(first + r) * blocks + b]);
-            }
-            totals[r] += sum * scale;
+            totals[r] += sums[r] * scale;
         }
     }
     for (int r = 0; r < Rows; ++r) {
@@ -127,23 +123,27 @@ void rows_of(const WeightOnlyBlock& block, std::int64_t first) {
     }
 }
 
-template <typename Of>
+template <typename Of, bool Zeros>
 void all_rows(const WeightOnlyBlock& block) {
     std::int64_t row = 0;
     for (; row + 6 <= block.rows; row += 6) {
-        rows_of<6, 1, Of>(block, row);
+        rows_of<6, 1, Of, Zeros>(block, row);
     }
     for (; row + 2 <= block.rows; row += 2) {
-        rows_of<2, 2, Of>(block, row);
+        rows_of<2, 2, Of, Zeros>(block, row);
     }
     if (row < block.rows) {
-        rows_of<1, 4, Of>(block, row);
+        rows_of<1, 4, Of, Zeros>(block, row);
     }
 }
 
 template <int Bits>
 void product(const WeightOnlyBlock& block) {
-    block.is_signed ? all_rows<Widened<Bits, true>>(block) : all_rows<Widened<Bits, false>>(block);
+    // Unsigned weights have no zero points: see WeightOnlyProduct::middle.
+    if (!block.is_signed) {
+        return all_rows<Widened<Bits, false>, false>(block);
+    }
+    block.zeros == nullptr ? all_rows<Widened<Bits, true>, false>(block) : all_rows<Widened<Bits, true>, true>(block);
 }
 
 }  // namespace
@@ -182,7 +182,7 @@ class WeightOnlyProduct final : public Kernel {
   private:
     void pack_words(const std::uint8_t* w, std::uint32_t* words, std::int64_t panel) const;
     void pack_parameters(int input, const void* plain, float* packed) const;
-    void add_up(const float* a, float* sums) const;
+    static constexpr std::int64_t kAhead = kAlignment / sizeof(float);
     std::int64_t terms_of_word() const { return 32 / bits_; }
     // What unsigned weights with zero points, and these, are less by: differences from them are small then.
     std::uint32_t middle() const {
@@ -200,8 +200,7 @@ class WeightOnlyProduct final : public Kernel {
     std::int64_t rows_, terms_, columns_, block_, blocks_, panels_;
     int bits_;
     bool packed_;
-    std::size_t sums_bytes_;
-    std::size_t scratch_;
+    std::size_t scratch_ = 0;
 };
 
 WeightOnlyProduct::WeightOnlyProduct(const Dims& a, const Dims& w, const std::string& type, std::int64_t block,
@@ -230,8 +229,6 @@ WeightOnlyProduct::WeightOnlyProduct(const Dims& a, const Dims& w, const std::st
         inputs_.push_back({"zero", {columns_, blocks_}, kind});
     }
     outputs_ = {{"y", y}};
-    sums_bytes_ = zeros ? aligned(static_cast<std::size_t>(rows_ * blocks_) * sizeof(float)) : 0;
-    scratch_ = sums_bytes_;
     for (std::size_t input = 1; !packed_ && input < inputs_.size(); ++input) {
         scratch_ += aligned(packed_bytes(static_cast<int>(input)));
     }
@@ -245,7 +242,9 @@ std::vector<int> WeightOnlyProduct::packed_inputs() const {
 }
 
 std::size_t WeightOnlyProduct::packed_bytes(int input) const {
-    return static_cast<std::size_t>(panels_ * functions_.lanes * (input == 1 ? words() : blocks_)) * 4;
+    // Ahead of zero points there is a number that says whether one of them is not zero.
+    const std::size_t ahead = input == 3 ? kAlignment : 0;
+    return ahead + static_cast<std::size_t>(panels_ * functions_.lanes * (input == 1 ? words() : blocks_)) * 4;
 }
 
 std::string WeightOnlyProduct::packed_layout(int input) const {
@@ -283,6 +282,9 @@ void WeightOnlyProduct::pack_words(const std::uint8_t* w, std::uint32_t* to, std
 void WeightOnlyProduct::pack_parameters(int input, const void* plain, float* packed) const {
     const std::int64_t lanes = functions_.lanes;
     const ElementType type = inputs_[static_cast<std::size_t>(input)].type;
+    float* given = packed;
+    packed += input == 3 ? kAhead : 0;
+    float any = 0;
     for (std::int64_t c = 0; c < panels_ * lanes; ++c) {
         for (std::int64_t b = 0; b < blocks_; ++b) {
             const std::int64_t at = c * blocks_ + b;
@@ -295,22 +297,12 @@ void WeightOnlyProduct::pack_parameters(int input, const void* plain, float* pac
                 value = static_cast<float>(zero - static_cast<std::int32_t>(middle()));
             }
             packed[(c / lanes * blocks_ + b) * lanes + c % lanes] = value;
+            any = value != 0 ? 1 : any;
         }
     }
-}
-
-void WeightOnlyProduct::add_up(const float* a, float* sums) const {
-    parallel_for(threads(), rows_, 0.3 * static_cast<double>(terms_), [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t r = begin; r < end; ++r) {
-            for (std::int64_t b = 0; b < blocks_; ++b) {
-                float sum = 0;
-                for (std::int64_t t = b * block_; t < std::min(terms_, (b + 1) * block_); ++t) {
-                    sum += a[r * terms_ + t];
-                }
-                sums[r * blocks_ + b] = sum;
-            }
-        }
-    });
+    if (input == 3) {
+        *given = any;
+    }
 }
 
 void WeightOnlyProduct::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -318,18 +310,16 @@ void WeightOnlyProduct::run(const void* const* inputs, void* const* outputs, std
         return;
     }
     const void* parts[4] = {inputs[0], inputs[1], inputs[2], inputs_.size() > 3 ? inputs[3] : nullptr};
-    auto* free = scratch + sums_bytes_;
+    auto* free = scratch;
     for (int input = 1; !packed_ && input < static_cast<int>(inputs_.size()); ++input) {
         pack(input, parts[input], free);
         parts[input] = free;
         free += aligned(packed_bytes(input));
     }
     const auto* a = static_cast<const float*>(inputs[0]);
-    auto* sums = reinterpret_cast<float*>(scratch);
-    if (parts[3] != nullptr) {
-        add_up(a, sums);
-    }
-    const double cost = 0.06 * static_cast<double>(terms_ * functions_.lanes) * (0.5 + static_cast<double>(rows_));
+    const auto* zeros = static_cast<const float*>(parts[3]);
+    zeros = zeros == nullptr || *zeros == 0 ? nullptr : zeros + kAhead;
+    const double cost = 0.06 * static_cast<double>(terms_ * functions_.lanes) * static_cast<double>(rows_ + 1) / 2;
     parallel_for(threads(), panels_, cost, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t p = begin; p < end; ++p) {
             const std::int64_t first = p * functions_.lanes;
@@ -341,8 +331,7 @@ void WeightOnlyProduct::run(const void* const* inputs, void* const* outputs, std
             block.block = block_;
             block.words = static_cast<const std::uint32_t*>(parts[1]) + first * words();
             block.scales = static_cast<const float*>(parts[2]) + first * blocks_;
-            block.zeros = parts[3] == nullptr ? nullptr : static_cast<const float*>(parts[3]) + first * blocks_;
-            block.sums = sums;
+            block.zeros = zeros == nullptr ? nullptr : zeros + first * blocks_;
             block.y = static_cast<float*>(outputs[0]) + first;
             block.y_stride = columns_;
             block.columns = std::min(functions_.lanes, columns_ - first);
