@@ -45,12 +45,11 @@ _HELD = held_after(CLEANUP)
 # Stages: `ordered` finds the order within one. Passes that run twice stand between stages.
 _PRODUCTS_AND_LAYOUTS = (
     *ordered(widen_halves, known_ranks, expand_composites, merge_recurrences),
-    # What composites consist of simplifies.
-    simplify,
     integers,
     dynamic_products,
     weight_products,
-    *CLEANUP,
+    # What composites consist of simplifies.
+    simplify,
     *ordered(
         scan_axes,
         eliminate_expand,

@@ -39,29 +39,25 @@ def unpacked(packed: Value, bits: int, last: Any) -> Value:
         whole = numbers.reshape(*known.shape[:-1], known.shape[-1] * per_byte)[..., :last]
         return constant(whole.astype(_UNSIGNED[bits].numpy))
     shifted = F.bit_shift(F.unsqueeze(packed, np.array([-1])), shifts, direction="RIGHT")
-    numbers = F.bitwise_and(shifted, np.array((1 << bits) - 1, np.uint8))
+    low = F.bitwise_and(shifted, np.array((1 << bits) - 1, np.uint8))
     if packed.rank is None:
         raise UnsupportedError("packed weights of unknown rank are not supported")
     kept = F.shape(packed, start=0, end=packed.rank - 1)
-    whole = F.reshape(numbers, F.concat(kept, np.array([-1]), axis=0))
-    if last is None:
-        return whole  # type: ignore[no-any-return]
-    return F.slice(whole, np.array([0]), np.array([last]), np.array([-1]))  # type: ignore[no-any-return]
+    row: Value = F.reshape(low, F.concat(kept, np.array([-1]), axis=0))
+    return row if last is None else F.slice(row, np.array([0]), np.array([last]), np.array([-1]))
 
 
 def _in_blocks(weights: Value, scales: Value, zeros: Value | None, bits: int, axis: int, block: int) -> Value:
     """Weights as floats of the scales' type. Zero points are integers, or floats, or 2 ** (bits - 1)."""
     middle = 1 << (bits - 1)
     if zeros is not None and zeros.dtype not in FLOATS:
-        return F.dequantize_linear(  # type: ignore[no-any-return]
-            weights, scales, F.cast(zeros, to=weights.dtype), axis=axis, block_size=block
-        )
+        return F.dequantize_linear(weights, scales, F.cast(zeros, to=weights.dtype), axis=axis, block_size=block)
     around = F.cast(scales, to=DType.FLOAT32)
     plain = F.dequantize_linear(weights, around, axis=axis, block_size=block)
     offset = F.mul(around, np.float32(middle) if zeros is None else F.cast(zeros, to=DType.FLOAT32))
     ones = F.expand(constant(np.array(1, np.uint8)), F.shape(weights))
     shift = F.dequantize_linear(ones, offset, axis=axis, block_size=block)
-    return F.cast(F.sub(plain, shift), to=scales.dtype)  # type: ignore[no-any-return]
+    return F.cast(F.sub(plain, shift), to=scales.dtype)
 
 
 @microsoft("MatMulNBits")
@@ -77,8 +73,8 @@ def _matmul(node: NodeView) -> Results:
         raise UnsupportedError("MatMulNBits with weights that are packed for one device is not supported")
     if block < 1 or columns < 0 or depth < 0:
         raise InvalidModel(f"{node.label}: N={columns}, K={depth}, block_size={block} are no sizes")
-    a, b, scales, zeros, groups, bias = (*node.inputs, *[None] * 6)[:6]
-    assert a is not None
+    operands: Any = (*node.inputs, *[None] * 6)[:6]
+    a, b, scales, zeros, groups, bias = operands
     blocks = -(-depth // block)
     _check_bytes(b, columns * blocks * (block * bits // 8), node)
     weights = unpacked(F.reshape(b, np.array([columns, blocks * (block * bits // 8)])), bits, depth)

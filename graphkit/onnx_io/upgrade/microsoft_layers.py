@@ -7,13 +7,16 @@ network that was quantised.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.onnx_io.upgrade import NodeView, Results, run
 from graphkit.onnx_io.upgrade.microsoft_quantised import microsoft
-from graphkit.ops import F
+from graphkit.ops import F, apply
+from graphkit.ops.rnn.layers import LSTM
 
 
 def _as(node: NodeView, op_type: str, *inputs: Value | None, domain: str = "") -> Results:
@@ -28,7 +31,8 @@ def _as(node: NodeView, op_type: str, *inputs: Value | None, domain: str = "") -
 
 @microsoft("QAttention")
 def _attention(node: NodeView) -> Results:
-    x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = (*node.inputs, *[None] * 9)[:9]
+    operands: Any = (*node.inputs, *[None] * 9)[:9]
+    x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = operands
     image = F.dequantize_linear(x, x_scale, x_zero)
     weights = F.dequantize_linear(w, w_scale, w_zero, axis=1)
     return _as(node, "Attention", image, weights, bias, mask, past, domain="com.microsoft")
@@ -36,7 +40,8 @@ def _attention(node: NodeView) -> Results:
 
 @microsoft("QEmbedLayerNormalization")
 def _embedding(node: NodeView) -> Results:
-    tokens, segments, *others = (*node.inputs, *[None] * 18)[:18]
+    operands: Any = (*node.inputs, *[None] * 18)[:18]
+    tokens, segments, *others = operands
     quantised, mask, scales, zeros = others[:5], others[5], others[6:11], others[11:16]
     # An embedding of segments may be absent.
     floats = [
@@ -50,15 +55,12 @@ def _embedding(node: NodeView) -> Results:
 def _lstm(node: NodeView) -> Results:
     """W: [directions, input, 4 * hidden], R: [directions, hidden, 4 * hidden], scales: [directions] or one for each of
     the last axis, [directions, 4 * hidden]."""
-    x, w, r, *others = (*node.inputs, *[None] * 12)[:12]
-    bias, lengths, h, c, peepholes, w_scale, w_zero, r_scale, r_zero = others
-    assert w is not None
-    assert r is not None
+    operands: Any = (*node.inputs, *[None] * 12)[:12]
+    x, w, r, bias, lengths, h, c, peepholes, w_scale, w_zero, r_scale, r_zero = operands
     weights = [_weights(*given) for given in ((w, w_scale, w_zero), (r, r_scale, r_zero))]
     fields = {name: value for name, value in node.attrs.items() if name != "input_forget"}
     fields["input_forget"] = bool(node.attrs.get("input_forget", 0))
-    results: Results = F.lstm(x, *weights, bias, lengths, h, c, peepholes, **fields)
-    return results
+    return apply(LSTM(**fields), x, *weights, bias, lengths, h, c, peepholes)  # type: ignore[no-any-return]
 
 
 def _weights(w: Value, scale: Value | None, zero: Value | None) -> Value:
@@ -69,7 +71,7 @@ def _weights(w: Value, scale: Value | None, zero: Value | None) -> Value:
         whole = F.dequantize_linear(w, scale, zero, axis=0)
     else:
         # A scale of one block along the axis in the middle.
-        apart = [None if v is None else F.unsqueeze(v, np.array([1])) for v in (scale, zero)]
+        apart: Any = [None if v is None else F.unsqueeze(v, np.array([1])) for v in (scale, zero)]
         length = w.tensor.known_shape[1]
         if not isinstance(length, int):
             raise UnsupportedError("DynamicQuantizeLSTM needs weights of known sizes")

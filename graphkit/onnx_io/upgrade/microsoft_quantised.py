@@ -122,9 +122,9 @@ def _concat(node: NodeView) -> Results:
 @microsoft("QLinearConv")
 def _conv(node: NodeView) -> Results:
     last = bool(node.take("channels_last", 0))
-    x, *others = node.inputs
-    assert x is not None
-    y = F.q_linear_conv(channels_first(x, node) if last else x, *others, **node.attrs)
+    x, others = node.operand(0), node.inputs[1:]
+    operands: Any = (channels_first(x, node) if last else x, *others)
+    y: Value = F.q_linear_conv(*operands, **node.attrs)
     return (channels_last(y, node) if last else y,)
 
 

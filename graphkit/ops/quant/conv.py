@@ -60,7 +60,7 @@ def _scalar(value: Any, dtype: Any) -> np.ndarray:
 
 
 _X, _W = _bytes(2, 3, 5, 6), _bytes(4, 3, 3, 2, dtype="int8")
-_PADDED = {"pads": (1, 0, 2, 1), "strides": (2, 3), "kernel_shape": (3, 2)}
+_PADDED: dict[str, Any] = {"pads": (1, 0, 2, 1), "strides": (2, 3), "kernel_shape": (3, 2)}
 
 
 @op

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import Onnx, Op, Rand, Sample, op
+from graphkit.ops._base import F, Onnx, Op, Rand, Sample, constant, op
 from graphkit.ops.quant.rounding import saturated
 
 _F32 = frozenset({DType.FLOAT32})
@@ -40,6 +40,15 @@ class DynamicQuantizeLinear(Op):
 
     def reference(self, xp: Any, x: Any) -> Any:
         return dynamically_quantised(xp, x)
+
+    def expand(self, x: Any) -> Any:
+        zero, widest = (constant(np.array(v, np.float32)) for v in (0, 255))
+        least = F.min(F.reduce_min(x, keepdims=False), zero)
+        most = F.max(F.reduce_max(x, keepdims=False), zero)
+        one = constant(np.array(1, np.float32))
+        scale = F.where(F.equal(least, most), one, F.div(F.sub(most, least), widest))
+        point = F.cast(F.round(F.clip(F.div(F.neg(least), scale), zero, widest)), to=DType.UINT8)
+        return F.quantize_linear(x, scale, point), scale, point
 
 
 def dynamically_quantised(xp: Any, x: Any) -> tuple[Any, Any, Any]:

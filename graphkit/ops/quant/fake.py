@@ -10,7 +10,6 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import INTEGERS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Rand, Sample, constant, op
-from graphkit.ops.pointwise import unbroadcast
 from graphkit.ops.quant.linear import _BLOCKS, _ROW, DequantizeLinear, QuantizeLinear
 from graphkit.ops.quant.rounding import SCALES, bounds
 
@@ -26,7 +25,7 @@ class FakeQuantize(QuantizeLinear):
     """
 
     domain = DOMAIN
-    onnx = None
+    onnx = None  # type: ignore[assignment]
     composite = True
     types = {**QuantizeLinear.types, "x": SCALES, "y_scale": SCALES}
     # Its derivative is declared.
@@ -76,29 +75,3 @@ class FakeQuantize(QuantizeLinear):
         error = F.where(inside, F.sub(steps, ratio), F.where(F.less(steps, low), low, high))
         dscale = self.gathered(F.mul(F.cast(dy, to=DType.FLOAT32), error), scale, x)
         return (dx, F.cast(dscale, to=scale.dtype)) if zero is None else (dx, F.cast(dscale, to=scale.dtype), None)
-
-    def spread_values(self, parameter: Any, x: Any) -> Any:
-        """A scale or a zero point as a graph value that broadcasts to x."""
-        if parameter.rank == 0 or (parameter.rank == 1 and parameter.shape == (1,)):
-            return F.reshape(parameter, np.zeros(0, np.int64))
-        axis = self.axis % x.rank
-        if not self.block_size:
-            return F.reshape(parameter, np.array([-1, *(1,) * (x.rank - axis - 1)], np.int64))
-        length = x.shape[axis] if x.shape is not None else None
-        if isinstance(length, int):
-            return F.gather(parameter, np.arange(length) // self.block_size, axis=axis)
-        count = F.squeeze(F.shape(x, start=axis, end=axis + 1), np.array([0]))
-        places = F.range(np.array(0), count, np.array(1))
-        return F.gather(parameter, F.div(places, np.array(self.block_size)), axis=axis)
-
-    def gathered(self, gradient: Any, scale: Any, x: Any) -> Any:
-        """The sum over the elements that share a scale."""
-        if not self.block_size:
-            spread = self.spread_values(scale, x)
-            return F.reshape(unbroadcast(gradient, spread), F.shape(scale))
-        axis, size = self.axis % x.rank, np.array([self.block_size])
-        missing = F.sub(F.mul(F.shape(scale, start=axis, end=axis + 1), size), F.shape(x, start=axis, end=axis + 1))
-        padded = F.pad(gradient, F.concat(np.array([0]), missing, axis=0), None, np.array([axis]))
-        around = F.shape(x, start=0, end=axis), F.shape(x, start=axis + 1)
-        blocks = F.reshape(padded, F.concat(around[0], np.array([-1, self.block_size]), around[1], axis=0))
-        return F.reduce_sum(blocks, np.array([axis + 1]), keepdims=False)

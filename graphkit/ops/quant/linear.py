@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch
+from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOAT8, TINY_FLOATS, DType, TensorType
-from graphkit.ops._base import Onnx, Op, Rand, Sample, op
+from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
+from graphkit.ops.pointwise import unbroadcast
 from graphkit.ops.quant.rounding import SCALES, saturated
 from graphkit.ops.tensor.cast import convert
 
@@ -61,6 +63,32 @@ class _Linear(Op):
             return xp.repeat(parameter, self.block_size, axis=axis)[(slice(None),) * axis + (slice(shape[axis]),)]
         return parameter.reshape(-1, *(1,) * (len(shape) - axis - 1))
 
+    def spread_values(self, parameter: Any, x: Any) -> Any:
+        """A scale or a zero point as a graph value that broadcasts to x."""
+        if parameter.rank == 0 or (parameter.rank == 1 and parameter.shape == (1,)):
+            return F.reshape(parameter, np.zeros(0, np.int64))
+        axis = self.axis % x.rank
+        if not self.block_size:
+            return F.reshape(parameter, np.array([-1, *(1,) * (x.rank - axis - 1)], np.int64))
+        length = x.shape[axis] if x.shape is not None else None
+        if isinstance(length, int):
+            return F.gather(parameter, np.arange(length) // self.block_size, axis=axis)
+        count = F.squeeze(F.shape(x, start=axis, end=axis + 1), np.array([0]))
+        places = F.range(np.array(0), count, np.array(1))
+        return F.gather(parameter, F.div(places, np.array(self.block_size)), axis=axis)
+
+    def gathered(self, gradient: Any, scale: Any, x: Any) -> Any:
+        """The sum over the elements that share a scale."""
+        if not self.block_size:
+            spread = self.spread_values(scale, x)
+            return F.reshape(unbroadcast(gradient, spread), F.shape(scale))
+        axis, size = self.axis % x.rank, np.array([self.block_size])
+        missing = F.sub(F.mul(F.shape(scale, start=axis, end=axis + 1), size), F.shape(x, start=axis, end=axis + 1))
+        padded = F.pad(gradient, F.concat(np.array([0]), missing, axis=0), None, np.array([axis]))
+        around = F.shape(x, start=0, end=axis), F.shape(x, start=axis + 1)
+        blocks = F.reshape(padded, F.concat(around[0], np.array([-1, self.block_size]), around[1], axis=0))
+        return F.reduce_sum(blocks, np.array([axis + 1]), keepdims=False)
+
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         shape, rank = inputs[1].known_shape, inputs[0].rank
         apart = len(shape) == 0 or (len(shape) == 1 and rank > 1 and self.axis % rank != 0)
@@ -85,7 +113,7 @@ _HALVES, _HALF = Rand((2, 3), -9.0, 9.0, "float16"), Rand((), 0.5, 1.0, "float16
 
 def _quantise_samples() -> tuple[Sample, ...]:
     of = np.dtype
-    whole = [(of(np.uint8), 128), (of(np.int8), -3), (of(np.uint16), 32767), (of(np.int16), 256)]
+    whole: list[tuple[Any, int]] = [(of(np.uint8), 128), (of(np.int8), -3), (of(np.uint16), 32767), (of(np.int16), 256)]
     narrow = [DType.INT4, DType.UINT4, DType.INT2, DType.UINT2]
     return (
         Sample(_X, _ONE, grad=False),
@@ -190,6 +218,7 @@ class DequantizeLinear(_Linear):
     """(x - x_zero_point) * x_scale, of the scale's type unless `output_dtype` names another one.
 
     x_scale, x_zero_point: as for QuantizeLinear. The product is computed in float32, as ONNX Runtime does.
+    Differentiable in the scale.
     """
 
     output_dtype: DType | None = None
@@ -212,3 +241,16 @@ class DequantizeLinear(_Linear):
         centred = x.astype(wide) if zero is None else x.astype(wide) - zero.astype(wide)
         result = x_scale.dtype if self.output_dtype is None else self.output_dtype.numpy
         return (centred.astype(np.float32) * scale.astype(np.float32)).astype(result)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        operands: Any = (*node.inputs, None)[:3]
+        x, scale, zero = operands
+        if x.rank is None or scale.rank is None:
+            raise UnsupportedError(f"{node.describe()}: the gradient of a scale needs operands of known rank")
+        if scale.dtype is DType.FLOAT8E8M0:
+            return (None,) * len(node.inputs)
+        centred = F.cast(x, to=DType.FLOAT32)
+        if zero is not None:
+            centred = F.sub(centred, self.spread_values(F.cast(zero, to=DType.FLOAT32), x))
+        dscale = self.gathered(F.mul(F.cast(dy, to=DType.FLOAT32), centred), scale, x)
+        return None, F.cast(dscale, to=scale.dtype), *(None,) * (zero is not None)

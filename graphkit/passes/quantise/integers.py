@@ -8,6 +8,7 @@ import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, constant
+from graphkit.ops.quant.linear import QuantizeLinear
 from graphkit.ops.quant.rounding import bounds, saturated
 from graphkit.ops.xp import numpy_xp
 from graphkit.passes.core.declare import Property, graph_pass
@@ -51,12 +52,17 @@ def _fold_back(node: Node, readers: Readers) -> Sequence[Value] | None:
     x = node.inputs[0]
     assert x is not None
     source, moves = before_moves(x, readers)
-    inner = node if not moves else F.quantize_linear(source, y.scale, y.zero).node
+    inner = node if not moves else _quantised(source, y)
     found = _integer_form(inner, y, readers)
     if found is None:
         # Integers are fewer bytes to move.
         return None if not moves else (moved(inner.output, moves),)
     return (moved(found, moves),)
+
+
+def _quantised(x: Value, y: Quantised) -> Node:
+    """x quantised as `y` says."""
+    return Node(QuantizeLinear(), (x, y.scale, y.zero))
 
 
 def _integer_form(end: Node, y: Quantised, readers: Readers) -> Value | None:
@@ -87,7 +93,7 @@ def _joined(node: Node, y: Quantised, readers: Readers) -> Value | None:
         return None
     parts = []
     for value in node.operands:
-        end = F.quantize_linear(value, y.scale, y.zero).node
+        end = _quantised(value, y)
         found = table(end, y, readers)
         parts.append(end.output if found is None else found)
     return Node(node.op, parts, node.name, node.meta).output
@@ -104,7 +110,7 @@ def _bounded(node: Node, y: Quantised, readers: Readers) -> Value | None:
     scale, zero = y.known_scale, array_of(y.zero)
     if scale is None or zero is None:
         return None
-    inner = F.quantize_linear(x, y.scale, y.zero).node
+    inner = _quantised(x, y)
     found = quantised_product(x.node, y, inner)
     if found is None:
         found = quantised_pair(x.node, y, inner)

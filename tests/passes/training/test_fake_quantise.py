@@ -60,6 +60,15 @@ def test_gradients_of_a_scale_for_each_block():
     np.testing.assert_allclose(dscale, sums, rtol=1e-4, atol=1e-4)
 
 
+def test_the_scale_of_stored_numbers():
+    numbers, zero = RNG.integers(-128, 128, (3, 8)).astype(np.int8), np.arange(3, dtype=np.int8)
+    at = gk.input("scale", [3])
+    y = F.mul(F.dequantize_linear(gk.constant(numbers), at, zero, axis=0), DY)
+    found = gk.grad(gk.Model({"y": y}), wrt=["scale"]).compile().run({"scale": np.ones(3, np.float32)})
+    expected = (DY * (numbers.astype(np.float32) - zero[:, None])).sum(1)
+    np.testing.assert_allclose(found["scale_grad"], expected, rtol=1e-4)
+
+
 def test_other_parameters_are_no_way_through():
     x = gk.input("x", [4])
     y = F.dequantize_linear(F.quantize_linear(x, np.float32(0.1)), np.float32(0.2))
