@@ -42,6 +42,8 @@ class _Weights(NamedTuple):
 
 
 def _rule(node: Node, fixed: FixedValues) -> Sequence[Value] | None:
+    if not is_op(node, "MatMul"):
+        return None
     a, b = node.operands
     turned = producer(b, "Transpose")
     if turned is not None and permutation(turned) != (1, 0):
