@@ -31,6 +31,7 @@ from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
 from graphkit.passes.quantise.dynamic import dynamic_products
 from graphkit.passes.quantise.integers import integers
+from graphkit.passes.quantise.weights import weight_products
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.simplify.expand import eliminate_expand
 from graphkit.passes.simplify.identities import simplify
@@ -46,6 +47,7 @@ _PRODUCTS_AND_LAYOUTS = (
     *ordered(widen_halves, known_ranks, expand_composites, merge_recurrences),
     integers,
     dynamic_products,
+    weight_products,
     # What composites consist of simplifies.
     simplify,
     *ordered(

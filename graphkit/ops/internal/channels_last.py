@@ -137,6 +137,7 @@ class ChannelsLastMaxPool(ChannelsLast, Pooling):
     domain = DOMAIN
     per_example = ("x",)
     inputs = ("x",)
+    types = MaxPool.types
     samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
 
     def standard(self) -> MaxPool:

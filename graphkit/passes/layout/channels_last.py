@@ -46,8 +46,15 @@ from graphkit.ops.tensor.shape import Shape
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
+from graphkit.passes.layout.quantised_last import (
+    INTEGER_CONVOLUTIONS,
+    QUANTISED,
+    is_integer_convolution,
+    moved_convolution,
+    moved_elements,
+)
 
-_CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight")
+_CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS)
 # Elements of a window that one byte counts, as the kernels do.
 _MOST_ELEMENTS = 256
 
@@ -69,8 +76,8 @@ def _channels_first(graph: Graph) -> Node | None:
 def channels_last(graph: Graph) -> Graph:
     """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
 
-    Float32 convolutions of known rank and their gradients begin such a part; pools, batch normalisation, pointwise
-    operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. Linear.
+    Convolutions of float32 and of bytes, of known rank, and gradients begin such a part; pools, batch normalisation,
+    pointwise operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. Linear.
     """
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph).result()
@@ -166,6 +173,9 @@ class _Sweep:
         return Node(op, operands, node.name, node.meta, output_names=names).outputs
 
     def _convolution(self, node: Node) -> Sequence[Value] | None:
+        if is_integer_convolution(node):
+            integers = moved_convolution(node, self._moved, self._in_order)
+            return self._node(node, integers.op, integers.operands)
         if not _is_float32_convolution(node):
             return None
         op = operator(node, Convolution)
@@ -221,6 +231,10 @@ class _Sweep:
         return True
 
     # --- operators that see axes ------------------------------------------------------------------
+
+    def _quantised(self, node: Node, op: Op) -> Sequence[Value] | None:
+        found = moved_elements(node, self._moved, self._in_order)
+        return None if found is None else self._node(node, found.op, found.operands)
 
     def _pool(self, node: Node, op: Pooling) -> Sequence[Value] | None:
         if any(self._uses[v] for v in node.outputs[1:]):
@@ -418,6 +432,7 @@ _RULES: dict[str, _Rule] = {
     "BatchNormalization": _Sweep._batch_norm,
     "Resize": _Sweep._resize,
     "Shape": _Sweep._shape,
+    **dict.fromkeys(QUANTISED, _Sweep._quantised),
 }
 
 # Of graphkit's own operators; whichever operand has its channels last.
@@ -426,6 +441,7 @@ _GRADIENTS: dict[str, _Rule] = {
     "MaxPoolGrad": _Sweep._max_pool_grad,
     "AveragePoolGrad": _Sweep._average_pool_grad,
     "ReduceToShapeOf": _Sweep._reduce_to_shape,
+    **dict.fromkeys(QUANTISED, _Sweep._quantised),
 }
 
 

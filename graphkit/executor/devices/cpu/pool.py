@@ -12,13 +12,14 @@ from graphkit.ops.internal.channels_last_gradient import ChannelsLastAveragePool
 from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, Pooling
 
 
-def _window(node: Node, spatial: tuple[int, ...], indices: DType = DType.INT64) -> native.PoolWindow | None:
+def _window(node: Node, spatial: tuple[int, ...], other: DType = DType.INT64) -> native.PoolWindow | None:
     """The native window of a pool over spatial axes of the given sizes.
 
-    None when the kernels do not cover it: other data than float32, other indices, or more than three axes.
+    None when the kernels do not cover it: other data than float32 and one type more (of indices), or more than three
+    axes.
     """
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
-    if not 1 <= len(spatial) <= 3 or any(v.dtype not in (DType.FLOAT32, indices) for v in values):
+    if not 1 <= len(spatial) <= 3 or any(v.dtype not in (DType.FLOAT32, other) for v in values):
         return None
     op = operator(node, Pooling)
     window = op.window_of(spatial)
@@ -73,6 +74,10 @@ def _average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
 @kernel("ChannelsLastMaxPool", DOMAIN)
 def _channels_last_max_pool(node: Node, context: KernelContext) -> Kernel | None:
     x, y = _places(node.inputs[0]), _places(node.output)
+    kind = node.output.dtype
+    if kind in (DType.INT8, DType.UINT8):
+        window = _window(node, x[2:], kind)
+        return None if window is None else native.ChannelsLastByteMaxPool(x, y, window, kind.value, context.threads)
     window = _window(node, x[2:])
     return None if window is None else native.ChannelsLastPool(x, y, window, maximum=True, threads=context.threads)
 
@@ -94,14 +99,14 @@ def _channels_last_average_pool(node: Node, context: KernelContext) -> Kernel | 
 @kernel("ChannelsLastMaxPoolIndices", DOMAIN)
 def _channels_last_max_pool_indices(node: Node, context: KernelContext) -> Kernel | None:
     x, y = _places(node.inputs[0]), _places(node.outputs[0])
-    window = _window(node, x[2:], indices=DType.UINT8)
+    window = _window(node, x[2:], other=DType.UINT8)
     return None if window is None else native.ChannelsLastMaxPoolIndices(x, y, window, context.threads)
 
 
 @kernel("ChannelsLastMaxPoolGrad", DOMAIN)
 def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
     dy, dx = _places(node.inputs[0]), _places(node.output)
-    window = _window(node, dx[2:], indices=DType.UINT8)
+    window = _window(node, dx[2:], other=DType.UINT8)
     return None if window is None else native.ChannelsLastMaxPoolGrad(dy, dx, window, context.threads)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ops.evaluate import run_node
 
+_MPROTECT = ctypes.CDLL(None, use_errno=True).mprotect
 FLOATS = [np.dtype(t) for t in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)]
 INTEGERS = [np.dtype(t) for t in (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)]
 DTYPES = [*FLOATS, *INTEGERS, np.dtype(bool)]
@@ -40,6 +43,17 @@ def value_of(array: np.ndarray, name: str = "x") -> Value:
 def unwritten(node: Node) -> list[np.ndarray]:
     """Memory for the results, full of a number that none of them has."""
     return [np.full(v.tensor.static_shape, 77).astype(v.dtype.numpy) for v in node.outputs]
+
+
+def at_page_end(array: np.ndarray) -> np.ndarray:
+    """A copy of which the last byte is the last of a page; who reads or writes behind it ends the process."""
+    size = -(-max(array.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    assert _MPROTECT(ctypes.c_void_p(address + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    copy: np.ndarray = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def run_kernel(kernel: Kernel, node: Node, arrays: Sequence[Any]) -> list[np.ndarray]:

@@ -5,15 +5,13 @@ Nothing here lists operators to be tested: what has a factory is found in the re
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from kernel_runs import unwritten
+from kernel_runs import at_page_end, unwritten
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
@@ -50,7 +48,6 @@ TOLERANCE_POINTWISE = {
 ADDS_UP = {"Resize"}
 GUARD = 64  # bytes before and behind every result
 CANARY = 0xA5
-_MPROTECT = ctypes.CDLL(None, use_errno=True).mprotect
 
 
 @dataclass
@@ -101,17 +98,6 @@ def run_aligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) ->
         assert (whole[:GUARD] == CANARY).all(), "written before a result"
         assert (whole[GUARD + array.nbytes :] == CANARY).all(), "written behind a result"
     return [array for array, _ in outputs]
-
-
-def at_page_end(array: np.ndarray) -> np.ndarray:
-    """A copy of which the last byte is the last of a page; who reads or writes behind it ends the process."""
-    size = -(-max(array.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    address = np.frombuffer(memory, np.uint8).ctypes.data
-    assert _MPROTECT(ctypes.c_void_p(address + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    copy: np.ndarray = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes).reshape(array.shape)
-    copy[...] = array
-    return copy
 
 
 def run_at_page_end(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
@@ -240,17 +226,41 @@ def _lacks(*dtypes: DType) -> Callable[[Node], bool]:
 
 _not_float32 = _lacks(*(FLOATS - {DType.FLOAT32}))
 _not_of_library = _lacks(DType.FLOAT64, DType.FLOAT16, *(INTEGERS - {DType.INT8, DType.UINT8}))
+
+
+def _has_other_parameters(node: Node) -> bool:
+    """Whether a quantised product has a parameter for each row, or other scales than float32."""
+    named = operator(node, Op).named_inputs(node.inputs)
+    rows = [v for name, v in named.items() if name in ("a_scale", "a_zero_point") and v is not None]
+    return any(v.shape not in ((), (1,)) for v in rows) or _lacks(*(FLOATS - {DType.FLOAT32}))(node)
+
+
+_BYTES_AND_WORDS = {DType.INT8, DType.UINT8, DType.INT16, DType.UINT16}
+
+
+def _is_other_quantisation(node: Node) -> bool:
+    """Whether a QuantizeLinear or DequantizeLinear is of other numbers than float32, or of other integers."""
+    quantises = node.op.name == "QuantizeLinear"
+    real, whole = (node.operands[0], node.output) if quantises else (node.output, node.operands[0])
+    integers = _BYTES_AND_WORDS if quantises else _BYTES_AND_WORDS | {DType.INT32}
+    other = getattr(node.op, "precision", None) not in (None, DType.FLOAT32)
+    return other or {real.dtype, node.operands[1].dtype} != {DType.FLOAT32} or whole.dtype not in integers
+
+
 _BOTH_LAYOUTS = ("", "ChannelsLast")
 _AND_GRADIENT = ("", "Grad")
 # Which nodes of an operator are interpreted, by its name.
 INTERPRETED: dict[str, Callable[[Node], bool]] = {
     **dict.fromkeys(("LpPool", "RoiAlign", "FusedAttention", "RNN", "GRU", "LSTM"), _not_float32),
     **{f"{layout}AveragePool{part}": _not_float32 for layout in _BOTH_LAYOUTS for part in _AND_GRADIENT},
-    **{f"ChannelsLastMaxPool{part}": _not_float32 for part in ("", "Grad", "Indices")},
+    **{f"ChannelsLastMaxPool{part}": _not_float32 for part in ("Grad", "Indices")},
+    "ChannelsLastMaxPool": _lacks(*(FLOATS - {DType.FLOAT32})),
     **{f"ChannelsLastBatchNorm{part}": _not_float32 for part in _AND_GRADIENT},
     **{f"{cell}Recurrence{part}": _not_float32 for cell in ("RNN", "GRU", "LSTM") for part in _AND_GRADIENT},
     "MaxPool": _lacks(*(FLOATS - {DType.FLOAT32}), DType.INT8, DType.UINT8),
     "MaxPoolGrad": _not_float32,
+    **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), _has_other_parameters),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _is_other_quantisation),
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedConv"), _not_of_library),
     **{f"{layout}Conv{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("", "Transpose")},
     **{f"{layout}ConvGrad{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("Input", "Weight")},

@@ -1,0 +1,179 @@
+// Tiles of a product of bytes in registers. See integer_table.h.
+#include "kernels/quant/byte_lanes.h"
+#include "kernels/quant/integer_table.h"
+
+namespace graphkit {
+namespace {
+
+// Vectors of columns side by side in a tile.
+#if defined(__AVX512F__)
+constexpr int kDotVectors = 4;
+constexpr int kWidenedVectors = 2;
+constexpr int kWidenedRows = 6;
+#else
+constexpr int kWidenedVectors = 2;
+constexpr int kWidenedRows = 4;
+#endif
+
+// The columns of some vectors of a row: `at` is the first of them.
+template <IntegerResult Result, int Vectors>
+inline __attribute__((always_inline)) void finish(const IntegerBlock& block, const Sums (&totals)[Vectors],
+                                                  std::int64_t row, std::int64_t at) {
+    const std::int64_t place = row * block.stride + at;
+    const std::int64_t left = block.columns - at;
+    if constexpr (Result == IntegerResult::bytes) {
+        auto* y = static_cast<std::uint8_t*>(block.y) + place;
+        Sums whole[Vectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            whole[v] = nearest_below(as_reals(totals[v]) * load(block.factors + at + v * kSums), block.bytes.high);
+        }
+#if defined(__AVX512F__)
+        if constexpr (Vectors > 1) {
+            return store_rounded<Vectors>(y, whole, block.bytes, left);
+        }
+#endif
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            store_rounded(y + v * kSums, whole[v], block.bytes, left - v * kSums);
+        }
+    } else {
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) {
+            const std::int64_t first = v * kSums;
+            if constexpr (Result == IntegerResult::sums) {
+                store_sums(static_cast<std::int32_t*>(block.y) + place + first, totals[v], left - first);
+            } else {
+                const Reals product = as_reals(totals[v]) * load(block.factors + at + first);
+                const Reals y = block.bias == nullptr ? product : product + load(block.bias + at + first);
+                store_reals(static_cast<float*>(block.y) + place + first, y, left - first);
+            }
+        }
+    }
+}
+
+// Rows and vectors of a tile, from its first row and column on. With Zeros the sums of a row's bytes are needed, too.
+template <typename Products, int Rows, int Vectors, bool Zeros, IntegerResult Result>
+void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
+    const std::int64_t panel = block.taps * block.quads * kSums * kTerms;
+    const std::int8_t* weights = block.panels + at / kSums * panel;
+    const Sums flip = splat(static_cast<std::int32_t>(block.flip * 0x01010101U));
+    const auto ones = Products::right(splat(0x01010101));
+    Sums totals[Rows][Vectors] = {};
+    Sums bytes[Rows] = {};
+    for (std::int64_t tap = 0; tap < block.taps; ++tap) {
+        const std::uint8_t* rows[Rows];
+        for (int r = 0; r < Rows; ++r) {
+            rows[r] = block.rows[tap * kBlockRows + first + r];
+        }
+        for (std::int64_t quad = 0; quad < block.quads; ++quad) {
+            typename Products::Right w[Vectors];
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; ++v) {
+                Sums loaded;
+                __builtin_memcpy(&loaded, weights + v * panel, sizeof loaded);
+                w[v] = Products::right(loaded);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const auto x = Products::left(four_bytes(rows[r] + quad * kTerms) ^ flip);
+                if constexpr (Zeros) {
+                    Products::add(bytes[r], x, ones);
+                }
+#pragma GCC unroll 8
+                for (int v = 0; v < Vectors; ++v) {
+                    Products::add(totals[r][v], x, w[v]);
+                }
+            }
+            weights += kSums * kTerms;
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) {
+        const std::int64_t column = at + v * kSums;
+        const Sums offset = load(block.offsets + column);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            totals[r][v] += offset;
+            if constexpr (Zeros) {
+                totals[r][v] -= bytes[r] * load(block.zeros + column);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        finish<Result, Vectors>(block, totals[r], first + r, at);
+    }
+}
+
+template <typename Products, int Vectors, bool Zeros, IntegerResult Result>
+void rows_of(const IntegerBlock& block, std::int64_t at, int most) {
+    std::int64_t row = 0;
+    const std::int64_t rows = block.row_count;
+    if (most == 6) {
+        for (; row + 6 <= rows; row += 6) {
+            tile<Products, 6, Vectors, Zeros, Result>(block, row, at);
+        }
+    }
+    for (; row + 4 <= rows; row += 4) {
+        tile<Products, 4, Vectors, Zeros, Result>(block, row, at);
+    }
+    for (; row + 2 <= rows; row += 2) {
+        tile<Products, 2, Vectors, Zeros, Result>(block, row, at);
+    }
+    if (row < rows) {
+        tile<Products, 1, Vectors, Zeros, Result>(block, row, at);
+    }
+}
+
+template <typename Products, int Vectors, int Rows, IntegerResult Result>
+void columns_of(const IntegerBlock& block) {
+    const std::int64_t vectors = (block.columns + kSums - 1) / kSums;
+    std::int64_t at = 0;
+    if (block.zeros != nullptr) {
+        for (; at + 2 <= vectors; at += 2) {
+            rows_of<Products, 2, true, Result>(block, at * kSums, Rows);
+        }
+        if (at < vectors) {
+            rows_of<Products, 1, true, Result>(block, at * kSums, Rows);
+        }
+        return;
+    }
+    if constexpr (Vectors == 4) {
+        for (; at + 4 <= vectors; at += 4) {
+            rows_of<Products, 4, false, Result>(block, at * kSums, Rows);
+        }
+    }
+    for (; at + 2 <= vectors; at += 2) {
+        rows_of<Products, 2, false, Result>(block, at * kSums, Rows);
+    }
+    if (at < vectors) {
+        rows_of<Products, 1, false, Result>(block, at * kSums, Rows);
+    }
+}
+
+template <typename Products, int Vectors, int Rows>
+void product(const IntegerBlock& block) {
+    switch (block.result) {
+        case IntegerResult::sums:
+            return columns_of<Products, Vectors, Rows, IntegerResult::sums>(block);
+        case IntegerResult::bytes:
+            return columns_of<Products, Vectors, Rows, IntegerResult::bytes>(block);
+        case IntegerResult::reals:
+            return columns_of<Products, Vectors, Rows, IntegerResult::reals>(block);
+    }
+}
+
+}  // namespace
+
+GRAPHKIT_ISA_DEFINE(IntegerFunctions, integer_functions) = {
+    kSums,
+    product<WidenedProducts, kWidenedVectors, kWidenedRows>,
+#if defined(__AVX512F__)
+    product<DotProducts, kDotVectors, 6>,
+#else
+    nullptr,
+#endif
+};
+
+}  // namespace graphkit

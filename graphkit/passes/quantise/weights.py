@@ -1,0 +1,116 @@
+"""Products with weights of few bits, which stay packed until they are multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops import F, operator
+from graphkit.ops.internal.weight_only import WeightOnlyMatMul
+from graphkit.ops.quant.linear import DequantizeLinear
+from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.match import FixedValues, array_of, is_op, permutation, producer
+from graphkit.passes.core.sweep import fuse, fused_node
+from graphkit.passes.quantise.match import is_one_number
+
+_BITS = {DType.INT4: 4, DType.UINT4: 4, DType.INT8: 8, DType.UINT8: 8}
+# Kernels have as many terms in one word.
+_WORD_BITS = 32
+
+
+@graph_pass(requires=[Property.QUANTISED_INTEGER, Property.POINTWISE_APART], breaks=[Property.SIMPLIFIED])
+def weight_products(graph: Graph) -> Graph:
+    """Make one operator of MatMul with a matrix that is dequantised from 4 or 8 bits: WeightOnlyMatMul. Linear.
+
+    The matrix is a parameter or a constant, dequantised in blocks of its terms, by columns, or as a whole.
+    """
+    fixed = FixedValues(graph)
+    return fuse(graph, lambda node, _: _rule(node, fixed), needs=("DequantizeLinear",), at=("MatMul",))
+
+
+class _Weights(NamedTuple):
+    """[columns, terms], and [columns, blocks] parameters of as many terms each."""
+
+    w: Value
+    scale: Value
+    zero: Value | None
+    block: int
+
+
+def _rule(node: Node, fixed: FixedValues) -> Sequence[Value] | None:
+    if not is_op(node, "MatMul"):
+        return None
+    a, b = node.operands
+    turned = producer(b, "Transpose")
+    if turned is not None and permutation(turned) != (1, 0):
+        return None
+    dequantised = b if turned is None else turned.operands[0]
+    inner = producer(dequantised, "DequantizeLinear")
+    if inner is None or a.dtype is not DType.FLOAT32 or inner.output.dtype is not DType.FLOAT32:
+        return None
+    found = _weights(inner, fixed, columns=1 if turned is None else 0)
+    if found is None:
+        return None
+    op = WeightOnlyMatMul(block_size=found.block, bits=_bits_of(inner.operands[0]))
+    operands = (a, found.w, found.scale, found.zero)
+    return (fused_node(op, operands if found.zero is not None else operands[:3], (inner, node)),)
+
+
+def _weights(node: Node, fixed: FixedValues, columns: int) -> _Weights | None:
+    """The operands of a dequantisation whose axis `columns` is that of the columns; None for what has no kernel."""
+    op = operator(node, DequantizeLinear)
+    w, scale = node.operands[:2]
+    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    if w.dtype not in _BITS or scale.dtype is not DType.FLOAT32 or w.rank != 2:
+        return None
+    if w not in fixed or not w.tensor.is_static:
+        return None
+    shape = w.tensor.static_shape
+    terms, count = shape[1 - columns], shape[columns]
+    if terms == 0 or count == 0:
+        return None
+    axis = op.axis % 2 if -2 <= op.axis < 2 else None
+    kind = DType.INT8 if w.dtype in (DType.INT4, DType.INT8) else DType.UINT8
+    if op.block_size:
+        if axis == columns or (op.block_size * _bits_of(w) % _WORD_BITS and op.block_size < terms):
+            return None
+        block = min(op.block_size, terms)
+        placed = [None if v is None else _columns_first(v, columns) for v in (scale, zero)]
+    elif is_one_number(scale):
+        block, sizes = terms, np.array([count, 1])
+        placed = [None if v is None else F.expand(F.reshape(v, np.array([1, 1])), sizes) for v in (scale, zero)]
+    elif scale.rank == 1 and axis == columns:
+        block = terms
+        placed = [None if v is None else F.reshape(v, np.array([count, 1])) for v in (scale, zero)]
+    else:
+        return None
+    of_scale, of_zero = placed
+    assert of_scale is not None
+    return _Weights(
+        _as(kind, _columns_first(w, columns)), of_scale, None if of_zero is None else _as(kind, of_zero), block
+    )
+
+
+def _bits_of(w: Value) -> int:
+    """How many bits weights have: those of their type, or 4 where the higher ones of bytes were taken away."""
+    value = w
+    while (node := value.node) is not None and is_op(node, "Reshape", "Slice", "Transpose"):
+        value = node.operands[0]
+    masked = producer(value, "BitwiseAnd")
+    if masked is not None and w.dtype is DType.UINT8:
+        masks = [array_of(v) for v in masked.operands]
+        if any(m is not None and m.size and int(m.max()) < 16 for m in masks):
+            return 4
+    return _BITS[w.dtype]
+
+
+def _columns_first(value: Value, columns: int) -> Value:
+    return value if columns == 0 else F.transpose(value, perm=(1, 0))
+
+
+def _as(kind: DType, value: Value) -> Value:
+    return value if value.dtype is kind else F.cast(value, to=kind)
