@@ -1,4 +1,4 @@
-"""Tensors of strings in memory: object arrays whose elements are all str, without halves of surrogate pairs."""
+"""Tensors of strings in memory: object arrays whose elements are all str."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from graphkit.errors import UsageError
 _STR = frozenset({str})
 
 
-def as_strings(array: np.ndarray) -> np.ndarray:
+def as_strings(array: np.ndarray, *, surrogates: bool = False) -> np.ndarray:
     """The C-contiguous object array of str for an array of numpy's kinds O, U, S or T; bytes are UTF-8 text.
 
-    An object array of str is returned itself. Raises UsageError naming the first element that is no text.
+    An object array of str is returned itself. Raises UsageError naming the first element that is no text; halves of
+    surrogate pairs, which JSON can hold and UTF-8 cannot, are text with `surrogates`.
     """
     strings = np.asarray(array, object, order="C")
     elements = strings.reshape(-1).tolist()
@@ -23,7 +24,7 @@ def as_strings(array: np.ndarray) -> np.ndarray:
         made = np.empty(len(elements), object)
         made[:] = [_decoded(element, i, strings.shape) for i, element in enumerate(elements)]
         elements, strings = made.tolist(), made.reshape(strings.shape)
-    for i, element in enumerate(elements):
+    for i, element in enumerate(() if surrogates else elements):
         if not element.isascii():
             try:
                 element.encode()

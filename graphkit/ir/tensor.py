@@ -26,7 +26,7 @@ class Tensor:
         wanted = None if dtype is None else dtype_of(dtype).numpy
         given = np.asarray(array, dtype=wanted)
         if given.dtype.kind in "OUST":
-            given = as_strings(given)
+            given = as_strings(given, surrogates=True)
         contiguous = np.ascontiguousarray(given).reshape(given.shape)
         if contiguous.flags.writeable:
             contiguous = contiguous.copy() if np.may_share_memory(contiguous, array) else contiguous
