@@ -98,6 +98,8 @@ def _loop(
     graph, captured = _with_stable_state(
         builder, region, names, setting, counters, [v.type for v in state], [], first_output=1
     )
+    if other := [v for v in graph.outputs[1 + len(state) :] if not isinstance(v.type, TensorType)]:
+        raise InvalidModel(f"only tensors can be stacked, not {other[0].type}")
     fields = {**builder.fields(cls, view), "body": graph, "captures": len(captured)}
     return _finish(raw, cls(**fields), [_scalar(view.input(0)), _scalar(view.input(1)), *state, *captured])
 

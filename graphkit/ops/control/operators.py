@@ -361,6 +361,8 @@ class Scan(Op):
 
         stable = stable_types(initial, lambda state: step(state)[: len(initial)])
         after = step(stable)[len(initial) :]
+        if other := [t for t in after if not isinstance(t, TensorType)]:
+            raise TypeMismatch(f"only tensors can be stacked, not {other[0]}")
         count = _common_length(lengths)
         axes = self._per(self.scan_output_axes, outputs, "scan_output_axes")
         stacked = tuple(stacked_type(t, axis, count) for t, axis in zip(after, axes, strict=True))

@@ -9,13 +9,13 @@ import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
-from graphkit.ir.types import SequenceType, TensorType
+from graphkit.ir.types import SequenceType, TensorType, Type
 from graphkit.ops import F, Op, operator
 from graphkit.ops.axes import i64
 from graphkit.ops.control.loop_state import without_value
 from graphkit.ops.control.operators import Loop
 from graphkit.ops.control.views import IfView, LoopState, LoopView, capture_count, is_if, repeating
-from graphkit.ops.sequence.elements import drawn
+from graphkit.ops.sequence.elements import drawn, is_unnamed
 from graphkit.ops.sequence.split import SplitToSequence
 from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.match import first, producer
@@ -145,7 +145,9 @@ def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] 
     row = insertion.operands[1]
     readers = [n for n in view.body.nodes if state.before in n.inputs or state.after in n.inputs]
     returned = view.body.outputs.count(state.after) + view.body.outputs.count(state.before)
-    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1 or not view.keeps_size(row):
+    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1:
+        return None
+    if not (_declares_what_holds(view) and view.keeps_size(row)):
         return None
     position = view.flag + number
     outputs = [v for i, v in enumerate(view.body.outputs) if i != position]
@@ -153,6 +155,23 @@ def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] 
     results = list(made.outputs)
     results.insert(number, F.split_to_sequence(results.pop(), keepdims=False))
     return results
+
+
+def _declares_what_holds(view: LoopView) -> bool:
+    """Whether the sizes that the body declares for tensors are those of every iteration."""
+    pairs = [*((s.before, s.initial) for s in view.states), *view.captures]
+    before = all(_covers(inner.type, outer.type, named=True) for inner, outer in pairs)
+    return before and all(_covers(s.before.type, s.after.type, named=False) for s in view.states)
+
+
+def _covers(declared: Type, given: Type, *, named: bool) -> bool:
+    """Whether tensors of a type are of the declared one; with `named` a name stands for any size."""
+    if not isinstance(declared, TensorType) or not isinstance(given, TensorType) or declared.shape is None:
+        return True
+    if given.shape is None or len(given.shape) != len(declared.shape):
+        return False
+    pairs = zip(declared.shape, given.shape, strict=True)
+    return all(d == g or (not isinstance(d, int) and (named or is_unnamed(d))) for d, g in pairs)
 
 
 def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Elements) -> Sequence[Value] | None:

@@ -47,7 +47,7 @@ def resolve_sequences(graph: Graph) -> Graph:
     that many insertions move.
     """
     budget = Budget()
-    while any(node.op.name in _READERS for node in all_nodes(graph)):
+    while not graph.operators.isdisjoint(_READERS | CONTROL) and any(n.op.name in _READERS for n in all_nodes(graph)):
         opened: list[Node] = []
         graph = _resolved(graph, Elements(budget, trusting=True), opened)
         if not opened:

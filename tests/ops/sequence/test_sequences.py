@@ -290,6 +290,25 @@ def test_an_output_is_taken_out_of_the_optional_that_a_file_says_it_is_not_in() 
         net.compile().run({"o": None, "x": ones(2)})
 
 
+def test_a_loop_of_a_file_stacks_tensors_alone() -> None:
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("SequenceConstruct", ["i"], ["q"]), helper.make_node("Identity", ["go"], ["on"])],
+        "body",
+        [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, [])],
+        [info("on", TensorProto.BOOL, []), helper.make_tensor_sequence_value_info("q", TensorProto.INT64, None)],
+    )
+    nested = helper.make_sequence_type_proto(helper.make_sequence_type_proto(helper.make_tensor_type_proto(7, None)))
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["m", ""], ["y"], name="stacks", body=body)],
+        "g",
+        [info("m", TensorProto.INT64, [])],
+        [helper.make_value_info("y", nested)],
+    )
+    with pytest.raises(InvalidModel, match=r"stacks.*only tensors can be stacked, not sequence\(int64"):
+        gk.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
+
+
 def test_a_declared_kind_that_is_another_is_refused() -> None:
     graph = helper.make_graph(
         [helper.make_node("SequenceConstruct", ["x"], ["y"])],

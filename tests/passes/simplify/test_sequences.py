@@ -181,6 +181,21 @@ def test_a_long_chain_is_read_in_steps_that_grow_with_it(steps: Any) -> None:
     assert left["SequenceAt"] == left["ConcatFromSequence"] == 0
 
 
+def test_rows_whose_size_grows_are_no_rows_of_one_tensor() -> None:
+    """A state that broadcasting makes larger, in a body that declares what it starts with."""
+    h, w = gk.input("h", [2, 1], dtype="float64"), gk.input("w", [2, 3], dtype="float64")
+
+    def body(_: Value, h: Value, q: Value, w: Value) -> list[Any]:
+        return [h + w, F.sequence_insert(q, F.sin(h))]
+
+    q = looped(body, [h, F.sequence_empty(dtype="float64")], [w], at(3))[1]
+    net = gk.Model({"y": F.concat_from_sequence(q, axis=1)}, name="net")
+    feeds = {"h": np.ones((2, 1)), "w": np.ones((2, 3))}
+    for trips in (net, gk.Model({"y": F.sequence_at(q, gk.input("i", [], dtype="int64"))}, name="net")):
+        found = trips.compile().run({**feeds, "i": at(-1)} if "i" in trips.inputs else feeds)["y"]
+        assert found.shape == ((2, 7) if trips is net else (2, 3))
+
+
 @pytest.mark.parametrize("split", [None, 1, 2])
 def test_an_axis_of_any_size(split: int | None, steps: Any) -> None:
     """A file may say what it likes of the number of parts: it takes no time and no memory."""
