@@ -356,10 +356,7 @@ class Executor:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
                 for spec in self._select(None).inputs
-                if spec.value.role == "data"
-                and spec.needed
-                and not spec.static
-                and isinstance(spec.value.type, TensorType)
+                if spec.value.role == "data" and spec.needed and not spec.static and _has_shape(spec.value)
             ]
             if unknown:
                 listed = ", ".join(unknown)
@@ -434,6 +431,11 @@ class Executor:
                     self._declared.before(selection.shapes(key))
             self._latest = program
             return program
+
+
+def _has_shape(value: Value) -> bool:
+    """Whether a value is a tensor: of sequences, optionals and maps a plan knows no sizes."""
+    return isinstance(value.type, TensorType)
 
 
 def _is_stored(value: Value) -> bool:

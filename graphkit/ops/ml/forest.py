@@ -34,6 +34,8 @@ _TAKES = np.array(
         [False, False, False, False],
     ]
 )
+# Targets of an ensemble: a row has a result for each.
+MAX_TARGETS = 1 << 24
 # Rows times trees that fall at a time.
 _AT_ONCE = 1 << 20
 _LARGEST_INDEX = np.iinfo(np.int32).max
@@ -221,6 +223,12 @@ class NodeTable:
             bad = _first(~found)
             raise UsageError(f"{what} {bad} is node {node[bad]} of tree {tree[bad]}, which is not there")
         return at
+
+
+def require_targets(count: int) -> None:
+    """Raise UsageError for a number of targets that no ensemble has: a row of results would fill memory."""
+    if not 1 <= count <= MAX_TARGETS:
+        raise UsageError(f"n_targets={count}; 1 to {MAX_TARGETS} are possible")
 
 
 def modes_of(names: Sequence[str]) -> np.ndarray:

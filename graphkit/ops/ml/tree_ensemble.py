@@ -11,7 +11,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import Onnx, Sample, op
-from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_forest, kept_with
+from graphkit.ops.ml.forest import AGGREGATES, EQUAL, LEAF, Forest, checked_forest, kept_with, require_targets
 from graphkit.ops.ml.matrix import ML, RowWise, examples, require_at_least, rows_of, same_length
 from graphkit.ops.ml.trees import no_gradient, regressed
 
@@ -73,8 +73,7 @@ class TreeEnsemble(RowWise):
             raise UsageError(f"aggregate_function={self.aggregate_function} is none of 0 to {len(AGGREGATES) - 1}")
         if not 0 <= self.post_transform < len(TRANSFORMS):
             raise UsageError(f"post_transform={self.post_transform} is none of 0 to {len(TRANSFORMS) - 1}")
-        if self.targets < 1:
-            raise UsageError(f"n_targets={self.n_targets}")
+        require_targets(self.targets)
         require_at_least(x, self.forest.features, "the trees ask for")
         return TensorType(x.dtype, (examples(x), self.targets))
 

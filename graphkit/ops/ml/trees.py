@@ -12,7 +12,16 @@ from graphkit.ir.graph import Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, constant, op
-from graphkit.ops.ml.forest import AGGREGATES, LEAF, Forest, NodeTable, checked_forest, kept_with, modes_of
+from graphkit.ops.ml.forest import (
+    AGGREGATES,
+    LEAF,
+    Forest,
+    NodeTable,
+    checked_forest,
+    kept_with,
+    modes_of,
+    require_targets,
+)
 from graphkit.ops.ml.matrix import ML, NUMBERS, RowWise, examples, one_of, require_at_least, rows_of, same_length
 from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform
 
@@ -168,8 +177,7 @@ class TreeEnsembleRegressor(IdentifiedTrees):
 
     def infer(self, x: TensorType) -> TensorType:
         one_of("aggregate_function", self.aggregate_function, AGGREGATES)
-        if self.targets < 1:
-            raise UsageError(f"n_targets={self.n_targets}")
+        require_targets(self.targets)
         self._check(x, self.forest, self.targets)
         return TensorType(DType.FLOAT32, (examples(x), self.targets))
 

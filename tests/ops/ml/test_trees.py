@@ -150,6 +150,7 @@ STUMP: dict[str, Any] = {
         ({"target_nodeids": [1, 5]}, "target_nodeids 1 is node 5"),
         ({"n_targets": 0}, "n_targets=0"),
         ({"n_targets": -3}, "n_targets=-3"),
+        ({"n_targets": 1 << 40}, "n_targets=1099511627776"),
         ({"base_values": [1.0, 2.0]}, "base_values has 2"),
         ({"aggregate_function": "MEDIAN"}, "MEDIAN"),
         ({"post_transform": "SOFTPLUS"}, "SOFTPLUS"),

@@ -5,11 +5,11 @@
 
 namespace graphkit {
 
-// Distances of one row from `count` columns of `columns`, which has `features` rows of `room` elements: whole vectors of
-// them, as many as one call computes, are there.
+// Distances of one row from `count` columns of `columns`, which has `features` rows of `room` elements: whole vectors
+// of them, as many as one call computes, are there.
 template <typename T>
-using DistanceRow = void (*)(const T* x, const T* columns, std::int64_t features, std::int64_t room,
-                             std::int64_t count, T* to);
+using DistanceRow = void (*)(const T* x, const T* columns, std::int64_t features, std::int64_t room, std::int64_t count,
+                             T* to);
 
 struct DistanceTable {
     DistanceRow<float> f32;

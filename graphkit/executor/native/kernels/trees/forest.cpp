@@ -49,9 +49,10 @@ WalkedForest<T>::WalkedForest(const ForestArrays<T>& given, bool has_missing, st
         const bool has_weight = is_leaf && given.count[i] > 0;
         const auto first = static_cast<std::size_t>(given.first[i]);
         const T limit = !is_leaf ? given.limit[i] : has_weight ? given.weight[first] : T(0);
-        nodes_.push_back({limit,
-                          given.feature[i],
-                          {place[static_cast<std::size_t>(given.yes[i])], place[static_cast<std::size_t>(given.no[i])]}});
+        nodes_.push_back(
+            {limit,
+             given.feature[i],
+             {place[static_cast<std::size_t>(given.yes[i])], place[static_cast<std::size_t>(given.no[i])]}});
         first_.push_back(static_cast<std::int32_t>(weights_.size()));
         for (std::size_t j = first; j < first + static_cast<std::size_t>(given.count[i]); ++j) {
             weights_.push_back({given.target[j], given.weight[j]});

@@ -325,8 +325,12 @@ void bind(nb::module_& m, const char* forest, const char* kernel) {
            Text aggregate, Text transform, std::vector<double> base, std::vector<std::int64_t> labels, bool is_binary,
            bool is_positive, int threads) {
             const std::int64_t targets = y.empty() ? 0 : y.back();
-            Finish finish{aggregate_of(aggregate), transform_of(transform), std::move(base),
-                          std::move(labels),       is_binary,               is_positive};
+            Finish finish{aggregate_of(aggregate),
+                          transform_of(transform),
+                          std::move(base),
+                          std::move(labels),
+                          is_binary,
+                          is_positive};
             new (self) TreeEnsemble<T>(std::move(x), element_type(type), std::move(y), element_type(result),
                                        std::move(trees), targets, std::move(finish), threads);
         },
