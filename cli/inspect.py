@@ -10,7 +10,7 @@ import click
 
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
-from graphkit.cli._output import print_json, print_table
+from graphkit.cli._output import print_json, print_table, show
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Value
 from graphkit.model import Model
@@ -58,7 +58,7 @@ def command(model: str, form: str, external_root: str | None, as_json: bool) -> 
             },
         )
         return
-    click.echo({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
+    show({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
     if form == "summary" and (found := groups(net)):
         print_table("groups", ("group", "nodes", "parameters"), [(n, *f.values()) for n, f in found.items()])
 

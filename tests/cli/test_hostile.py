@@ -1,4 +1,4 @@
-"""Files made to hurt: each ends in an error that names file and node, in a process that takes neither memory nor time."""
+"""Files made to hurt: each ends in an error that names file and node, within limits of memory and time."""
 
 from __future__ import annotations
 
@@ -160,3 +160,16 @@ def test_a_command_takes_no_more_than_its_memory(tmp_path):
     assert process.returncode == 5
     assert "201326592 bytes" in said
     assert "100000000 bytes" in said
+
+
+def test_names_of_a_file_give_a_terminal_no_commands(call, tmp_path):
+    name = "\x1b[2J\x1b]0;title\x07\u202e\r"
+    x = helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    for operator, code in (("Relu", 0), (name, 3)):
+        graph = helper.make_graph([helper.make_node(operator, [name], ["y"], name=name)], name, [x], [y])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "net.onnx")
+        for command in ("inspect", "run", "plan", "ops", "inspect --json"):
+            found, out, err = call(*command.split(), tmp_path / "net.onnx")
+            assert found == code or command == "ops"
+            assert not set("\x1b\x07\r\u202e") & set(out + err)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from graphkit.errors import GraphkitError, InvalidModel
+from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError
 from graphkit.onnx_io import validate, wire
 from graphkit.onnx_io.importer import import_model
 from graphkit.onnx_io.validate import parse
@@ -80,10 +81,8 @@ def test_random_damage_is_an_error_or_a_model():
         made = bytearray(data)
         for _ in range(rng.randrange(1, 4)):
             made[rng.randrange(len(made))] = rng.randrange(256)
-        try:
+        with contextlib.suppress(InvalidModel, UnsupportedError):
             import_model(bytes(made))
-        except GraphkitError as error:
-            assert error.exit_code in (3, 4)
 
 
 def test_a_file_of_empty_messages_is_refused_before_it_takes_memory(monkeypatch):
