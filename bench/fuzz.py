@@ -101,7 +101,7 @@ def trial(number: int, only: tuple[str, ...] = ()) -> Finding | None:
     """Make the file of this number and see what becomes of it."""
     rng = random.Random(number)
     name, data = rng.choice(corpus(only))
-    way = rng.choices((_onnx, _json, _weights), (8, 1, 1))[0]
+    (way,) = rng.choices([way for way, _ in _ways], [weight for _, weight in _ways])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -196,6 +196,10 @@ def _difference(result: np.ndarray, wanted: np.ndarray) -> str:
         scale = 1 + np.abs(b[np.isfinite(b)]).max(initial=0.0)
         close = (np.abs(a - b) <= 1e-2 * scale) | (a == b) | ~(np.isfinite(a) & np.isfinite(b))
     return "" if close.all() else f"{np.count_nonzero(~close)} numbers differ: {a[~close][:3]}, {b[~close][:3]}"
+
+
+# What is done with a model, and how often.
+_ways = ((_onnx, 8), (_json, 1), (_weights, 1))
 
 
 # --- many of them ---------------------------------------------------------------------------------------

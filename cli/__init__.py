@@ -11,6 +11,7 @@ from typing import TextIO
 
 import click
 
+from graphkit.cli._output import log
 from graphkit.cli._processes import ARGUMENTS
 from graphkit.errors import GraphkitWarning, did_you_mean
 
@@ -117,7 +118,7 @@ def _run(argv: Sequence[str], raise_errors: Callable[[], bool] = lambda: False) 
             line: str | None = None,
         ) -> None:
             if issubclass(category, GraphkitWarning):
-                click.echo(f"graphkit: warning: {message}", err=True)
+                log(f"graphkit: warning: {message}")
             else:
                 others(message, category, filename, lineno, file, line)
 

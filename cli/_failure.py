@@ -13,6 +13,7 @@ import click
 
 from graphkit.cli._output import print_json
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
+from graphkit.text import printable
 
 INTERRUPTED = 130
 
@@ -24,7 +25,7 @@ _LISTED = re.compile(rf"^  (?P<operator>[\w.]+): (?P<name>{_NAME})", re.MULTILIN
 
 def report(error: BaseException, argv: Sequence[str], whole: bool = False) -> int:
     """Say what went wrong; return the exit code. `whole`: with the traceback."""
-    kind, code, message = _kind(error), _exit_code(error), _message(error)
+    kind, code, message = _kind(error), _exit_code(error), printable(_message(error))
     expected = isinstance(error, (GraphkitError, click.ClickException, click.Abort))
     if whole or not (expected or isinstance(error, (MemoryError, OSError))):
         traceback.print_exception(error, file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from graphkit.text import aligned
+from graphkit.text import aligned, printable
 
 SCHEMA_VERSION = 1
 
@@ -35,7 +35,8 @@ def _plain(value: Any) -> Any:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table on stdout: drawn by rich on a terminal that can, aligned columns otherwise."""
-    cells = [[str(c) for c in row] for row in rows]
+    cells = [[printable(str(c), line=True) for c in row] for row in rows]
+    title = printable(title, line=True)
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         from rich.console import Console
         from rich.table import Table
@@ -50,4 +51,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
 def log(message: str) -> None:
     """A line on stderr."""
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)
+
+
+def show(text: str) -> None:
+    """Text on stdout, in which there may be names of a file."""
+    click.echo(printable(text))

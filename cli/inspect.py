@@ -12,7 +12,7 @@ from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._costs import cost_cells, model_costs, notes
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
-from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Value
@@ -79,7 +79,7 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
             },
         )
         return
-    click.echo({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
+    show({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
     if form == "summary" and (found := groups(net)):
         print_table("groups", ("group", "nodes", "parameters"), [(n, *f.values()) for n, f in found.items()])
 
@@ -119,7 +119,7 @@ def _print_costs(net: Model, shapes: tuple[str, ...], as_json: bool) -> None:
     title = ", ".join((net.name, *(f"{n}{list(s)}" for n, s in sized.shapes.items())))
     print_table(title, ("operator", "nodes", "FLOPs", "bytes"), [*rows, ("total", total.nodes, *cost_cells(total))])
     for note in notes(sized):
-        click.echo(note)
+        show(note)
 
 
 def _print_outline(path: str, why: UnsupportedError, as_json: bool) -> None:
@@ -132,7 +132,7 @@ def _print_outline(path: str, why: UnsupportedError, as_json: bool) -> None:
         return
     for kind, types in (("input", found.inputs), ("output", found.outputs)):
         for name, told in types.items():
-            click.echo(f"{kind} {name}: {told or 'of unknown type'}")
+            show(f"{kind} {name}: {told or 'of unknown type'}")
     print_table(found.name or "unnamed", Entry._fields, found.nodes)
     click.echo(f"stored: {len(found.stored)} tensors, {human(found.stored_bytes)}")
     log(f"the types are those that the file declares, since graphkit cannot run it: {why}")

@@ -10,7 +10,7 @@ from graphkit.cli._costs import Sized, cost_cells, model_costs, notes
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
-from graphkit.cli._output import print_json, print_table
+from graphkit.cli._output import print_json, print_table, show
 from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_device
 from graphkit.executor.devices.registry import has_factory
@@ -109,7 +109,7 @@ def _print_model(
     columns = ["operator", "count", "runs", "gradient", "FLOPs", "bytes"]
     print_table(title, columns, [*cells, ["total", total.nodes, "", "", *cost_cells(total)]])
     for note in notes(sized):
-        click.echo(note)
+        show(note)
     if rewritten:
         told = {"rule": "in terms of others", "function": "by its definition"}
         print_table("read as others", ["operator", "count", "read"],

@@ -9,7 +9,7 @@ import click
 
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import device_options, external_root_option, json_option, read_model
-from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._training import check_training, trainer_of, training_options
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
@@ -114,7 +114,7 @@ def command(
     if compare:
         print_table("arena with", ["planner", "bytes"], [(k, human(v)) for k, v in result["compare"].items()])
     if steps:
-        click.echo(str(plan))
+        show(str(plan))
 
 
 def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
-from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._values import arrays_of, empty_of
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
@@ -124,7 +124,7 @@ def command(
     if recorded is not None:
         print_table("time by operator", *recorded.table())
     if check_nan:
-        click.echo(f"not finite: {origin['message']}" if origin else "every value is finite")
+        show(f"not finite: {origin['message']}" if origin else "every value is finite")
     return code
 
 

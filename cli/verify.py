@@ -9,7 +9,7 @@ import click
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
-from graphkit.cli._output import print_json, print_table
+from graphkit.cli._output import print_json, print_table, show
 
 
 @click.command()
@@ -75,5 +75,5 @@ def print_report(report: Any, as_json: bool) -> None:
     )
     for o in report.outputs:
         if o.noise is not None or o.reason:
-            click.echo(f"{o.name}: {'; '.join(str(part) for part in (o.noise, o.reason) if part)}")
+            show(f"{o.name}: {'; '.join(str(part) for part in (o.noise, o.reason) if part)}")
     click.echo(f"opset {report.opset}: {'PASSED' if report.passed else 'FAILED'}")

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+# What a terminal obeys, or shows in another place than it has: control characters, and those that turn the direction.
+_COMMANDS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    code: f"\\u{code:04x}" for code in (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+}
+_OF_TEXT = {code: escape for code, escape in _COMMANDS.items() if chr(code) not in "\n\t"}
+
+
+def printable(text: str, line: bool = False) -> str:
+    """Anybody's text as a terminal may show it, control characters escaped. line: ends of lines as well."""
+    return text.translate(_COMMANDS if line else _OF_TEXT)
+
 
 def human(size: int) -> str:
     """1536 -> '1.5 KiB'."""

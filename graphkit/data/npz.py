@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -32,8 +33,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 return {name: loaded[name] for name in loaded.files}
     except OutOfMemory:
         raise
-    except (OSError, EOFError, MemoryError, NotImplementedError, OverflowError, RuntimeError, TypeError, ValueError,
-            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+    except (OSError, EOFError, MemoryError, NotImplementedError, OverflowError, RuntimeError, SyntaxError, TypeError,
+            ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
         if lacks_memory(error):
             raise OutOfMemory(f"the arrays of {path}: {error}") from None
         raise InputError(f"{path}: not a readable .npy or .npz file: {error}") from None

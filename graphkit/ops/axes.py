@@ -44,6 +44,10 @@ def normal_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
     return result
 
 
+# A vector of any declared length may be a shape.
+_MOST_UNKNOWN = 1 << 20
+
+
 def length_of(vector: TensorType | None) -> int | None:
     """The static length of a 1-D operand; None when it is unknown. Raises TypeMismatch for another rank."""
     if vector is None or vector.shape is None:
@@ -54,7 +58,9 @@ def length_of(vector: TensorType | None) -> int | None:
 
 
 def fresh_shape(rank: int | None) -> tuple[Dim, ...] | None:
-    """Unknown dimensions of a known rank."""
+    """Unknown dimensions of a known rank, or of so many parts. Raises TypeMismatch for more than anything has."""
+    if rank is not None and rank > _MOST_UNKNOWN:
+        raise TypeMismatch(f"{rank} dimensions")
     return None if rank is None else tuple(dims.fresh() for _ in range(rank))
 
 

@@ -10,10 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import graphkit as gk
 from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
-from graphkit.onnx_io import exporter
+from graphkit.onnx_io import exporter, external_data
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.exporter import save
 from graphkit.onnx_io.importer import import_model
@@ -96,6 +97,47 @@ def test_a_model_without_a_folder(tmp_path, folder):
 def test_huge_dims_are_refused_before_allocation(folder):
     with pytest.raises(InvalidModel, match="which has 16400"):
         load(folder, external_model("w.bin", dims=(1 << 31, 1 << 20)))
+
+
+@pytest.mark.parametrize("location", ["zero", "self/mem", "fd/0", "pipe", "w.bin/x", "loop", "a" * 5000])
+def test_what_is_no_file_of_data(folder, tmp_path, location):
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
+    roots = {"zero": "/dev", "self/mem": "/proc", "fd/0": "/dev"}
+    source, root = (external_model(location), roots.get(location))
+    if root is not None:
+        with pytest.raises((InvalidModel, UnsafeModel)):
+            import_model(source.SerializeToString(), external_root=root)
+        (folder / "link").symlink_to(os.path.join(root, location))
+        source = external_model("link")
+    with pytest.raises((InvalidModel, UnsafeModel)):
+        load(folder, source)
+
+
+def test_a_link_that_changes_between_the_look_and_the_opening(folder, tmp_path, monkeypatch):
+    real = external_data.StoredFile
+
+    def swapped(path):
+        (folder / "w.bin").unlink(missing_ok=True)
+        (folder / "w.bin").symlink_to(tmp_path / "outside.bin")
+        return real(path)
+
+    monkeypatch.setattr(external_data, "StoredFile", swapped)
+    with pytest.raises(UnsafeModel, match="outside the model's folder"):
+        load(folder, external_model("w.bin"))
+
+
+def test_pieces_of_a_file_may_overlap(folder):
+    first = load(folder, external_model("w.bin", 16)).params["w"]
+    other = load(folder, external_model("w.bin", 0)).params["w"]
+    np.testing.assert_array_equal(np.asarray(other).reshape(-1)[4:], np.asarray(first).reshape(-1)[:-4])
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.json"])
+def test_a_pipe_is_no_model_and_is_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((InvalidModel, RuntimeFailure), match="regular file"):
+        gk.load(tmp_path / name)
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -175,14 +175,19 @@ class InstancedProgram(BaseProgram):
 
     def _admit(self) -> None:
         """Raise OutOfMemory, naming the largest value, where another run of this program would pass the limit."""
-        results = sum(spec[2] for spec in self.owned if spec is not None)
+        sizes = [spec[2] if spec is not None else 0 for spec in self.owned]
+        results = sum(sizes)
         idle = self.pools.arenas.idle_bytes if self.arena_bytes else 0
         try:
             limits.require_memory(
                 self.arena_bytes + results - min(idle, self.arena_bytes), "arena and results of a run"
             )
         except OutOfMemory as error:
-            raise larger_than_allowed(self.graph, error) from None
+            if results < self.arena_bytes:
+                raise larger_than_allowed(self.graph, error) from None
+            largest = max(range(len(sizes)), key=sizes.__getitem__)
+            names = (*(self.graph.name_of(state) for state, _ in self.graph.updates), *self.graph.output_names)
+            raise OutOfMemory(f"{error}; the largest is result {names[largest]!r}, {sizes[largest]} bytes") from None
 
     def give(self, instance: Instance, arena: np.ndarray) -> None:
         """Take them back after a run.

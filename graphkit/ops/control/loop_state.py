@@ -40,7 +40,7 @@ class _Work:
 
 # Each loop tries its body's types several times, and so does each of those around it: of the nodes in a subgraph, each
 # is inferred a few times for each level of nesting in sound files, and without end in files made for it.
-_WORK, _REPEATS = 20_000, 64
+_WORK, _REPEATS = 10_000, 64
 _work: ContextVar[_Work | None] = ContextVar("inference of subgraphs", default=None)
 
 

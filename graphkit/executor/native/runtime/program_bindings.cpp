@@ -518,7 +518,8 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
                      "collections.abc.Callable[[int], None] | None = None) -> None"),
              "Set external memory 0, 1, ... (None: as it was), then run every step in the arena, without the GIL.")
         .def("limit", &BoundInstance::limit, "memory"_a, "iterations"_a, "deadline"_a,
-             "Of runs to come: bytes of buffers, iterations of a loop, the time of the monotonic clock to have ended by.")
+             "Of runs to come: bytes of buffers, iterations of a loop, the time of the monotonic clock to have ended "
+             "by.")
         .def_prop_ro(
             "committed", [](BoundInstance& self) { return self.instance.committed(); },
             "Whether the run, or the last one, has come to its commit step.")

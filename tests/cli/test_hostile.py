@@ -1,0 +1,175 @@
+"""Files made to hurt: each ends in an error that names file and node, within limits of memory and time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+MEMORY = 6 << 30
+SECONDS = 60
+
+
+def info(name, shape=None, kind=TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def constant(name, value, dtype=None):
+    return numpy_helper.from_array(np.asarray(value, dtype), name)
+
+
+def model(nodes, outputs=("y",), initializers=(), inputs=None, **options):
+    inputs = [info("x", [3])] if inputs is None else inputs
+    graph = helper.make_graph(nodes, "g", inputs, [info(o) for o in outputs], list(initializers))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("f", 1)], **options)
+
+
+def looped(count, *more):
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["again"]), helper.make_node("Sin", ["s"], ["t"]), *more],
+        "body",
+        [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), info("s", [3])],
+        [info("again", [], TensorProto.BOOL), info("t", [3]), *(info(o) for node in more for o in node.output)],
+    )
+    names = [f"ys{i}" for i in range(len(more))]
+    given = [] if count is None else [constant("count", count, np.int64)]
+    loop = helper.make_node("Loop", ["count" if given else "", "go", "x"], ["y", *names], body=body, name="again")
+    return model([loop], ("y", *names), [*given, constant("go", True), constant("wide", [1 << 16, 3])])
+
+
+def sized(operator, *operands, **attributes):
+    """One node whose constant operands or attributes make its result enormous."""
+    tensors = [constant(f"c{i}", o) for i, o in enumerate(operands) if not isinstance(o, str)]
+    names = [o if isinstance(o, str) else f"c{i}" for i, o in enumerate(operands)]
+    return model([helper.make_node(operator, names, ["y"], name="huge", **attributes)], initializers=tensors)
+
+
+def unfolding():
+    functions = []
+    for level in range(31):
+        called = ("", "Sin") if level == 0 else ("f", f"F{level - 1}")
+        nodes = [helper.make_node(called[1], [a], [b], domain=called[0]) for a, b in (("a", "t"), ("t", "b"))]
+        functions.append(helper.make_function("f", f"F{level}", ["a"], ["b"], nodes, [helper.make_opsetid("", 21),
+                                              helper.make_opsetid("f", 1)]))  # fmt: skip
+    return model([helper.make_node("F30", ["x"], ["y"], domain="f")], functions=functions)
+
+
+def nested_loops(depth=14):
+    nodes, made = [helper.make_node("Concat", ["s1", "s1"], ["y0"], axis=0)], "y0"
+    for level in range(1, depth + 1):
+        body = helper.make_graph(
+            [helper.make_node("Identity", [f"c{level}"], [f"d{level}"]), *nodes], "b",
+            [info(f"i{level}", [], TensorProto.INT64), info(f"c{level}", [], TensorProto.BOOL), info(f"s{level}")],
+            [info(f"d{level}", [], TensorProto.BOOL), info(made)],
+        )  # fmt: skip
+        outer = "x" if level == depth else f"s{level + 1}"
+        nodes, made = [helper.make_node("Loop", ["m", "", outer], [f"y{level}"], body=body)], f"y{level}"
+    return model(nodes, (made,), [constant("m", 1)])
+
+
+IMAGE = np.zeros((1, 1, 2, 2), np.float32)
+ONE = np.ones((1, 1, 1, 1), np.float32)
+FAR = 1 << 40
+
+# name: (model, exit code, what the message has)
+CASES = {
+    "endless loop": (lambda: looped(None), 5, "more than 100000 iterations"),
+    "loop of 2^62": (lambda: looped(1 << 62), 5, "more than 100000 iterations"),
+    "growing loop": (lambda: looped(None, helper.make_node("Expand", ["s", "wide"], ["row"])), 5, "again: no memory"),
+    "expand": (lambda: sized("Expand", "x", [FAR, 3]), 5, "'huge'"),
+    "expand beyond counting": (lambda: sized("Expand", "x", [1 << 62, 1 << 62, 3]), 5, "'huge'"),
+    "tile": (lambda: sized("Tile", "x", [FAR]), 5, "'huge'"),
+    "constant of shape": (lambda: sized("ConstantOfShape", [FAR]), 5, "'huge'"),
+    "negative shape": (lambda: sized("ConstantOfShape", [-5]), 4, "'huge'"),
+    "pad": (lambda: sized("Pad", "x", [FAR, 0]), 5, "'huge'"),
+    "range": (lambda: sized("Range", np.float32(0), np.float32(1e12), np.float32(1)), 5, "huge"),
+    "one hot": (lambda: sized("OneHot", [0, 1], FAR, np.array([0, 1], np.float32)), 5, "'huge'"),
+    "resize": (lambda: sized("Resize", IMAGE, "", np.array([1, 1, 1e30, 1e30], np.float32)), 4, "'huge'"),
+    "resize to": (lambda: sized("Resize", IMAGE, "", "", [1, 1, FAR, 2]), 5, "'huge'"),
+    "max pool": (lambda: sized("MaxPool", IMAGE, kernel_shape=[FAR, FAR], pads=[FAR] * 4), 5, "'huge'"),
+    "transposed convolution": (lambda: sized("ConvTranspose", IMAGE, ONE, strides=[FAR, FAR]), 5, "ConvTranspose"),
+    "kernel shape": (lambda: sized("Conv", IMAGE, ONE, kernel_shape=[FAR, FAR]), 4, "'huge'"),
+    "random": (lambda: sized("RandomNormal", shape=[1 << 62, 1 << 62]), 5, "'huge'"),
+    "parts": (lambda: sized("Split", "x", num_outputs=FAR), 4, "'huge'"),
+    "blocks": (lambda: sized("DepthToSpace", IMAGE, blocksize=-1), 4, "'huge'"),
+    "input": (lambda: model([helper.make_node("Sin", ["p"], ["y"])], inputs=[info("p", [FAR])]), 5, "'p'"),
+    "functions": (unfolding, 4, "unfold to more than 2000000 nodes"),
+    "nested loops": (nested_loops, 4, "nested too deeply"),
+}
+
+
+def command(*arguments, **options):
+    def limits():
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (2 * SECONDS, 2 * SECONDS))
+
+    given = [sys.executable, "-P", "-c", "from graphkit.cli import main; main()", *map(str, arguments)]
+    environment = os.environ | {"GRAPHKIT_NUM_THREADS": "1"}
+    return subprocess.Popen(given, stdout=-1, stderr=-1, text=True, preexec_fn=limits, env=environment, **options)
+
+
+QUICK = ("endless loop", "growing loop", "expand", "max pool", "parts", "input", "functions")
+# Enough for everything that comes to it; what does not must not need it.
+OPTIONS = ("--max-iterations", 100_000, "--max-memory", "500MB")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in CASES])
+def test_a_hostile_model_is_an_error(tmp_path, name):
+    build, code, words = CASES[name]
+    path = tmp_path / "hostile.onnx"
+    onnx.save(build(), path)
+    with command("run", path, *(OPTIONS if "loop" in name else ())) as process:
+        _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, said
+    assert words in said
+    assert "hostile.onnx" in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_ends_an_endless_loop(tmp_path):
+    onnx.save(looped(None), tmp_path / "hostile.onnx")
+    with command("run", tmp_path / "hostile.onnx", "--max-iterations", 10**15) as process:
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert time.monotonic() - started < 5
+
+
+def test_a_command_ends_in_time(tmp_path):
+    onnx.save(looped(None), tmp_path / "hostile.onnx")
+    with command("run", tmp_path / "hostile.onnx", "--max-iterations", 10**15, "--timeout", 3) as process:
+        _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 5
+    assert "hostile.onnx: not done within 3 s (--timeout)" in said
+
+
+def test_a_command_takes_no_more_than_its_memory(tmp_path):
+    onnx.save(sized("Expand", "x", [1 << 24, 3]), tmp_path / "large.onnx")
+    with command("run", tmp_path / "large.onnx", "--max-memory", "100MB") as process:
+        _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 5
+    assert "201326592 bytes" in said
+    assert "100000000 bytes" in said
+
+
+def test_names_of_a_file_give_a_terminal_no_commands(call, tmp_path):
+    name = "\x1b[2J\x1b]0;title\x07\u202e\r"
+    x = helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    for operator, code in (("Relu", 0), (name, 3)):
+        graph = helper.make_graph([helper.make_node(operator, [name], ["y"], name=name)], name, [x], [y])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "net.onnx")
+        for command in ("inspect", "run", "plan", "ops", "inspect --json"):
+            found, out, err = call(*command.split(), tmp_path / "net.onnx")
+            assert found == code or command == "ops"
+            assert not set("\x1b\x07\r\u202e") & set(out + err)

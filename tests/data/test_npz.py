@@ -1,0 +1,98 @@
+"""Archives of arrays from anywhere: nothing in them is executed, and none takes more than the memory allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import zipfile
+
+import numpy as np
+import pytest
+
+from graphkit.data.idx import read_idx
+from graphkit.data.npz import read_arrays
+from graphkit.errors import InputError, OutOfMemory
+from graphkit.limits import limited
+
+
+def npy(array, **options):
+    buffer = io.BytesIO()
+    np.save(buffer, array, **options)
+    return buffer.getvalue()
+
+
+def test_arrays_by_name(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(3), y=np.eye(2))
+    np.save(tmp_path / "a.npy", np.arange(4))
+    assert list(read_arrays(tmp_path / "a.npz")) == ["x", "y"]
+    np.testing.assert_array_equal(read_arrays(tmp_path / "a.npy")[""], np.arange(4))
+
+
+def test_pickles_are_refused(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    (tmp_path / "a.npy").write_bytes(npy(np.array([Hostile()], object), allow_pickle=True))
+    np.savez(tmp_path / "a.npz", x=np.array([Hostile()], object))
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(InputError, match=name):
+            read_arrays(tmp_path / name)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_archive_unpacks_to_no_more_than_memory(tmp_path):
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(1 << 22))
+    assert (tmp_path / "bomb.npz").stat().st_size < 1 << 17
+    with limited(memory=1 << 20), pytest.raises(OutOfMemory, match=r"bomb\.npz: 33554"):
+        read_arrays(tmp_path / "bomb.npz")
+    assert read_arrays(tmp_path / "bomb.npz")["x"].size == 1 << 22
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 62, 1 << 62), (-1,), (1 << 80,)])
+def test_headers_that_lie(tmp_path, shape):
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    lying = buffer.getvalue() + bytes(56)
+    (tmp_path / "a.npy").write_bytes(lying)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", lying)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises((InputError, OutOfMemory), match=name):
+            read_arrays(tmp_path / name)
+
+
+def test_headers_that_are_cut_off(tmp_path):
+    data = npy(np.zeros(7))
+    for place in range(len(data)):
+        (tmp_path / "a.npy").write_bytes(data[:place] + b"(" + data[place + 1 :])
+        with contextlib.suppress(InputError, OutOfMemory):
+            read_arrays(tmp_path / "a.npy")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npy")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_arrays(tmp_path / "pipe.npy")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_damaged_archives_are_named(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(300), y=np.array(["a", "b"]))
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    for place in rng.integers(0, len(data), 3):
+        data[place] = rng.integers(0, 256)
+    (tmp_path / "a.npz").write_bytes(bytes(data[: rng.integers(1, len(data) + 1)]) if seed % 3 == 0 else data)
+    with contextlib.suppress(InputError, OutOfMemory):
+        read_arrays(tmp_path / "a.npz")
+
+
+def test_a_packed_idx_file_unpacks_to_no_more_than_memory(tmp_path):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"\0\0\x08\x01" + (1 << 24).to_bytes(4, "big") + bytes(1 << 24)))
+    with limited(memory=1 << 20), pytest.raises(OutOfMemory, match=r"bomb\.gz"):
+        read_idx(path)
+    assert read_idx(path).shape == (1 << 24,)
