@@ -158,6 +158,15 @@ IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const Window
     put_axes(window.dilations, g.dilation);
     put_axes(window.pads_begin, g.pad);
     g.rows = x[0] * g.output[0] * g.output[1] * g.output[2];
+    for (std::int64_t i = 0; i < g.kernel[0]; ++i) {
+        for (std::int64_t j = 0; j < g.kernel[1]; ++j) {
+            const std::int64_t line = (i * g.dilation[0] * g.input[1] + j * g.dilation[1]) * g.input[2] * g.x_stride;
+            g.line_offsets.push_back(line);
+            for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+                g.tap_offsets.push_back(line + k * g.dilation[2] * g.x_stride);
+            }
+        }
+    }
     bool plain = g.taps == 1;
     for (int axis = 0; axis < 3; ++axis) {
         plain &= g.stride[axis] == 1 && g.pad[axis] == 0 && g.output[axis] == g.input[axis];

@@ -17,6 +17,13 @@ std::int64_t rounded(std::int64_t value, std::int64_t to) {
     return (value + to - 1) / to * to;
 }
 
+// Whether the lines of a kernel are long enough to be read where they are: some terms of the next pixel come along,
+// with weights of zero.
+bool reads_lines(const IntegerGeometry& g) {
+    const std::int64_t line = g.kernel[2] * g.terms;
+    return g.windows && g.dilation[2] == 1 && g.x_stride == g.terms && line >= 8;
+}
+
 }  // namespace
 
 namespace {
@@ -43,6 +50,11 @@ class WindowWalk {
     // Where the window begins along an axis.
     std::int64_t start(int axis) const { return start_[axis]; }
     bool is_inside() const { return inside_; }
+    // The first tap of a window that is inside.
+    const std::uint8_t* origin(const std::uint8_t* x) const {
+        const std::int64_t line = (image_ * g_.input[0] + start_[0]) * g_.input[1] + start_[1];
+        return x + (line * g_.input[2] + start_[2]) * g_.x_stride;
+    }
 
     // Calls body(the first tap of a line of the kernel, whether x has the line).
     template <typename Body>
@@ -82,6 +94,14 @@ void window_rows(const IntegerGeometry& g, const std::uint8_t* x, const std::uin
     WindowWalk walk(g, first);
     for (std::int64_t r = 0; r < count; ++r, walk.next()) {
         const std::uint8_t** to = rows + r * row_step;
+        if (walk.is_inside()) {
+            const std::uint8_t* origin = walk.origin(x);
+            for (const std::int64_t offset : g.tap_offsets) {
+                *to = origin + offset;
+                to += tap_step;
+            }
+            continue;
+        }
         walk.for_each_line(
             [&](const std::uint8_t* line, bool in_line) {
                 for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
@@ -98,6 +118,7 @@ void window_rows(const IntegerGeometry& g, const std::uint8_t* x, const std::uin
 // What is known in a run.
 struct IntegerProduct::Run {
     const std::uint8_t* x;
+    const std::uint8_t* x_end;
     const std::int8_t* w;
     ColumnNumbers numbers;
     const std::uint8_t* padding;
@@ -115,13 +136,17 @@ IntegerProduct::IntegerProduct(const char* name, IntegerOperands operands, const
       dot_(has_dot_products() && functions_.dot_product != nullptr),
       pack_weights_(pack_weights),
       dynamic_(operands_.spec(Part::x).type == ElementType::f32),
-      gathers_(geometry_.terms % kTerms != 0) {
+      gathers_(geometry_.terms % kTerms != 0),
+      lines_(gathers_ && reads_lines(geometry_)) {
+    gathers_ = gathers_ && !lines_;
     inputs_ = operands_.specs();
     outputs_ = {y};
     const IntegerGeometry& g = geometry_;
     plan_ = {g.groups, g.columns, rounded(g.columns, functions_.lanes), g.taps * g.terms, g.shared, alpha};
-    walk_taps_ = gathers_ ? 1 : g.taps;
-    quads_ = gathers_ ? rounded(g.taps * g.terms, kTerms) / kTerms : g.terms / kTerms;
+    walk_taps_ = gathers_ ? 1 : lines_ ? g.kernel[0] * g.kernel[1] : g.taps;
+    quads_ = gathers_ ? rounded(g.taps * g.terms, kTerms) / kTerms
+             : lines_ ? rounded(g.kernel[2] * g.terms, kTerms) / kTerms
+                      : g.terms / kTerms;
     const std::int64_t fitting = kBlockBytes / std::max<std::int64_t>(panel_bytes(), 1) / 4 * 4;
     block_columns_ = std::max<std::int64_t>(fitting, 4) * functions_.lanes;
     blocks_ = (g.columns + block_columns_ - 1) / block_columns_;
@@ -135,12 +160,12 @@ void IntegerProduct::lay_out() {
     Scratch& s = scratch_;
     s.numbers = 0;
     s.padding = plan_.bytes();
-    s.x = s.padding + aligned(static_cast<std::size_t>(geometry_.terms + kTerms));
+    s.x = s.padding + aligned(static_cast<std::size_t>(geometry_.terms * geometry_.kernel[2] + kTerms));
     s.y = s.x + (order_.x || dynamic_ ? bytes_of(inputs_[static_cast<std::size_t>(operands_.place(Part::x))]) : 0);
     s.w = s.y + (order_.y ? bytes_of(outputs_[0]) * size_of(outputs_[0].type) : 0);
     s.threads = s.w + (pack_weights_ ? 0 : packed_bytes(operands_.place(Part::w)));
     const auto pointers = static_cast<std::size_t>(geometry_.taps * kBlockRows) * sizeof(void*);
-    const auto gathered = gathers_ ? static_cast<std::size_t>(kBlockRows * quads_ * kTerms) : 0;
+    const auto gathered = gathers_ || lines_ ? static_cast<std::size_t>(kBlockRows * walk_taps_ * quads_ * kTerms) : 0;
     s.of_thread = aligned(pointers) + aligned(gathered) + aligned(kBlockRows * sizeof(void*));
     s.total = s.threads + s.of_thread * static_cast<std::size_t>(threads());
 }
@@ -157,7 +182,10 @@ std::size_t IntegerProduct::packed_bytes(int) const {
 
 std::string IntegerProduct::packed_layout(int) const {
     const IntegerGeometry& g = geometry_;
-    return "panels of bytes:" + std::to_string(functions_.lanes) + (gathers_ ? " gathered" : "") +
+    return "panels of bytes:" + std::to_string(functions_.lanes) +
+           (gathers_ ? " gathered"
+            : lines_ ? " lines"
+                     : "") +
            to_string({g.groups, g.taps, g.terms, g.columns, g.w_group, g.w_tap, g.w_term, g.w_column}) +
            std::to_string(operands_.w_flip());
 }
@@ -194,7 +222,9 @@ void IntegerProduct::pack_columns(const std::int8_t* w, std::byte* packed, std::
             for (std::int64_t term = 0; term < g.terms; ++term) {
                 const auto value =
                     static_cast<std::int8_t>(column[tap * g.w_tap + term * g.w_term] ^ operands_.w_flip());
-                const std::int64_t place = tap * g.terms + term;
+                const std::int64_t place =
+                    lines_ ? tap / g.kernel[2] * quads_ * kTerms + tap % g.kernel[2] * g.terms + term
+                           : tap * g.terms + term;
                 to[(place / kTerms * lanes + lane) * kTerms + place % kTerms] = value;
                 sum += value;
             }
@@ -226,11 +256,12 @@ void IntegerProduct::run(const void* const* inputs, void* const* outputs, std::b
     }
     const auto sums = aligned(static_cast<std::size_t>(plan_.groups * plan_.padded) * sizeof(std::int32_t));
     run.x = static_cast<const std::uint8_t*>(x);
+    run.x_end = run.x + count(operands_.spec(Part::x).shape);
     run.w = static_cast<const std::int8_t*>(w) + sums;
     run.numbers = column_numbers(operands_, plan_, inputs, static_cast<const std::int32_t*>(w), outputs_[0].type,
                                  scratch + scratch_.numbers, found ? &*found : nullptr);
     auto* padding = reinterpret_cast<std::uint8_t*>(scratch + scratch_.padding);
-    std::memset(padding, run.numbers.x_zero, static_cast<std::size_t>(geometry_.terms + kTerms));
+    std::memset(padding, run.numbers.x_zero, static_cast<std::size_t>(geometry_.terms * geometry_.kernel[2] + kTerms));
     run.padding = padding;
     run.y = order_.y ? scratch + scratch_.y : static_cast<std::byte*>(outputs[0]);
     parallel_for(threads(), parts_ * blocks_ * strips_, nanoseconds(), [&](std::int64_t begin, std::int64_t end) {
@@ -259,7 +290,9 @@ void IntegerProduct::block(const Run& run, std::int64_t item, std::byte* own) co
     const std::int64_t rows = std::min(kBlockRows, g.rows - first);
     const std::int64_t matrix = g.w_matrix.empty() ? part : g.w_matrix[static_cast<std::size_t>(part)];
     auto** pointers = reinterpret_cast<const std::uint8_t**>(own);
-    if (g.windows && gathers_) {
+    if (lines_) {
+        line_rows(run, first, rows, own);
+    } else if (g.windows && gathers_) {
         gather_windows(run, part, first, rows, own);
     } else if (g.windows) {
         window_rows(g, run.x + part * g.terms, run.padding, first, rows, 1, kBlockRows, pointers);
@@ -308,6 +341,56 @@ void IntegerProduct::gather(const std::uint8_t** rows, std::int64_t count, std::
         made[r] = to;
         std::memcpy(to, rows[r], static_cast<std::size_t>(geometry_.terms));
         std::memset(to + geometry_.terms, operands_.x_flip(), static_cast<std::size_t>(length - geometry_.terms));
+    }
+}
+
+// One line of a window that begins at `wide`, and what makes it whole groups of four; where it ends.
+std::uint8_t* IntegerProduct::gather_line(const Run& run, const std::uint8_t* line, std::int64_t wide,
+                                          std::uint8_t* to) const {
+    const IntegerGeometry& g = geometry_;
+    const auto terms = static_cast<std::size_t>(g.terms);
+    for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+        const bool inside = line != nullptr && wide + k >= 0 && wide + k < g.input[2];
+        std::memcpy(to + k * g.terms, inside ? line + k * g.x_stride : run.padding, terms);
+    }
+    const std::int64_t filled = g.kernel[2] * g.terms;
+    std::memset(to + filled, operands_.x_flip(), static_cast<std::size_t>(quads_ * kTerms - filled));
+    return to + quads_ * kTerms;
+}
+
+void IntegerProduct::line_rows(const Run& run, std::int64_t first, std::int64_t count, std::byte* own) const {
+    const IntegerGeometry& g = geometry_;
+    const std::int64_t length = quads_ * kTerms;
+    auto** rows = reinterpret_cast<const std::uint8_t**>(own);
+    auto* to =
+        reinterpret_cast<std::uint8_t*>(own + aligned(static_cast<std::size_t>(g.taps * kBlockRows) * sizeof(void*)));
+    // Sums of a row's bytes must not have those of the next pixel.
+    const bool in_place = run.numbers.zeros == nullptr;
+    WindowWalk walk(g, first);
+    for (std::int64_t r = 0; r < count; ++r, walk.next()) {
+        const std::int64_t wide = walk.start(2);
+        const bool whole = in_place && wide >= 0 && wide + g.kernel[2] <= g.input[2];
+        const std::uint8_t** row = rows + r;
+        const std::uint8_t* origin = walk.is_inside() ? walk.origin(run.x) : nullptr;
+        if (in_place && origin != nullptr && origin + g.line_offsets.back() + length <= run.x_end) {
+            for (const std::int64_t offset : g.line_offsets) {
+                *row = origin + offset;
+                row += kBlockRows;
+            }
+            continue;
+        }
+        const auto line_of = [&](const std::uint8_t* line, bool in_line) {
+            if (in_line && whole && line + length <= run.x_end) {
+                *row = line;
+            } else if (!in_line && in_place) {
+                *row = run.padding;
+            } else {
+                *row = to;
+                to = gather_line(run, in_line ? line : nullptr, wide, to);
+            }
+            row += kBlockRows;
+        };
+        walk.for_each_line(line_of, run.x);
     }
 }
 

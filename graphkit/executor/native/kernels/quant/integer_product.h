@@ -32,6 +32,8 @@ struct IntegerGeometry {
     bool windows = false;
     std::int64_t input[3] = {1, 1, 1}, output[3] = {1, 1, 1}, kernel[3] = {1, 1, 1};
     std::int64_t stride[3] = {1, 1, 1}, dilation[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
+    // Bytes from a window's first tap to each one, and to the first of each line.
+    Dims tap_offsets, line_offsets;
 };
 
 // Where the taps of windows first to first + count - 1 are: rows[window * row_step + tap * tap_step], which is
@@ -69,6 +71,8 @@ class IntegerProduct : public Kernel {
     void pack_columns(const std::int8_t* w, std::byte* packed, std::int64_t group, std::int64_t panel) const;
     void block(const Run& run, std::int64_t item, std::byte* own) const;
     void gather(const std::uint8_t** rows, std::int64_t count, std::byte* own) const;
+    void line_rows(const Run& run, std::int64_t first, std::int64_t count, std::byte* own) const;
+    std::uint8_t* gather_line(const Run& run, const std::uint8_t* line, std::int64_t wide, std::uint8_t* to) const;
     void gather_windows(const Run& run, std::int64_t group, std::int64_t first, std::int64_t count,
                         std::byte* own) const;
     std::byte* gathered_pointers(std::byte* own) const {
@@ -85,6 +89,7 @@ class IntegerProduct : public Kernel {
     bool pack_weights_;
     bool dynamic_;    // x is float32, and quantised by its range
     bool gathers_;    // rows are put together, as four terms of a tap do not lie side by side
+    bool lines_;      // instead of taps, lines of the kernel are read, whose taps lie side by side
     std::int64_t walk_taps_ = 1;  // of what the tiles see
     std::int64_t quads_ = 0;
     std::int64_t block_columns_ = 0;  // of w that stay in a cache
