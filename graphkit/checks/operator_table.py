@@ -11,15 +11,16 @@ from graphkit.errors import MissingGradient, UnsupportedError
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import FLOATS, DType
-from graphkit.ops import Op, registry
+from graphkit.ir.types import DType
+from graphkit.ops import DOMAIN, Op, registry
+from graphkit.ops.sequence.elements import holds_floats
 
 YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "interpreted", "zero", "-"
 
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator. `since`: the version of the standard whose form it has; None for graphkit's own.
+    """One operator. `since`: the version of its domain whose form it has; None for graphkit's own.
 
     `first`, `second`: whether there is a derivative of that order: yes, no, zero where it vanishes wherever it exists,
     - where no float result depends on a float operand. `exports`: it has a form in standard operators. `native`: yes
@@ -43,12 +44,13 @@ def operator_rows() -> list[OperatorRow]:
 
 
 def markdown(rows: Sequence[OperatorRow]) -> str:
-    """The rows as a page."""
-    standard = [row for row in rows if not row.domain]
-    others = [row for row in rows if row.domain]
-    return _PAGE.format(
-        standard=len(standard), others=len(others), first=_table(standard), second=_table(others, own=True)
-    )
+    """The rows as a page, a table for each domain: the standard's first, graphkit's own last."""
+    by_domain: dict[str, list[OperatorRow]] = {}
+    for row in rows:
+        by_domain.setdefault(row.domain, []).append(row)
+    own = by_domain.pop(DOMAIN, [])
+    tables = [f"## {domain or 'ai.onnx'}: {_counted(of)}\n\n{_table(of)}" for domain, of in by_domain.items()]
+    return _PAGE.format(standard="\n\n".join(tables), others=_counted(own), own=_table(own, own=True))
 
 
 _PAGE = """\
@@ -56,22 +58,24 @@ _PAGE = """\
 
 Written by `graphkit ops --markdown`, which tries every operator on its samples; a test keeps this page up to date.
 
-- **since**: the version of ai.onnx in which the operator got its present form. Older forms are upgraded on import.
+- **since**: the version of the domain in which the operator got its present form. Older forms are upgraded on import.
 - **first**, **second**: derivatives of that order. `zero`: a step function, see [rounding](training.md#rounding);
   `-`: no float result depends on a float operand.
 - **native**: `yes` when all samples run in the native engine (as a kernel of its own, as its expansion, as a view, or
   folded), `partly` when some do: the others have element types or sizes that only the reference covers.
 
-## ai.onnx: {standard} operators
+{standard}
 
-{first}
-
-## ai.graphkit: {others} operators
+## ai.graphkit: {others}
 
 Gradient kernels, optimizers, fused operators, linear algebra. **export**: it is written as standard operators.
 
-{second}
+{own}
 """
+
+
+def _counted(rows: Sequence[OperatorRow]) -> str:
+    return f"{len(rows)} operator{'s' if len(rows) != 1 else ''}"
 
 
 def _table(rows: Sequence[OperatorRow], own: bool = False) -> str:
@@ -85,7 +89,7 @@ def _table(rows: Sequence[OperatorRow], own: bool = False) -> str:
 def _row(cls: type[Op]) -> OperatorRow:
     cases = list(_cases(cls))
     first, second = _derivatives(cls, cases)
-    since = cls.onnx.since if cls.onnx is not None and not cls.domain else None
+    since = cls.onnx.since if cls.onnx is not None and cls.domain != DOMAIN else None
     return OperatorRow(
         cls.name, cls.domain, since, first, second, _native(cases), cls.__module__.rpartition(".")[2] + ".py",
         cls.onnx is not None or cls.expand is not None,
@@ -130,7 +134,7 @@ def _derivatives_of(case: Case) -> tuple[str, str]:
 
 
 def _is_float(value: Value) -> bool:
-    return tensor_within(value.type).dtype in FLOATS
+    return holds_floats(value.type)
 
 
 def _reached(values: Sequence[Value], sources: Sequence[Value]) -> bool:

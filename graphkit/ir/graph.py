@@ -506,5 +506,5 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def snake_case(name: str) -> str:
-    """Relu -> relu, BatchNormalization -> batch_normalization, RMSNormalization -> rms_normalization."""
-    return _WORD.sub("_", name).lower()
+    """Relu -> relu, BatchNormalization -> batch_normalization, RMSNorm -> rms_norm, IsNaN -> is_nan."""
+    return _WORD.sub("_", name.replace("NaN", "Nan")).lower()

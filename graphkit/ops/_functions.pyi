@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType
+from graphkit.ir.types import DType, Type
 from graphkit.ops._base import Operand
 
 def abs(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
@@ -34,6 +34,18 @@ def adadelta_update(
 ) -> tuple[Value, Value, Value]:
     """Adadelta: g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2;"""
 
+def adagrad(
+    rate: Operand,
+    count: Operand,
+    *tensors: Operand | Sequence[Operand | None] | None,
+    decay_factor: float = 0.0,
+    epsilon: float = 1e-06,
+    norm_coefficient: float = 0.0,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Any:
+    """Adagrad: g = norm_coefficient x + gradient; h' = h + g^2; x' = x - r g / (sqrt(h') + epsilon), where r = ..."""
+
 def adagrad_update(
     weight: Operand,
     grad: Operand,
@@ -48,6 +60,20 @@ def adagrad_update(
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
     """Adagrad: g = grad + weight_decay * weight; s' = s + g^2; rate = lr / (1 + (step - 1) * lr_decay);"""
+
+def adam(
+    rate: Operand,
+    count: Operand,
+    *tensors: Operand | Sequence[Operand | None] | None,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    epsilon: float = 1e-06,
+    norm_coefficient: float = 0.0,
+    norm_coefficient_post: float = 0.0,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Any:
+    """Adam: g = norm_coefficient x + gradient; v' = alpha v + (1 - alpha) g; h' = beta h + (1 - beta) g^2;"""
 
 def adam_update(
     weight: Operand,
@@ -160,6 +186,9 @@ def arg_min(
 ) -> Value:
     """Position of the minimum along `axis`."""
 
+def array_feature_extractor(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """The elements of x at the positions y along its last axis; a vector is a matrix of one row."""
+
 def asin(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Inverse sine in [-pi/2, pi/2]; NaN outside [-1, 1]."""
 
@@ -264,6 +293,9 @@ def bernoulli(
 ) -> Value:
     """1 with probability x, else 0, for each element. x: float probabilities; the result has x's dtype or `dtype`."""
 
+def binarizer(x: Operand, *, threshold: float = 0.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """1 where an element is larger than the threshold, else 0, in the type of x."""
+
 def bit_cast(x: Operand, *, to: DType | DTypeLike, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The bytes of x read as another element type of the same size."""
 
@@ -315,6 +347,29 @@ def cast_like(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """x's elements as the dtype of `like`, of which nothing else is read."""
+
+def cast_map(
+    x: Operand,
+    *,
+    cast_to: str = "TO_FLOAT",
+    map_form: str = "DENSE",
+    max_map: int = 1,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The values of a map as one row of another type, in the order of their keys."""
+
+def category_mapper(
+    x: Operand,
+    *,
+    cats_int64s: Sequence[int] = (),
+    cats_strings: str | Sequence[str] = (),
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """Strings to the integers at their places among the categories, or integers to strings; else the default."""
 
 def causal_conv_with_state(
     x: Operand,
@@ -464,6 +519,23 @@ def channels_last_conv_grad_weight(
 ) -> Value:
     """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the type of w."""
 
+def channels_last_conv_integer(
+    x: Operand,
+    w: Operand,
+    x_zero_point: Operand | None = None,
+    w_zero_point: Operand | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    group: int = 1,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """ConvInteger with x: [N, *spatial, C] and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
+
 def channels_last_conv_transpose(
     x: Operand,
     w: Operand,
@@ -526,6 +598,40 @@ def channels_last_max_pool_indices(
 ) -> tuple[Value, Value]:
     """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], and for each maximum which element of its window it is."""
 
+def channels_last_q_linear_conv(
+    x: Operand,
+    x_scale: Operand,
+    x_zero_point: Operand,
+    w: Operand,
+    w_scale: Operand,
+    w_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    b: Operand | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    group: int = 1,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """QLinearConv with x: [N, *spatial, C] and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
+
+def channels_last_q_linear_global_average_pool(
+    x: Operand,
+    x_scale: Operand,
+    x_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """QLinearGlobalAveragePool of x: [N, *spatial, C] -> [N, 1, ..., C]."""
+
 def clip(
     x: Operand,
     min: Operand | None = None,
@@ -561,6 +667,11 @@ def concat(
     *xs: Operand | Sequence[Operand | None] | None, axis: int, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """The operands one after the other along `axis`; all other dimensions are equal."""
+
+def concat_from_sequence(
+    sequence: Operand, *, axis: int, new_axis: bool = False, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The elements of a sequence, at least one, joined along `axis`; along a new one with `new_axis`, where ..."""
 
 def constant(*, value: Tensor | ArrayLike, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """A tensor known when the graph is built."""
@@ -618,6 +729,23 @@ def conv_grad_weight(
 ) -> Value:
     """Gradient of Conv in w. x: [N, C, *spatial], dy: [N, M, *positions]; the type of w -> [M, C / group, *kernel]."""
 
+def conv_integer(
+    x: Operand,
+    w: Operand,
+    x_zero_point: Operand | None = None,
+    w_zero_point: Operand | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    group: int = 1,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The convolution of x - x_zero_point with w - w_zero_point, in int32, whose sums wrap around."""
+
 def conv_transpose(
     x: Operand,
     w: Operand,
@@ -641,6 +769,11 @@ def cos(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) ->
 
 def cosh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Hyperbolic cosine."""
+
+def coupled_probabilities(
+    decisions: Operand, a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """Probabilities of classes out of decisions of all pairs [rows, pairs] and Platt's two parameters of each pair."""
 
 def cum_prod(
     x: Operand,
@@ -687,6 +820,19 @@ def depth_to_space(
 ) -> Value:
     """Blocks of channels to blocks of pixels: [N, C*b*b, H, W] to [N, C, H*b, W*b]."""
 
+def dequantize_linear(
+    x: Operand,
+    x_scale: Operand,
+    x_zero_point: Operand | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: DType | DTypeLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """(x - x_zero_point) * x_scale, of the scale's type unless `output_dtype` names another one."""
+
 def det(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The determinants of x: [..., n, n]; the result has the batch's shape. Singular matrices have gradients, too."""
 
@@ -701,6 +847,16 @@ def dft(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """Discrete Fourier transform along `axis` (0-d, default -2: the last axis of the signal); `inverse` divides ..."""
+
+def dict_vectorizer(
+    x: Operand,
+    *,
+    int64_vocabulary: Sequence[int] = (),
+    string_vocabulary: str | Sequence[str] = (),
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The values of a map at the keys of a vocabulary, as one row; 0 or an empty string where a key is missing."""
 
 def div(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a / b with broadcasting; integers divide towards zero, and a divisor 0 is RuntimeFailure."""
@@ -717,6 +873,23 @@ def dropout(
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
     """In training, zero each element with probability `ratio` and divide the others by 1 - ratio; else the identity."""
+
+def dynamic_quantize_linear(
+    x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
+) -> tuple[Value, Value, Value]:
+    """x as uint8, and the scale and the zero point, for which 0 and all of x lie within 0 and 255."""
+
+def dynamic_quantize_mat_mul(
+    a: Operand,
+    b: Operand,
+    b_scale: Operand,
+    b_zero_point: Operand | None = None,
+    bias: Operand | None = None,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """a, quantised by its own range as DynamicQuantizeLinear does it, times a quantised b, as float32, plus a bias."""
 
 def einsum(
     *xs: Operand | Sequence[Operand | None] | None, equation: str, name: str = "", meta: Mapping[str, str] | None = None
@@ -747,6 +920,29 @@ def eye_like(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """A matrix of x's shape with ones on diagonal `k` (0: main, positive: above) and zeros elsewhere; `dtype` ..."""
+
+def fake_quantize(
+    x: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    saturate: bool = True,
+    output_dtype: DType | DTypeLike | None = None,
+    precision: DType | DTypeLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The float tensor that DequantizeLinear makes of QuantizeLinear's integers, by one scale and one zero point."""
+
+def feature_vectorizer(
+    *xs: Operand | Sequence[Operand | None] | None,
+    inputdimensions: Sequence[int] = (),
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The first `inputdimensions[i]` features of each operand, filled up with zeros, side by side; float32."""
 
 def finite_guard(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x itself where the scalar `token` is finite; else the run ends with NotFinite, which names the token's value."""
@@ -1072,6 +1268,23 @@ def im2_col(
 ) -> Value:
     """The block of an image at each position, as a column: the adjoint of Col2Im. (PyTorch's unfold.)"""
 
+def image_decoder(
+    encoded_stream: Operand, *, pixel_format: str = "RGB", name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The pixels, uint8 [height, width, channels], of a picture that is given as the bytes of its file, uint8 ..."""
+
+def imputer(
+    x: Operand,
+    *,
+    imputed_value_floats: Sequence[float] = (),
+    imputed_value_int64s: Sequence[int] = (),
+    replaced_value_float: float = 0.0,
+    replaced_value_int64: int = 0,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """x with one value, which may be NaN, replaced by `imputed_value_*`: one number, or one for each feature."""
+
 def instance_normalization(
     x: Operand,
     scale: Operand,
@@ -1096,8 +1309,28 @@ def is_inf(
 ) -> Value:
     """Whether x is infinite, of the signs asked for."""
 
-def is_na_n(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+def is_nan(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Whether x is NaN."""
+
+def label_encoder(
+    x: Operand,
+    *,
+    keys_strings: str | Sequence[str] | None = None,
+    keys_int64s: Sequence[int] | None = None,
+    keys_floats: Sequence[float] | None = None,
+    keys_tensor: Tensor | ArrayLike | None = None,
+    values_strings: str | Sequence[str] | None = None,
+    values_int64s: Sequence[int] | None = None,
+    values_floats: Sequence[float] | None = None,
+    values_tensor: Tensor | ArrayLike | None = None,
+    default_string: str = "_Unused",
+    default_int64: int = -1,
+    default_float: float = -0.0,
+    default_tensor: Tensor | ArrayLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The value at the place where an element is among the keys, else the default; in the shape of x."""
 
 def lamb_update(
     weight: Operand,
@@ -1188,10 +1421,36 @@ def linear_attention(
 ) -> tuple[Value, Value]:
     """Attention as a recurrence over a matrix of keys and values: o[t] = scale * q[t] S[t]. Yang et al. 2024."""
 
+def linear_classifier(
+    x: Operand,
+    *,
+    coefficients: Sequence[float],
+    intercepts: Sequence[float] = (),
+    classlabels_ints: Sequence[int] = (),
+    classlabels_strings: str | Sequence[str] = (),
+    multi_class: int = 0,
+    post_transform: str = "NONE",
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value]:
+    """The class with the largest score, and the transformed scores x coefficients^T + intercepts; float32."""
+
 def linear_recurrence(
     a: Operand, b: Operand, *, axis: int, reverse: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """h[t] = a[t] * h[t - 1] + b[t] along `axis`, from h = 0; with `reverse`, h[t] = a[t] * h[t + 1] + b[t]."""
+
+def linear_regressor(
+    x: Operand,
+    *,
+    coefficients: Sequence[float] = (),
+    intercepts: Sequence[float] = (),
+    targets: int = 1,
+    post_transform: str = "NONE",
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """x coefficients^T + intercepts, a column for each target; float32."""
 
 def log(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Natural logarithm; NaN below 0, -inf at 0."""
@@ -1341,6 +1600,31 @@ def lstm_recurrence_grad(
 def mat_mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Matrix product with numpy's rules: [..., m, k] @ [..., k, n] -> [..., m, n]; leading axes broadcast."""
 
+def mat_mul_integer(
+    a: Operand,
+    b: Operand,
+    a_zero_point: Operand | None = None,
+    b_zero_point: Operand | None = None,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """(a - a_zero_point) @ (b - b_zero_point) by numpy's rules, in int32, whose sums wrap around."""
+
+def mat_mul_integer_to_float(
+    a: Operand,
+    b: Operand,
+    a_scale: Operand,
+    b_scale: Operand,
+    a_zero_point: Operand | None = None,
+    b_zero_point: Operand | None = None,
+    bias: Operand | None = None,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The product of two quantised matrices as float32: the int32 sums of MatMulInteger times a_scale * ..."""
+
 def max(*xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Elementwise maximum with broadcasting; NaN wins."""
 
@@ -1426,6 +1710,19 @@ def mish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 def mod(a: Operand, b: Operand, *, fmod: bool = False, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C."""
 
+def momentum(
+    rate: Operand,
+    count: Operand,
+    *tensors: Operand | Sequence[Operand | None] | None,
+    alpha: float,
+    beta: float,
+    mode: str,
+    norm_coefficient: float,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Any:
+    """Gradient descent with momentum: g = norm_coefficient x + gradient; v' = alpha v + b g, where b = 1 at ..."""
+
 def mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a * b with broadcasting."""
 
@@ -1457,6 +1754,14 @@ def negative_log_likelihood_loss(
 ) -> Value:
     """-weights[label] * log_prob[label], over all labels: each (reduction="none"), their sum, or weighted mean."""
 
+def nested_sum(
+    *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The sum of values of one structure, element by element."""
+
+def nested_zeros(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Zeros in the place of all numbers of a tensor, a sequence or an optional."""
+
 def non_max_suppression(
     boxes: Operand,
     scores: Operand,
@@ -1471,7 +1776,10 @@ def non_max_suppression(
     """The boxes of each image and class, best first, of which none overlaps a better one by more than iou_threshold."""
 
 def non_zero(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The positions of the elements of x that are not 0, in row-major order: int64 [rank, count]."""
+    """The positions of the elements of x that are not 0, nor empty strings, in row-major order: int64 [rank, count]."""
+
+def normalizer(x: Operand, *, norm: str = "MAX", name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Examples divided by their largest element, the sum of magnitudes or the square root of the sum of squares."""
 
 def not_(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical negation."""
@@ -1486,6 +1794,28 @@ def one_hot(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """`values[1]` where the new axis' position equals the index, `values[0]` elsewhere."""
+
+def one_hot_encoder(
+    x: Operand,
+    *,
+    cats_int64s: Sequence[int] = (),
+    cats_strings: str | Sequence[str] = (),
+    zeros: int = 1,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """1 at the place of the category that an element is, along a new last axis, else 0; float32."""
+
+def optional(
+    x: Operand | None = None, *, type: Type | None = None, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """An optional that holds x; without x an empty one, of what `type` says it could hold."""
+
+def optional_get_element(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """What an optional holds; a tensor or a sequence as it is. Reading an empty one is a RuntimeFailure."""
+
+def optional_has_element(x: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Whether an optional holds a value, a bool scalar: true of a tensor or a sequence, false of an absent operand."""
 
 def or_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical or."""
@@ -1535,6 +1865,119 @@ def product_of_others(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """For each element the product of all the others that a reduction over `axes` multiplies it with."""
+
+def q_gemm(
+    a: Operand,
+    a_scale: Operand,
+    a_zero_point: Operand,
+    b: Operand,
+    b_scale: Operand,
+    b_zero_point: Operand,
+    c: Operand | None = None,
+    y_scale: Operand | None = None,
+    y_zero_point: Operand | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: bool = False,
+    transB: bool = False,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """alpha * op(a) @ op(b) + c of quantised matrices, where op transposes when transA (transB) is set; c is ..."""
+
+def q_linear_add(
+    a: Operand,
+    a_scale: Operand,
+    a_zero_point: Operand,
+    b: Operand,
+    b_scale: Operand,
+    b_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The sum of two quantised tensors, quantised."""
+
+def q_linear_conv(
+    x: Operand,
+    x_scale: Operand,
+    x_zero_point: Operand,
+    w: Operand,
+    w_scale: Operand,
+    w_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    b: Operand | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+    group: int = 1,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """A convolution of quantised operands, quantised: the int32 sums of ConvInteger, plus b, times x_scale * ..."""
+
+def q_linear_global_average_pool(
+    x: Operand,
+    x_scale: Operand,
+    x_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The mean over all spatial axes of a quantised image, quantised."""
+
+def q_linear_mat_mul(
+    a: Operand,
+    a_scale: Operand,
+    a_zero_point: Operand,
+    b: Operand,
+    b_scale: Operand,
+    b_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """A product of quantised matrices, quantised: the int32 sums of MatMulInteger times a_scale * b_scale / ..."""
+
+def q_linear_mul(
+    a: Operand,
+    a_scale: Operand,
+    a_zero_point: Operand,
+    b: Operand,
+    b_scale: Operand,
+    b_zero_point: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The product of two quantised tensors, quantised: (a - a_zero_point) * (b - b_zero_point) times a_scale * ..."""
+
+def quantize_linear(
+    x: Operand,
+    y_scale: Operand,
+    y_zero_point: Operand | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    saturate: bool = True,
+    output_dtype: DType | DTypeLike | None = None,
+    precision: DType | DTypeLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """round(x / y_scale) + y_zero_point within the bounds of the result's type; ties go to even."""
 
 def random_normal(
     rng: Operand | None = None,
@@ -1728,6 +2171,11 @@ def reduce_sum_square(
 
 def reduce_to_shape_of(x: Operand, like: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Sum `x` over the axes along which a tensor of `like`'s shape was broadcast to x's shape."""
+
+def regex_full_match(
+    x: Operand, *, pattern: str | None = None, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """Whether the whole of each string matches `pattern`, a regular expression of RE2."""
 
 def relu(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """max(x, 0); the gradient at 0 is 0."""
@@ -1963,6 +2411,16 @@ def row_sum_wait(
 ) -> tuple[Value, Value]:
     """The sum that RowSumStart has begun with `indices` and `rows` under this key, once it is there."""
 
+def scaler(
+    x: Operand,
+    *,
+    offset: Sequence[float] = (),
+    scale: Sequence[float] = (),
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """(x - offset) * scale, each of them one number or one for each feature; float32."""
+
 def scan(
     *values: Operand | Sequence[Operand | None] | None,
     body: Graph,
@@ -2011,6 +2469,44 @@ def selu(
 ) -> Value:
     """gamma * x where x > 0, gamma * alpha * (exp(x) - 1) elsewhere. Klambauer et al. 2017, arXiv:1706.02515."""
 
+def sequence_at(
+    sequence: Operand, position: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """One element of a sequence: position is an integer scalar, which counts from the back when negative."""
+
+def sequence_at_grad(
+    dy: Operand, sequence: Operand, position: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """A sequence of zeros of the shapes of `sequence`, with dy at position: the gradient of SequenceAt."""
+
+def sequence_construct(
+    *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The sequence of the operands, which have one element type; their shapes may differ."""
+
+def sequence_empty(
+    *, dtype: DType | DTypeLike = DType.FLOAT32, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """A sequence of no tensors, of an element type."""
+
+def sequence_erase(
+    sequence: Operand, position: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The sequence without the element at position, without the last one when position is absent."""
+
+def sequence_insert(
+    sequence: Operand,
+    x: Operand,
+    position: Operand | None = None,
+    *,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The sequence with one more element before position, at its end when position is absent; negative ones ..."""
+
+def sequence_length(sequence: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """The number of elements, an int64 scalar."""
+
 def sgd_update(
     weight: Operand,
     grad: Operand,
@@ -2051,6 +2547,11 @@ def sinh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 
 def size(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The number of elements of x, a 0-d int64 tensor."""
+
+def sizes_of_elements(
+    sequence: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The sizes of a sequence's tensors along `axis`, an int64 vector."""
 
 def slice(
     x: Operand,
@@ -2146,8 +2647,22 @@ def split(
 ) -> Any:
     """Parts of x along `axis`: of the sizes in `split` (an int64 vector of known length), or `num_outputs` ..."""
 
+def split_to_sequence(
+    x: Operand,
+    split: Operand | None = None,
+    *,
+    axis: int = 0,
+    keepdims: bool = True,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The sequence of parts of x along `axis`: of the sizes in the vector `split`; of the size `split` when it ..."""
+
 def sqrt(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Square root; NaN below 0."""
+
+def squared_distances(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """The squared Euclidean distance of each row of x from each row of y, as a sum of squared differences."""
 
 def squeeze(x: Operand, axes: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x without the given axes, whose dimensions are 1; without all dimensions of 1 when `axes` is absent."""
@@ -2170,6 +2685,31 @@ def stop_gradient(x: Operand, *, name: str = "", meta: Mapping[str, str] | None 
 def straight_through(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The value of y with the gradient of x: what comes back for the result goes to x, unchanged, and none to y."""
 
+def string_concat(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """x followed by y, elementwise with numpy broadcasting."""
+
+def string_normalizer(
+    x: Operand,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: bool = False,
+    locale: str | None = None,
+    stopwords: str | Sequence[str] | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The strings of x that are no stop words, in lower or upper case. x: [C] or [1, C]; the result has its rank."""
+
+def string_split(
+    x: Operand,
+    *,
+    delimiter: str | None = None,
+    maxsplit: int | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value]:
+    """The parts of each string between delimiters, padded with empty strings to one length, and their number."""
+
 def sub(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a - b with broadcasting."""
 
@@ -2178,6 +2718,41 @@ def sum(*xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Ma
 
 def sumlogdiag(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The sum of the logarithms of the diagonal: half the log-determinant of a a^T, for a Cholesky factor a."""
+
+def svm_classifier(
+    x: Operand,
+    *,
+    kernel_type: str = "LINEAR",
+    kernel_params: Sequence[float] = (),
+    support_vectors: Sequence[float] = (),
+    coefficients: Sequence[float] = (),
+    rho: Sequence[float] = (),
+    post_transform: str = "NONE",
+    prob_a: Sequence[float] = (),
+    prob_b: Sequence[float] = (),
+    vectors_per_class: Sequence[int] = (),
+    classlabels_ints: Sequence[int] = (),
+    classlabels_strings: str | Sequence[str] = (),
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value]:
+    """The class that wins most of the decisions between two classes, and scores; float32."""
+
+def svm_regressor(
+    x: Operand,
+    *,
+    kernel_type: str = "LINEAR",
+    kernel_params: Sequence[float] = (),
+    support_vectors: Sequence[float] = (),
+    coefficients: Sequence[float] = (),
+    rho: Sequence[float] = (),
+    post_transform: str = "NONE",
+    n_supports: int = 0,
+    one_class: int = 0,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The kernel of x and each support vector times its coefficient, summed up, plus rho; float32."""
 
 def swi_glu(
     a: Operand, b: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None
@@ -2194,6 +2769,9 @@ def syrk(
     a: Operand, *, transpose: bool = False, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """alpha * a @ a^T, or alpha * a^T @ a with `transpose`. a: [..., m, n]; the result is symmetric."""
+
+def table_lookup(x: Operand, table: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """The element of a table at each of x's integers: any function of one quantised number."""
 
 def table_update(
     rows: Operand,
@@ -2223,11 +2801,41 @@ def tensor_scatter(
 ) -> Value:
     """A cache with a shorter update written along `axis`, for each entry of the batch from its own position on."""
 
+def tf_idf_vectorizer(
+    x: Operand,
+    *,
+    mode: str,
+    ngram_counts: Sequence[int],
+    ngram_indexes: Sequence[int],
+    max_gram_length: int,
+    max_skip_count: int,
+    min_gram_length: int,
+    pool_int64s: Sequence[int] | None = None,
+    pool_strings: str | Sequence[str] | None = None,
+    weights: Sequence[float] | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """How often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places]."""
+
 def thresholded_relu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x where x > alpha, 0 elsewhere."""
 
 def tile(x: Operand, repeats: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x repeated `repeats[i]` times along axis i; repeats: int64 vector as long as x's rank."""
+
+def tokenizer(
+    x: Operand,
+    *,
+    mark: bool,
+    mincharnum: int,
+    pad_value: str,
+    separators: str | Sequence[str] | None = None,
+    tokenexp: str | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """The words of each string of x, [C] or [rows, C], along one more axis, padded with `pad_value`."""
 
 def top_k(
     x: Operand,
@@ -2245,6 +2853,88 @@ def transpose(
     x: Operand, *, perm: Sequence[int] | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """x with its axes in the order `perm`; reversed when it is absent."""
+
+def tree_ensemble(
+    x: Operand,
+    *,
+    tree_roots: Sequence[int],
+    nodes_featureids: Sequence[int],
+    nodes_modes: Tensor | ArrayLike,
+    nodes_splits: Tensor | ArrayLike,
+    nodes_truenodeids: Sequence[int],
+    nodes_trueleafs: Sequence[int],
+    nodes_falsenodeids: Sequence[int],
+    nodes_falseleafs: Sequence[int],
+    leaf_targetids: Sequence[int],
+    leaf_weights: Tensor | ArrayLike,
+    nodes_missing_value_tracks_true: Sequence[int] = (),
+    nodes_hitrates: Tensor | ArrayLike | None = None,
+    membership_values: Tensor | ArrayLike | None = None,
+    n_targets: int | None = None,
+    aggregate_function: int = 1,
+    post_transform: int = 0,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends."""
+
+def tree_ensemble_classifier(
+    x: Operand,
+    *,
+    nodes_treeids: Sequence[int] = (),
+    nodes_nodeids: Sequence[int] = (),
+    nodes_featureids: Sequence[int] = (),
+    nodes_modes: str | Sequence[str] = (),
+    nodes_values: Sequence[float] = (),
+    nodes_values_as_tensor: Tensor | ArrayLike | None = None,
+    nodes_truenodeids: Sequence[int] = (),
+    nodes_falsenodeids: Sequence[int] = (),
+    nodes_missing_value_tracks_true: Sequence[int] = (),
+    nodes_hitrates: Sequence[float] = (),
+    nodes_hitrates_as_tensor: Tensor | ArrayLike | None = None,
+    base_values: Sequence[float] = (),
+    base_values_as_tensor: Tensor | ArrayLike | None = None,
+    post_transform: str = "NONE",
+    class_treeids: Sequence[int] = (),
+    class_nodeids: Sequence[int] = (),
+    class_ids: Sequence[int] = (),
+    class_weights: Sequence[float] = (),
+    class_weights_as_tensor: Tensor | ArrayLike | None = None,
+    classlabels_int64s: Sequence[int] = (),
+    classlabels_strings: str | Sequence[str] = (),
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value]:
+    """The class whose sum of weights is the largest, and the transformed sums of all, float32."""
+
+def tree_ensemble_regressor(
+    x: Operand,
+    *,
+    nodes_treeids: Sequence[int] = (),
+    nodes_nodeids: Sequence[int] = (),
+    nodes_featureids: Sequence[int] = (),
+    nodes_modes: str | Sequence[str] = (),
+    nodes_values: Sequence[float] = (),
+    nodes_values_as_tensor: Tensor | ArrayLike | None = None,
+    nodes_truenodeids: Sequence[int] = (),
+    nodes_falsenodeids: Sequence[int] = (),
+    nodes_missing_value_tracks_true: Sequence[int] = (),
+    nodes_hitrates: Sequence[float] = (),
+    nodes_hitrates_as_tensor: Tensor | ArrayLike | None = None,
+    base_values: Sequence[float] = (),
+    base_values_as_tensor: Tensor | ArrayLike | None = None,
+    post_transform: str = "NONE",
+    n_targets: int | None = None,
+    aggregate_function: str = "SUM",
+    target_treeids: Sequence[int] = (),
+    target_nodeids: Sequence[int] = (),
+    target_ids: Sequence[int] = (),
+    target_weights: Sequence[float] = (),
+    target_weights_as_tensor: Tensor | ArrayLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends; ..."""
 
 def trilu(
     x: Operand, k: Operand | None = None, *, upper: bool = True, name: str = "", meta: Mapping[str, str] | None = None
@@ -2285,6 +2975,19 @@ def unique(
 def unsqueeze(x: Operand, axes: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x with a dimension of 1 at each of `axes`, which count in the result."""
 
+def weight_only_mat_mul(
+    a: Operand,
+    w: Operand,
+    scale: Operand,
+    zero_point: Operand | None = None,
+    *,
+    block_size: int,
+    bits: int = 8,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """a @ transpose(w'), where w' is w dequantised in blocks along its rows: (w - zero_point) * scale."""
+
 def where(
     condition: Operand, a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
@@ -2292,3 +2995,13 @@ def where(
 
 def xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical exclusive or."""
+
+def zip_map(
+    x: Operand,
+    *,
+    classlabels_int64s: Sequence[int] = (),
+    classlabels_strings: str | Sequence[str] = (),
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """For each row of x a map from the labels to its elements."""

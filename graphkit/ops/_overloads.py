@@ -94,7 +94,7 @@ _UFUNCS_OF_ONE = {
     "negative": "neg", "positive": "identity", "absolute": "abs", "fabs": "abs", "sign": "sign", "exp": "exp",
     "log": "log", "sqrt": "sqrt", "reciprocal": "reciprocal", "floor": "floor", "ceil": "ceil", "rint": "round",
     "sin": "sin", "cos": "cos", "tan": "tan", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "sinh": "sinh",
-    "cosh": "cosh", "tanh": "tanh", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "isnan": "is_na_n",
+    "cosh": "cosh", "tanh": "tanh", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "isnan": "is_nan",
     "isinf": "is_inf", "logical_not": "not_",
 }  # fmt: skip
 

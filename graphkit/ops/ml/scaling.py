@@ -222,5 +222,5 @@ class Imputer(RowWise):
     def expand(self, x: Value) -> Value:
         replaced, imputed, _ = self._values(x.dtype)
         rows = _rows(x, imputed)
-        missing = F.is_na_n(rows) if replaced != replaced else F.equal(rows, constant(np.array(replaced)))
+        missing = F.is_nan(rows) if replaced != replaced else F.equal(rows, constant(np.array(replaced)))
         return _like(F.where(missing, constant(imputed), rows), x)

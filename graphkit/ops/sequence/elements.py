@@ -110,7 +110,7 @@ def shapes_text(items: Sequence[Any]) -> str:
 
 
 def holds_floats(kind: Type) -> bool:
-    """Whether the tensors inside are of floating-point numbers."""
+    """Whether the tensors inside are of floating-point numbers; maps are not differentiated."""
     while isinstance(kind, (SequenceType, OptionalType)):
         kind = kind.element
-    return kind.dtype.is_float
+    return isinstance(kind, TensorType) and kind.dtype.is_float

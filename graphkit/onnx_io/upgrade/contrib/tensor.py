@@ -88,7 +88,7 @@ def _is_all_finite(node: NodeView) -> Results:
     found: Any = int64(0)
     for index in range(len(node.inputs)):
         x = node.operand(index)
-        tests = [F.is_na_n] * (not only_infinite) + [F.is_inf] * (not only_nan)
+        tests = [F.is_nan] * (not only_infinite) + [F.is_inf] * (not only_nan)
         for test in tests:
             found = F.add(found, F.reduce_sum(F.cast(test(x), to=DType.INT64), keepdims=False))
     return (F.equal(found, int64(0)),)

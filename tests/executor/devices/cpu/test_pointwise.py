@@ -371,7 +371,7 @@ RANDOM_STEPS = (
     lambda a, b, c: F.tanh(a * b + c),
     lambda a, b, c: F.sub(a, b) * 0.25,
     lambda a, b, c: F.where(a < b, a, b),
-    lambda a, b, c: F.where(F.or_(F.not_(a >= b), F.is_na_n(c)), b, a),
+    lambda a, b, c: F.where(F.or_(F.not_(a >= b), F.is_nan(c)), b, a),
     lambda a, b, c: F.max(a, b, c),
     lambda a, b, c: F.sigmoid(a) - F.sqrt(F.abs(b * c)) * 0.5,
     lambda a, b, c: F.cast(F.cast(a, to="float64"), to=a.dtype) / (F.abs(b) + 1.0),
