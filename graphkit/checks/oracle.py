@@ -17,7 +17,7 @@ from graphkit.checks.samples import Case
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, OptionalType, SequenceType, Type
+from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, Type
 
 # ONNX's name of an element type, where it is not ours in capitals.
 _ONNX_NAMES: Mapping[DType, str] = {
@@ -93,6 +93,8 @@ def _type_proto(kind: Type, *, shaped: bool = True) -> onnx.TypeProto:
         return helper.make_sequence_type_proto(_type_proto(kind.element, shaped=False))
     if isinstance(kind, OptionalType):
         return helper.make_optional_type_proto(_type_proto(kind.element, shaped=False))
+    if isinstance(kind, MapType):
+        return helper.make_map_type_proto(onnx_type(kind.key), _type_proto(kind.element))
     return helper.make_tensor_type_proto(onnx_type(kind.dtype), kind.static_shape if shaped else None)
 
 
