@@ -162,7 +162,7 @@ def _ran(net: gk.Model, rng: random.Random) -> str | None:
     # Of numbers like these, rounding alone makes others.
     if odd or any(v.role == "rng" for v in net.graph.inputs):
         return None
-    with gk.limits.limited(MEMORY, SECONDS, ITERATIONS):
+    with gk.ir.limits.limited(MEMORY, SECONDS, ITERATIONS):
         arrays = [feeds[net.graph.name_of(v)] if v.role == "data" else net.params[net.graph.name_of(v)]
                   for v in net.graph.inputs]  # fmt: skip
         wanted = evaluate(net.graph, arrays)

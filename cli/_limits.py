@@ -1,7 +1,7 @@
 """What a command may take: options for memory, time and iterations, and how they are enforced.
 
-Beside the checks in the library (`graphkit.limits`) the system holds the process to the memory, and a thread that needs
-no interpreter ends it behind the time, where a kernel or another library does not come back.
+Beside the checks in the library (`graphkit.ir.limits`) the system holds the process to the memory, and a thread that
+needs no interpreter ends it behind the time, where a kernel or another library does not come back.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 
 import click
 
-from graphkit import config, limits
+from graphkit import config
 from graphkit.errors import InvalidModel, LimitReached, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
+from graphkit.ir import limits
 
 # Of a loop, where neither --max-iterations nor GRAPHKIT_MAX_ITERATIONS says it.
 DEFAULT_ITERATIONS = 10_000_000

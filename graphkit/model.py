@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit import config, limits
+from graphkit import config
 from graphkit.errors import InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
-from graphkit.ir import printing
+from graphkit.ir import limits, printing
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.pickling import Packed, pack, unpack

@@ -12,6 +12,7 @@ import numpy as np
 from graphkit.errors import GraphkitError, InputError, OutOfMemory, UsageError, did_you_mean, lacks_memory
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.limits import require_memory
 from graphkit.ir.types import (
     BOOLS,
     INTEGERS,
@@ -23,7 +24,6 @@ from graphkit.ir.types import (
     Type,
     dtype_of,
 )
-from graphkit.limits import require_memory
 from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from graphkit.errors import InputError
-from graphkit.limits import allowed_memory, require_memory
+from graphkit.ir.limits import allowed_memory, require_memory
 
 # Of the longest header.
 _HEADER = 4 + 4 * 255

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, lacks_memory
-from graphkit.limits import require_memory
+from graphkit.ir.limits import require_memory
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -20,9 +20,9 @@ from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph
+from graphkit.ir.limits import require_memory
 from graphkit.ir.stored import StoredArray, StoredFile
 from graphkit.ir.weights import read_weights, write_weights
-from graphkit.limits import require_memory
 
 __all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
 

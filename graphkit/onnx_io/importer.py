@@ -18,9 +18,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, TypeProto
 
-from graphkit import config, limits
+from graphkit import config
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
-from graphkit.ir import context
+from graphkit.ir import context, limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial, unique_names

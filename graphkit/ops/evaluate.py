@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit import limits
 from graphkit.errors import GraphkitError, LimitReached, OutOfMemory, RuntimeFailure, lacks_memory
+from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, TensorType, Type, type_of_array
 from graphkit.ops._base import Op, operator
@@ -77,7 +77,7 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     """Interpret one node; outputs have the inferred dtypes. Half floats are computed in float32.
 
     Raises RuntimeFailure, naming the node, for whatever the reference raises; OutOfMemory beforehand, where the results
-    are larger than the limit of memory allows (see `graphkit.limits`).
+    are larger than the limit of memory allows (see `graphkit.ir.limits`).
     """
     op = operator(node, Op)
     admit(node, op, operands)

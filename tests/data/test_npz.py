@@ -14,7 +14,7 @@ import pytest
 from graphkit.data.idx import read_idx
 from graphkit.data.npz import read_arrays
 from graphkit.errors import InputError, OutOfMemory
-from graphkit.limits import limited
+from graphkit.ir.limits import limited
 
 
 def npy(array, **options):

@@ -6,8 +6,8 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 
-from graphkit import limits
 from graphkit.errors import GraphkitError, OutOfMemory
+from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from graphkit import limits
 from graphkit.errors import GraphkitError, LimitReached, NotFinite, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
+from graphkit.ir import limits
 from graphkit.ir.graph import Graph
-from graphkit.limits import Limits
+from graphkit.ir.limits import Limits
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native

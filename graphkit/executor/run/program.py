@@ -19,8 +19,8 @@ from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
+from graphkit.ir.limits import Limits
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
-from graphkit.limits import Limits
 from graphkit.ops.evaluate import failure_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from graphkit import config, limits
+from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import load_device, native_module
@@ -31,6 +31,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
+from graphkit.ir import limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value

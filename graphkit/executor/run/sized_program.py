@@ -15,7 +15,7 @@ from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Value
-from graphkit.limits import Limits
+from graphkit.ir.limits import Limits
 
 # What a step takes with its kernel, as measured on networks.
 _STEP_BYTES = 4 << 10

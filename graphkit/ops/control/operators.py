@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit import limits
 from graphkit.errors import RuntimeFailure, TypeMismatch
-from graphkit.ir import dims
+from graphkit.ir import dims, limits
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import BOOLS, DType, TensorType, Type, dtype_of, join

@@ -11,10 +11,10 @@ import numpy as np
 
 from graphkit.errors import GraphkitError, LimitReached
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.limits import limited
 from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
-from graphkit.limits import limited
 from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.quant.linear import DequantizeLinear

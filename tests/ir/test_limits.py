@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit import config, limits
+from graphkit import config
 from graphkit.errors import LimitReached, OutOfMemory, UsageError
+from graphkit.ir import limits
 
 SCALAR = {"x": np.float32(0)}
 
