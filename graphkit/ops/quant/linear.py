@@ -59,8 +59,9 @@ class _Linear(Op):
             return None if parameter is None else parameter.reshape(())
         axis = normal_axis(self.axis, len(shape))
         if self.block_size:
-            # Cut before the next step: the last block may be longer than what is left of x.
-            return xp.repeat(parameter, self.block_size, axis=axis)[(slice(None),) * axis + (slice(shape[axis]),)]
+            # The last block may be longer than what is left of x, and the only one than all of it.
+            whole = xp.repeat(parameter, min(self.block_size, shape[axis]), axis=axis)
+            return whole[(slice(None),) * axis + (slice(shape[axis]),)]
         return parameter.reshape(-1, *(1,) * (len(shape) - axis - 1))
 
     def spread_values(self, parameter: Any, x: Any) -> Any:
@@ -82,11 +83,13 @@ class _Linear(Op):
         if not self.block_size:
             spread = self.spread_values(scale, x)
             return F.reshape(unbroadcast(gradient, spread), F.shape(scale))
-        axis, size = self.axis % x.rank, np.array([self.block_size])
-        missing = F.sub(F.mul(F.shape(scale, start=axis, end=axis + 1), size), F.shape(x, start=axis, end=axis + 1))
+        axis = self.axis % x.rank
+        length = F.shape(x, start=axis, end=axis + 1)
+        size = F.max(F.min(length, np.array([self.block_size])), np.array([1]))
+        missing = F.sub(F.mul(F.shape(scale, start=axis, end=axis + 1), size), length)
         padded = F.pad(gradient, F.concat(np.array([0]), missing, axis=0), None, np.array([axis]))
         around = F.shape(x, start=0, end=axis), F.shape(x, start=axis + 1)
-        blocks = F.reshape(padded, F.concat(around[0], np.array([-1, self.block_size]), around[1], axis=0))
+        blocks = F.reshape(padded, F.concat(around[0], np.array([-1]), size, around[1], axis=0))
         return F.reduce_sum(blocks, np.array([axis + 1]), keepdims=False)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:

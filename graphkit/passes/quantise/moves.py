@@ -20,7 +20,7 @@ _MOVES = (
     "Transpose", "Unsqueeze",
 )  # fmt: skip
 # What chooses the largest ones: that, too, where larger integers stand for larger numbers.
-_CHOICES = ("MaxPool",)
+_CHOICES = ("ArgMax", "ArgMin", "MaxPool")
 MOVES = frozenset({*_MOVES, *_CHOICES, "Concat", "Pad", "Resize"})
 
 

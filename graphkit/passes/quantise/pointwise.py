@@ -117,7 +117,10 @@ def _elements(source: Value, members: list[Node], end: Node, given: Quantised) -
     leaves = list(_leaves(result))
     if any(array_of(v) is None for v in leaves):
         return result
-    return constant(evaluate(Graph([], [result]), [])[0])
+    try:
+        return constant(evaluate(Graph([], [result]), [])[0])
+    except GraphkitError:  # it fails when it runs, if it ever does
+        return None
 
 
 def _leaves(result: Value) -> Iterator[Value]:

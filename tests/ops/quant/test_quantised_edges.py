@@ -48,6 +48,18 @@ def test_operands_that_do_not_fit(make):
         make()
 
 
+def test_a_block_that_is_longer_than_everything():
+    x = gk.input("x", [2, 3])
+    at = gk.input("s", [2, 1])
+    where = {"axis": 1, "block_size": 1 << 62}
+    y = F.dequantize_linear(F.quantize_linear(x, at, **where), at, **where)
+    feeds = {"x": np.full((2, 3), 4.2, np.float32), "s": np.array([[1.0], [4.0]], np.float32)}
+    np.testing.assert_array_equal(gk.Model({"y": y}).compile().run(feeds)["y"], np.full((2, 3), 4.0))
+    slopes = gk.grad(gk.Model({"y": y}), wrt=["x", "s"]).compile().run(feeds)
+    np.testing.assert_array_equal(slopes["x_grad"], np.ones((2, 3)))
+    np.testing.assert_allclose(slopes["s_grad"], [[3 * (4 - 4.2)], [3 * (1 - 1.05)]], rtol=1e-4)
+
+
 def test_unknown_ranks_and_named_sizes():
     x = gk.input("x", None)
     q = F.quantize_linear(x, np.float32(0.5))

@@ -106,6 +106,15 @@ def test_moves_run_on_integers():
     check(y, 2, 4, 6, 6, MaxPool=1, Transpose=1, Slice=1, Concat=1, Reshape=1)
 
 
+def test_the_place_of_the_largest_needs_no_floats():
+    x = qdq(gk.input("x", ["N", 9]), 0.05, 128)
+    net = gk.Model({"y": F.arg_max(x, axis=1)})
+    assert after(net) == {"QuantizeLinear": 1, "ArgMax": 1}
+    given = RNG.standard_normal((4, 9)).astype(np.float32)
+    expected = net.compile(optimize=False).run({"x": given})["y"]
+    np.testing.assert_array_equal(net.compile().run({"x": given})["y"], expected)
+
+
 def test_functions_of_one_tensor_are_tables():
     x = qdq(gk.input("x", ["N", 9]), 0.03, 128)
     swish = qdq(F.mul(x, F.sigmoid(x)), 0.05, 20)
