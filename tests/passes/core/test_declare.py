@@ -113,9 +113,10 @@ def test_the_pipelines():
     assert names(CLEANUP) == ["simplify", "fold", "cse", "merge_control", "prune_control"]
     assert names(INFERENCE) == [
         "widen_halves", "known_ranks", "expand_composites", "merge_recurrences", "integers", "dynamic_products",
-        "weight_products", "simplify", "scan_axes", "eliminate_expand", "fuse_layer_norm", "fuse_gelu", "fuse_activation",
-        "fuse_softmax", "eliminate_transpose", "fuse_attention", "eliminate_reshape", "unstride_transposed", "drop_outer_taps",
-        "fold_batch_norm", "fuse_matmul", "fuse_conv", "channels_last", "eliminate_reshape", *names(CLEANUP),
+        "weight_products", "simplify", "scan_axes", "eliminate_expand", "fuse_layer_norm", "fuse_gelu",
+        "fuse_activation", "fuse_softmax", "eliminate_transpose", "fuse_attention", "eliminate_reshape",
+        "unstride_transposed", "drop_outer_taps", "fold_batch_norm", "fuse_matmul", "fuse_conv", "channels_last",
+        "eliminate_reshape", *names(CLEANUP),
         "fuse_batch_norm", "fuse_loss_grad", "fuse_table_update", "fuse_pointwise",
     ]  # fmt: skip
     assert names(BOUND) == ["simplify", "fuse_attention", "scan_axes"]
