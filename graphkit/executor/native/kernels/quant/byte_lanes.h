@@ -169,7 +169,7 @@ inline void store_sums(std::int32_t* to, Sums v, std::int64_t count) {
     if (count >= kSums) {
         store(to, v);
     } else {
-        std::memcpy(to, &v, static_cast<std::size_t>(count) * sizeof(std::int32_t));
+        store_part(reinterpret_cast<float*>(to), bit_cast<Reals>(v), count);
     }
 }
 

@@ -55,11 +55,21 @@ inline __attribute__((always_inline)) void finish(const IntegerBlock& block, con
 // Rows and vectors of a tile, from its first row and column on. With Zeros the sums of a row's bytes are needed, too.
 template <typename Products, int Rows, int Vectors, bool Zeros, IntegerResult Result>
 void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
+    // Bytes that are stored may be those of `block`, as far as the compiler knows.
+    const IntegerBlock mine = block;
     const std::int64_t panel = block.taps * block.quads * kSums * kTerms;
     const std::int8_t* weights = block.panels + at / kSums * panel;
     const Sums flip = splat(static_cast<std::int32_t>(block.flip * 0x01010101U));
     const auto ones = Products::right(splat(0x01010101));
-    Sums totals[Rows][Vectors] = {};
+    Sums totals[Rows][Vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) {
+        const Sums offset = load(block.offsets + at + v * kSums);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            totals[r][v] = offset;
+        }
+    }
     Sums bytes[Rows] = {};
     for (std::int64_t tap = 0; tap < block.taps; ++tap) {
         const std::uint8_t* rows[Rows];
@@ -88,21 +98,17 @@ void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
             weights += kSums * kTerms;
         }
     }
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) {
-        const std::int64_t column = at + v * kSums;
-        const Sums offset = load(block.offsets + column);
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-            totals[r][v] += offset;
-            if constexpr (Zeros) {
-                totals[r][v] -= bytes[r] * load(block.zeros + column);
+    if constexpr (Zeros) {
+        for (int v = 0; v < Vectors; ++v) {
+            const Sums zeros = load(block.zeros + at + v * kSums);
+            for (int r = 0; r < Rows; ++r) {
+                totals[r][v] -= bytes[r] * zeros;
             }
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-        finish<Result, Vectors>(block, totals[r], first + r, at);
+        finish<Result, Vectors>(mine, totals[r], first + r, at);
     }
 }
 
