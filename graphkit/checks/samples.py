@@ -28,7 +28,7 @@ from graphkit.ir.types import (
 )
 from graphkit.ops import F, Items, Op, Perhaps, Rand, Sample, as_value
 from graphkit.ops.evaluate import evaluate
-from graphkit.ops.sequence.elements import joint, with_own_sizes
+from graphkit.ops.sequence.elements import holds_maps, joint, with_own_sizes
 
 # Element types that random sample inputs are drawn in, in the order of the report.
 SWEPT = (
@@ -125,7 +125,7 @@ class Case:
     def has_maps(self) -> bool:
         """Whether an operand or a result holds maps, which no operators make of tensors in general."""
         kinds = [*self.types, *(v.type for v in self.graph().outputs)]
-        return any(t is not None and _holds_maps(t) for t in kinds)
+        return any(t is not None and holds_maps(t) for t in kinds)
 
     def between_tensors(self, *, symbolic: bool = False) -> tuple[Graph, list[Any]]:
         """`graph` and `feeds` with tensors alone: sequences and optionals are made of them, and taken apart again.
@@ -222,12 +222,6 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
     arrays = tuple(made(spec, _allowed(cls, name)) for name, spec in zip(names, sample.inputs, strict=True))
     types = tuple(_type_of(spec, array, under_test) for spec, array in zip(sample.inputs, arrays, strict=True))
     return Case(cls(**sample.attrs), sample, number, under_test, arrays, types)
-
-
-def _holds_maps(kind: Type) -> bool:
-    while isinstance(kind, (SequenceType, OptionalType)):
-        kind = kind.element
-    return isinstance(kind, MapType)
 
 
 def tensor_within(kind: Type) -> TensorType:

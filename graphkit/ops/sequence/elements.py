@@ -9,7 +9,7 @@ from typing import Any
 from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type, join
+from graphkit.ir.types import MapType, OptionalType, SequenceType, TensorType, Type, join
 
 
 def sequence_type(kind: Type | None, what: str) -> SequenceType:
@@ -107,6 +107,13 @@ def held_bytes(value: Any) -> int:
 def shapes_text(items: Sequence[Any]) -> str:
     shown = ", ".join(str(list(x.shape)) for x in items[:5])
     return shown + (", ..." if len(items) > 5 else "")
+
+
+def holds_maps(kind: Type) -> bool:
+    """Whether the values inside are maps."""
+    while isinstance(kind, (SequenceType, OptionalType)):
+        kind = kind.element
+    return isinstance(kind, MapType)
 
 
 def holds_floats(kind: Type) -> bool:
