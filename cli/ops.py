@@ -36,8 +36,8 @@ def command(
 
     A row says whether a native kernel of that operator exists; `--markdown` tries them. FLOPs are two for each
     multiply-add of products, convolutions, recurrent layers and attention; bytes are operands and results, as if
-    nothing were fused. Operators that the import writes in terms of others are listed on their own. A file that
-    graphkit cannot run is listed as well, without costs.
+    nothing were fused. Operators that the import writes in terms of others are listed on their own. Files that
+    cannot be run are listed as well, without costs.
 
     Exit code 3: the model uses an operator that graphkit does not know.
     """

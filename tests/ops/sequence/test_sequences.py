@@ -13,7 +13,6 @@ import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, join
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.onnx_io.importer import list_operators
 from graphkit.ops import F
 from graphkit.ops.sequence.elements import held_bytes
 
@@ -268,7 +267,7 @@ def test_sequence_map_reads_names_around_it() -> None:
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     net = gk.load(proto)
-    assert list_operators(net.to_onnx())["", "Loop"] == list_operators(proto)["", "Loop"] == 1
+    assert [node.op_type for node in net.to_onnx().graph.node].count("Loop") == 1
     found = net.compile().run({"q": [ones(2), ones(3, 1)], "w": np.float32(2)})
     assert [a.tolist() for a in found["ys"]] == [[2.0, 2.0], [[2.0], [2.0], [2.0]]]
     assert [a.tolist() for a in found["ds"]] == [[2], [3, 1]]
