@@ -128,6 +128,18 @@ def require_memory(nbytes: int, what: str = "") -> None:
             raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and about {human(max(left, 0))} are left")
 
 
+def fits_limit(nbytes: int) -> bool:
+    """Whether arrays that are there already may have so many bytes together. Without a limit the machine has said so."""
+    most = current().memory
+    return most is None or nbytes <= most
+
+
+def require_held(nbytes: int, what: str) -> None:
+    """Raise OutOfMemory, naming `what`, where arrays that are there already pass the limit together."""
+    if not fits_limit(nbytes):
+        require_memory(nbytes, what)
+
+
 def allowed_memory() -> int:
     """The bytes that `require_memory` lets through at most."""
     most = current().memory

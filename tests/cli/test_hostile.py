@@ -32,9 +32,9 @@ def model(nodes, outputs=("y",), initializers=(), inputs=None, **options):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("f", 1)], **options)
 
 
-def looped(count, *more):
+def looped(count, *more, inner=()):
     body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["again"]), helper.make_node("Sin", ["s"], ["t"]), *more],
+        [helper.make_node("Identity", ["c"], ["again"]), helper.make_node("Sin", ["s"], ["t"]), *inner, *more],
         "body",
         [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), info("s", [3])],
         [info("again", [], TensorProto.BOOL), info("t", [3]), *(info(o) for node in more for o in node.output)],
@@ -75,6 +75,59 @@ def nested_loops(depth=14):
     return model(nodes, (made,), [constant("m", 1)])
 
 
+def grown(state, build, *initializers):
+    """A loop without end whose state, of this type, becomes what the nodes of `build` make of it."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["again"]), *build()],
+        "body",
+        [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), helper.make_value_info("s", state)],
+        [info("again", [], TensorProto.BOOL), helper.make_value_info("t", state)],
+    )
+    loop = helper.make_node("Loop", ["", "go", "start"], ["y"], body=body, name="again")
+    graph = helper.make_graph([*initializers, loop], "g", [info("x", [3])], [helper.make_value_info("y", state)],
+                              [constant("go", True)])  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+
+
+def growing_sequence():
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    wide = helper.make_node("ConstantOfShape", ["rows"], ["wide"])
+    return grown(
+        kind,
+        lambda: [helper.make_node("Sin", ["wide"], ["row"]), helper.make_node("SequenceInsert", ["s", "row"], ["t"])],
+        helper.make_node("Constant", [], ["rows"], value_ints=[1 << 18]), wide,
+        helper.make_node("SequenceEmpty", [], ["start"]),
+    )  # fmt: skip
+
+
+def doubling_sequence():
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"])
+    return grown(
+        kind,
+        lambda: [
+            helper.make_node("SequenceConstruct", ["s", "s"], ["pair"]),
+            helper.make_node("ConcatFromSequence", ["pair"], ["t"], axis=0, name="joined"),
+        ],
+        helper.make_node("Identity", ["x"], ["start"]),
+    )
+
+
+def doubling_string():
+    kind = helper.make_tensor_type_proto(TensorProto.STRING, [1])
+    return grown(
+        kind,
+        lambda: [helper.make_node("StringConcat", ["s", "s"], ["t"], name="joined")],
+        helper.make_node("Constant", [], ["start"], value_strings=["a"]),
+    )
+
+
+def growing_scan():
+    """Rows of a loop that is interpreted, because strings are in it."""
+    text = helper.make_node("Cast", ["i"], ["text"], to=TensorProto.STRING)
+    number = helper.make_node("Cast", ["text"], ["number"], to=TensorProto.FLOAT)
+    return looped(None, number, helper.make_node("Expand", ["number", "wide"], ["row"]), inner=[text])
+
+
 IMAGE = np.zeros((1, 1, 2, 2), np.float32)
 ONE = np.ones((1, 1, 1, 1), np.float32)
 FAR = 1 << 40
@@ -84,6 +137,10 @@ CASES = {
     "endless loop": (lambda: looped(None), 5, "more than 100000 iterations"),
     "loop of 2^62": (lambda: looped(1 << 62), 5, "more than 100000 iterations"),
     "growing loop": (lambda: looped(None, helper.make_node("Expand", ["s", "wide"], ["row"])), 5, "again: no memory"),
+    "growing sequence loop": (growing_sequence, 5, "again"),
+    "doubling sequence loop": (doubling_sequence, 5, "again"),
+    "doubling string loop": (doubling_string, 5, "joined"),
+    "growing interpreted loop": (growing_scan, 5, "again"),
     "expand": (lambda: sized("Expand", "x", [FAR, 3]), 5, "'huge'"),
     "expand beyond counting": (lambda: sized("Expand", "x", [1 << 62, 1 << 62, 3]), 5, "'huge'"),
     "tile": (lambda: sized("Tile", "x", [FAR]), 5, "'huge'"),
@@ -116,7 +173,7 @@ def command(*arguments, **options):
     return subprocess.Popen(given, stdout=-1, stderr=-1, text=True, preexec_fn=limits, env=environment, **options)
 
 
-QUICK = ("endless loop", "growing loop", "expand", "max pool", "parts", "input", "functions")
+QUICK = ("endless loop", "growing loop", "growing sequence loop", "doubling string loop", "expand", "max pool", "parts", "input", "functions")
 # Enough for everything that comes to it; what does not must not need it.
 OPTIONS = ("--max-iterations", 100_000, "--max-memory", "500MB")
 

@@ -29,6 +29,7 @@ from graphkit.ops.control.loop_state import (
     without_value,
 )
 from graphkit.ops.evaluate import evaluate
+from graphkit.ops.held import bytes_of
 
 _FLAG = TensorType(DType.BOOL, ())
 
@@ -65,6 +66,7 @@ def _stack(xp: Any, arrays: Sequence[Any], axis: int, declared: Type, empty: Cal
         if len(shapes) > 1:
             raise RuntimeFailure(f"a scan output changes its shape between iterations: {sorted(shapes)}")
         place = normal_axis(axis, arrays[0].ndim + 1)
+        limits.require_memory(len(arrays) * arrays[0].nbytes, "a scan output")
         return xp.stack(list(arrays), axis=place)
     kind = empty()
     shape = [d if isinstance(d, int) else 0 for d in kind.shape or ()]
@@ -234,7 +236,7 @@ class Loop(Op):
         going = cond is None or _flag(cond)
         shape, flag_shape = _iteration_type(self.body).static_shape, _flag_shape(self.body)
         scanned: list[list[Any]] = [[] for _ in self.body.outputs[1 + states :]]
-        trip = 0
+        trip = collected_bytes = 0
         while going and (limit is None or trip < limit):
             limits.check_iterations(trip)
             entry = [xp.full(shape, trip, dtype=xp.int64), xp.ones(flag_shape, dtype=bool)]
@@ -243,6 +245,8 @@ class Loop(Op):
             state = results[:states]
             for collected, item in zip(scanned, results[states:], strict=True):
                 collected.append(item)
+            collected_bytes += sum(map(bytes_of, results[states:]))
+            limits.require_held(collected_bytes, "the scan outputs")
             trip += 1
 
         def empty(index: int) -> TensorType:
@@ -377,12 +381,15 @@ class Scan(Op):
             raise RuntimeFailure(f"the scan inputs have lengths {sorted(lengths)}")
         (length,) = lengths
         outputs: list[list[Any]] = [[] for _ in self.body.outputs[len(state) :]]
+        collected_bytes = 0
         for i in range(length):
             limits.check_iterations(i)
             slices = [xp.array(x[-1 - i if b else i]) for x, b in zip(leading, backwards, strict=True)]
             results = evaluate(self.body, [*state, *slices, *captured], xp)
             for collected, item in zip(outputs, results[len(state) :], strict=True):
                 collected.append(item)
+            collected_bytes += sum(map(bytes_of, results[len(state) :]))
+            limits.require_held(collected_bytes, "the scan outputs")
             state = results[: len(state)]
 
         def empty(index: int) -> TensorType:

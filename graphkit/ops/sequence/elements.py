@@ -91,19 +91,6 @@ def place(position: Any, length: int, *, past_end: bool = False) -> int:
     return index + length if index < 0 else index
 
 
-def held_bytes(value: Any) -> int:
-    """Bytes of the arrays in a sequence or an optional, those in it several times counted once; of an array its own."""
-    arrays: dict[int, int] = {}
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, (list, tuple)):
-            pending += item
-        elif item is not None:
-            arrays[id(item)] = item.nbytes
-    return sum(arrays.values())
-
-
 def shapes_text(items: Sequence[Any]) -> str:
     shown = ", ".join(str(list(x.shape)) for x in items[:5])
     return shown + (", ..." if len(items) > 5 else "")

@@ -9,6 +9,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import INDICES, DType, SequenceType, TensorType, Type
+from graphkit.ops import held
 from graphkit.ops._base import F, Items, Onnx, Op, Sample, op
 from graphkit.ops.axes import i64, zeros_like
 from graphkit.ops.sequence.elements import (
@@ -120,7 +121,7 @@ class SequenceInsert(Op):
 
     def reference(self, xp: Any, sequence: Any, x: Any, position: Any = None) -> Any:
         index = place(position, len(sequence), past_end=True)
-        return [*sequence[:index], x, *sequence[index:]]
+        return held.with_one_more(sequence, index, x)
 
     def grad(self, node: Node, dy: Any) -> Any:
         # Counted from the back, the new element has the number of the one before it.
@@ -157,7 +158,7 @@ class SequenceErase(Op):
 
     def reference(self, xp: Any, sequence: Any, position: Any = None) -> Any:
         index = place(position, len(sequence))
-        return [*sequence[:index], *sequence[index + 1 :]]
+        return held.Elements([*sequence[:index], *sequence[index + 1 :]], held.bytes_of(sequence))
 
     def grad(self, node: Node, dy: Any) -> Any:
         sequence = node.operands[0]

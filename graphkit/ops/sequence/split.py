@@ -12,9 +12,11 @@ from graphkit.errors import MissingGradient, RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
+from graphkit.ir.limits import require_memory
 from graphkit.ir.types import INDICES, SequenceType, TensorType, Type
 from graphkit.ops._base import F, Items, Onnx, Op, Sample, op
 from graphkit.ops.axes import contiguous, i64, length_of, normal_axis, zeros_like
+from graphkit.ops.held import PER_ARRAY
 from graphkit.ops.sequence.elements import is_unnamed, sequence_type, shapes_text
 
 # How many results a Split in the place of a SplitToSequence may have.
@@ -67,8 +69,10 @@ class SplitToSequence(Op):
         axis = self.axis % x.ndim
         before = (slice(None),) * axis
         if not self.keepdims and (split is None or (split.ndim == 0 and int(split) == 1)):
+            require_memory(x.nbytes + PER_ARRAY * x.shape[axis], "the parts")
             return [contiguous(xp, x[(*before, i)]) for i in range(x.shape[axis])]
         ends = np.cumsum([0, *_sizes(x.shape[axis], split)]).tolist()
+        require_memory(x.nbytes + PER_ARRAY * len(ends), "the parts")
         return [contiguous(xp, x[(*before, slice(a, b))]) for a, b in itertools.pairwise(ends)]
 
     def drops_axis(self, split: TensorType | None) -> bool | None:
@@ -180,6 +184,7 @@ class ConcatFromSequence(Op):
         if len(kept) > 1:
             where = "" if self.new_axis else f" beside axis {axis}"
             raise RuntimeFailure(f"elements of shapes {shapes_text(sequence)} differ{where}")
+        require_memory(sum(x.nbytes for x in sequence), "the elements, joined")
         return xp.stack(sequence, axis=axis) if self.new_axis else xp.concatenate(sequence, axis=axis)
 
     def grad(self, node: Node, dy: Any) -> Any:

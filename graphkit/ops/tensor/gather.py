@@ -56,6 +56,7 @@ class Gather(Op):
         return TensorType(x.dtype, shape, moved(self.reference, known_array(x), index_array(indices)))
 
     def reference(self, xp: Any, x: Any, indices: Any) -> Any:
+        check_range(indices, x.shape, self.axis % x.ndim)
         return xp.asarray(xp.take(x, indices, axis=self.axis), dtype=x.dtype)
 
     def grad(self, node: Node, dy: Any) -> Any:
@@ -97,14 +98,22 @@ class GatherGrad(Op):
         return scatter_flat(dy, F.gather(flat_positions(x), indices, axis=self.axis), x)
 
 
-def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tuple[Any, ...]:
-    """The numpy index that takes x[..., indices, ...] elementwise along `axis`; negative indices count from the back.
-
-    Raises TypeMismatch for an index outside the axis.
-    """
+def check_range(indices: Any, shape: tuple[int, ...], axis: int) -> None:
+    """Raises TypeMismatch for an index outside the axis, also where no element would be taken by it."""
     size = shape[axis]
     if indices.size and (int(indices.min()) < -size or int(indices.max()) >= size):
         raise TypeMismatch(f"an index is outside axis {axis} of {list(shape)}")
+
+
+def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tuple[Any, ...]:
+    """The numpy index that takes x[..., indices, ...] elementwise along `axis`; negative indices count from the back.
+
+    Raises TypeMismatch for an index outside the axis, and for more indices along another axis than x has elements.
+    """
+    if any(n > shape[other] for other, n in enumerate(indices.shape) if other != axis):
+        raise TypeMismatch(f"indices {list(indices.shape)} do not fit {list(shape)} beside axis {axis}")
+    check_range(indices, shape, axis)
+    size = shape[axis]
     index = []
     for other, n in enumerate(indices.shape):
         grid = xp.arange(n).reshape((n,) + (1,) * (indices.ndim - other - 1))
@@ -147,14 +156,19 @@ class GatherElements(Op):
 def nd_index(xp: Any, shape: tuple[int, ...], indices: Any, batch_dims: int = 0) -> tuple[Any, ...]:
     """The numpy index of tuples kept in the last axis of `indices`, after `batch_dims` axes shared with x."""
     depth = indices.shape[-1]
-    if indices.size:
-        for k in range(depth):
-            size, part = shape[batch_dims + k], indices[..., k]
-            if int(part.min()) < -size or int(part.max()) >= size:
-                raise TypeMismatch(f"an index is outside axis {batch_dims + k} of {list(shape)}")
+    for k in range(depth):
+        check_range(indices[..., k], shape, batch_dims + k)
     lead = indices.ndim - 1
     batch = [xp.arange(indices.shape[i]).reshape((-1,) + (1,) * (lead - i - 1)) for i in range(batch_dims)]
     return (*batch, *(indices[..., k] for k in range(depth)))
+
+
+def nd_pair(xp: Any, x: Any, indices: Any, batch_dims: int = 0) -> tuple[Any, Any]:
+    """x and index tuples of at least one index: empty tuples, which mean all behind the batch, index a new axis."""
+    if indices.shape[-1]:
+        return x, indices
+    shape = (*x.shape[:batch_dims], 1, *x.shape[batch_dims:])
+    return x.reshape(shape), xp.zeros((*indices.shape[:-1], 1), dtype=indices.dtype)
 
 
 @op
@@ -176,6 +190,9 @@ class GatherND(Op):
         Sample((2, 3, 4), np.array([[[0, 1], [2, -1]], [[1, 1], [0, 0]]]), batch_dims=1),
         Sample((2, 2, 3), np.array([[[2], [0]], [[1], [1]]]), batch_dims=2),
         Sample((3,), np.zeros((0, 1), np.int64)),
+        # The standard has at least one index in a tuple; ONNX Runtime takes none as well.
+        *(Sample((3,), np.zeros((*lead, 0), np.int64), onnx=False) for lead in ((), (2,), (0, 1))),
+        Sample((2, 3), np.zeros((2, 4, 0), np.int64), batch_dims=1, onnx=False),
     )
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
@@ -196,7 +213,11 @@ class GatherND(Op):
         return TensorType(x.dtype, shape, moved(self.reference, known_array(x), index_array(indices)))
 
     def reference(self, xp: Any, x: Any, indices: Any) -> Any:
-        return xp.asarray(x[nd_index(xp, x.shape, indices, self.batch_dims)], dtype=x.dtype)
+        batch = x.shape[: self.batch_dims]
+        if batch != indices.shape[: self.batch_dims]:
+            raise TypeMismatch(f"batch axes of x {list(x.shape)} and indices {list(indices.shape)} differ")
+        slices, tuples = nd_pair(xp, x, indices, self.batch_dims)
+        return xp.asarray(slices[nd_index(xp, slices.shape, tuples, self.batch_dims)], dtype=x.dtype)
 
     def grad(self, node: Node, dy: Any) -> Any:
         x, indices = node.operands

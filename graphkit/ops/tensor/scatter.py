@@ -20,7 +20,7 @@ from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, fresh_shape, i64, normal_axis, shape_text, zeros_like
 from graphkit.ops.known_elements import index_array, known_array, moved
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.tensor.gather import along_axis, nd_index
+from graphkit.ops.tensor.gather import along_axis, nd_index, nd_pair
 
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
 
@@ -53,12 +53,17 @@ class _Scatter(Op):
 
     def reference(self, xp: Any, x: Any, indices: Any, updates: Any) -> Any:
         result = xp.array(x, order="C")
-        index = self.index(xp, x.shape, indices)
+        view, indices = self.addressed(xp, result, indices)
+        index = self.index(xp, view.shape, indices)
         if self.reduction == "none":
-            result[index] = updates
+            view[index] = updates
         else:
-            xp.scatter(self.reduction, result, index, updates)
+            xp.scatter(self.reduction, view, index, updates)
         return result
+
+    def addressed(self, xp: Any, result: Any, indices: Any) -> tuple[Any, Any]:
+        """A view of the result, and what addresses elements of it."""
+        return result, indices
 
     # --- gradient: `put` is this addressing, `take` its transpose -----------------------------------
 
@@ -149,6 +154,9 @@ class ScatterND(_Scatter):
         Sample((3, 2, 2), np.array([[0], [2]]), (2, 2, 2)),
         Sample((3, 4), np.array([[[0, 1]], [[2, -1]]]), (2, 1)),
         Sample((3,), np.zeros((0, 1), np.int64), (0,)),
+        # Empty tuples, as in GatherND, address all of x.
+        Sample((3,), np.zeros((0,), np.int64), (3,), onnx=False),
+        Sample((3,), np.zeros((2, 0), np.int64), (2, 3), reduction="add", onnx=False),
         *(
             Sample((3, 2), np.array([[0], [2], [0]]), (3, 2), reduction=reduction)
             for reduction in ("add", "mul", "max", "min")
@@ -165,6 +173,9 @@ class ScatterND(_Scatter):
         if depth > len(x.shape) or not fits(updates.shape, wanted):
             given = f"updates {shape_text(updates.shape)} at indices {shape_text(indices.shape)}"
             raise TypeMismatch(f"{given} do not fit x {shape_text(x.shape)}")
+
+    def addressed(self, xp: Any, result: Any, indices: Any) -> tuple[Any, Any]:
+        return nd_pair(xp, result, indices)
 
     def index(self, xp: Any, shape: tuple[int, ...], indices: Any) -> tuple[Any, ...]:
         return nd_index(xp, shape, indices)

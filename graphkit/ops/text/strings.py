@@ -6,6 +6,7 @@ Where ONNX Runtime differs from the text of the standard, ONNX Runtime's results
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +16,10 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.graph import Node
+from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType, TensorType, broadcast_shapes
 from graphkit.ops._base import Onnx, Op, Sample, op
+from graphkit.ops.held import string_bytes
 from graphkit.ops.text.case import changed_case
 
 STRINGS = frozenset({DType.STRING})
@@ -36,6 +39,7 @@ def padded(lists: Sequence[Sequence[str]], shape: tuple[int, ...], pad: str) -> 
     """Lists of strings as one tensor of `shape` and one more axis, and the length of each list as int64."""
     lengths = np.fromiter(map(len, lists), np.int64, len(lists))
     width = int(lengths.max(initial=0))
+    require_memory(8 * width * len(lists), f"{len(lists)} lists, padded to {width} strings")
     table = np.full((len(lists), width), pad, object)
     flat = np.empty(int(lengths.sum()), object)
     flat[:] = list(itertools.chain.from_iterable(lists))
@@ -73,6 +77,9 @@ class StringConcat(TextOp):
         return TensorType(DType.STRING, broadcast_shapes([x.shape, y.shape]))
 
     def reference(self, xp: Any, x: Any, y: Any) -> Any:
+        count = math.prod(np.broadcast_shapes(x.shape, y.shape))
+        if count:
+            require_memory(sum(count // a.size * string_bytes(a) for a in (x, y)), "its strings")
         # Of operands without axes, numpy returns a str.
         return np.asarray(np.add(x, y), object)
 

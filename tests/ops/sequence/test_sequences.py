@@ -10,11 +10,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import graphkit as gk
-from graphkit.errors import InputError, InvalidModel, RuntimeFailure, TypeMismatch, UsageError
+from graphkit.errors import InputError, InvalidModel, OutOfMemory, RuntimeFailure, TypeMismatch, UsageError
+from graphkit.ir.limits import limited
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, join
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.ops import F
-from graphkit.ops.sequence.elements import held_bytes
+from graphkit.ops.held import PER_ARRAY, held_bytes, with_one_more
 
 ROWS = SequenceType(TensorType("float32", ["N", 3]))
 
@@ -210,9 +211,27 @@ def test_a_plan_needs_no_sizes_of_sequences() -> None:
 
 def test_bytes_that_a_value_holds() -> None:
     x = ones(4, 4)
-    assert held_bytes(x) == held_bytes([x, x]) == held_bytes([[x], None, [[]]]) == 64
-    assert held_bytes([x, x.copy()]) == 128
+    assert held_bytes(x) == 64
+    assert held_bytes([x, x]) == 64 + 2 * PER_ARRAY
+    assert held_bytes([[x], None, [[]]]) == 64 + 5 * PER_ARRAY
+    assert held_bytes([x, x.copy()]) == 128 + 2 * PER_ARRAY
     assert held_bytes(None) == 0
+    assert held_bytes(np.array(["a" * 1000], object)) > 1000
+
+
+def test_what_a_sequence_holds_is_added_up() -> None:
+    kept, grown = ones(4, 4), []
+    for _ in range(5):
+        grown = with_one_more(grown, len(grown), ones(4, 4))
+    assert grown.held == held_bytes(grown)
+    # The same array many times takes no memory of its own.
+    with limited(memory=20 * PER_ARRAY):
+        for _ in range(10):
+            grown = with_one_more(grown, 0, kept)
+    assert len(grown) == 15
+    with limited(memory=20 * PER_ARRAY), pytest.raises(OutOfMemory, match="the sequence"):
+        for _ in range(10):
+            grown = with_one_more(grown, 0, kept)
 
 
 # --- files ----------------------------------------------------------------------------------------
