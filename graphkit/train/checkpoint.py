@@ -18,6 +18,7 @@ from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.types import DType, dtype_of
 from graphkit.ir.weights import CODES, read_weights, restored, stored, write_weights
+from graphkit.train import manifest as manifests
 
 MANIFEST = "checkpoint.json"
 _FORMAT = "graphkit-checkpoint"
@@ -152,7 +153,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UsageError(f"{folder} holds no checkpoint ({MANIFEST} is missing)") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidModel(f"{path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise InvalidModel(f"{path} is no checkpoint of graphkit")
@@ -160,6 +161,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise InvalidModel(f"{path} is damaged: it has no version")
     if manifest["version"] > _VERSION:
         raise InvalidModel(f"{path} has version {manifest['version']}; this graphkit reads up to {_VERSION}")
+    manifests.check(manifest, str(path))
     return manifest
 
 

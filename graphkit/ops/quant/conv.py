@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
+from graphkit.ir.dims import Dim
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import Onnx, Rand, Sample, op
 from graphkit.ops.nn.conv import Convolution, convolve
@@ -26,6 +27,9 @@ class IntegerConvolution(Convolution):
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         ranks = super().operand_ranks(*inputs)
         return [r if f.name in ("x", "w", "b") else None for r, f in zip(ranks, self.formals, strict=False)]
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        return dims.product((*outputs[0].known_shape, *self.named_inputs(inputs)["w"].known_shape[1:]))
 
     def check_channels(self, what: str, parameter: TensorType | None, w: TensorType) -> None:
         """Raises TypeMismatch where a parameter is neither one number nor one for each output channel."""

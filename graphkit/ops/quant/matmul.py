@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
+from graphkit.ir.dims import Dim
 from graphkit.ir.types import FLOAT8, DType, TensorType
 from graphkit.ops._base import Onnx, Op, Rand, Sample, op
 from graphkit.ops.linalg.matmul import MatMul
@@ -22,6 +23,9 @@ class IntegerProduct(Op):
     """What the products share: numpy's rules of MatMul, and parameters for rows of a and columns of b."""
 
     substitutes = True
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        return dims.product((*outputs[0].known_shape, self.named_inputs(inputs)["a"].known_shape[-1]))
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         named, examples = self.named_inputs(inputs), self.named_inputs(batched)

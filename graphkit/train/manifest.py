@@ -1,0 +1,109 @@
+"""What a checkpoint's JSON has to hold, told before anything of it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from graphkit.errors import InvalidModel
+
+# Whether a value is of a kind.
+Kind: TypeAlias = Callable[[Any], bool]
+
+
+def _integer(value: Any) -> bool:
+    return type(value) is int
+
+
+def _count(value: Any) -> bool:
+    return _integer(value) and value >= 0
+
+
+def _word(value: Any) -> bool:
+    return _count(value) and value < 1 << 64
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _list_of(kind: Kind) -> Kind:
+    return lambda value: isinstance(value, list) and all(map(kind, value))
+
+
+def _dict_of(kind: Kind) -> Kind:
+    return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
+
+
+def _or_null(kind: Kind) -> Kind:
+    return lambda value: value is None or kind(value)
+
+
+def _generator(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_word, value))
+
+
+# Keys that may be missing are not looked for; `load` says which it needs.
+_KINDS: Mapping[str, Kind] = {
+    "weights": _dict_of(_text),
+    "arrays": _dict_of(_object),
+    "parts": _list_of(_list_of(_text)),
+    "residuals": _list_of(_list_of(_text)),
+    "optimizer": _object,
+    "loss": _text,
+    "rng": _generator,
+    "position": _object,
+    "run": _text,
+    "updates": _count,
+    "data_seed": _integer,
+    "settings": _object,
+    "notes": _object,
+    "epoch": _count,
+    "batch": _count,
+}
+
+_OF_ARRAYS: Mapping[str, Kind] = {"dtype": _text, "shape": _list_of(_count)}
+
+_OF_POSITION: Mapping[str, Kind] = {
+    **dict.fromkeys(("epoch", "batch", "offset", "width", "start", "until", "seen", "skipped"), _count),
+    **dict.fromkeys(("loss_sum", "seconds"), _number),
+    "length": _or_null(_count),
+    "trained": _or_null(_dict_of(_or_null(_number))),
+}
+
+_OF_SETTINGS: Mapping[str, Kind] = {
+    **dict.fromkeys(("accumulate", "waiting", "skipped", "processes"), _count),
+    "waiting_weight": _number,
+    "ema": _or_null(_object),
+}
+
+
+def check(manifest: Mapping[str, Any], where: str) -> None:
+    """Raise InvalidModel, which begins with `where`, for a value of another kind than a checkpoint has."""
+    _check(manifest, _KINDS, where)
+    for name, entry in manifest.get("arrays", {}).items():
+        _check(entry, _OF_ARRAYS, f"{where}: array {name!r}")
+    _check(manifest.get("position", {}), _OF_POSITION, f"{where}: position")
+    settings = manifest.get("settings", {})
+    _check(settings, _OF_SETTINGS, f"{where}: settings")
+    if settings.get("waiting", 0) >= max(settings.get("accumulate", 1), 1):
+        raise InvalidModel(f"{where} is damaged: more gradients wait than are accumulated")
+
+
+def _check(entry: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> None:
+    for name, kind in kinds.items():
+        if name in entry and not kind(entry[name]):
+            raise InvalidModel(f"{where} is damaged: {name!r} is {_shown(entry[name])}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
