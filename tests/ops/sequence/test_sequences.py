@@ -224,14 +224,18 @@ def test_what_a_sequence_holds_is_added_up() -> None:
     for _ in range(5):
         grown = with_one_more(grown, len(grown), ones(4, 4))
     assert grown.held == held_bytes(grown)
+
     # The same array many times takes no memory of its own.
+    def longer(sequence: Any, count: int) -> Any:
+        for _ in range(count):
+            sequence = with_one_more(sequence, 0, kept)
+        return sequence
+
     with limited(memory=20 * PER_ARRAY):
-        for _ in range(10):
-            grown = with_one_more(grown, 0, kept)
-    assert len(grown) == 15
-    with limited(memory=20 * PER_ARRAY), pytest.raises(OutOfMemory, match="the sequence"):
-        for _ in range(10):
-            grown = with_one_more(grown, 0, kept)
+        grown = longer(grown, 10)
+        assert len(grown) == 15
+        with pytest.raises(OutOfMemory, match="the sequence"):
+            longer(grown, 10)
 
 
 # --- files ----------------------------------------------------------------------------------------
