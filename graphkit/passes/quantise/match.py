@@ -31,9 +31,9 @@ class Quantised(NamedTuple):
 
     @property
     def known_scale(self) -> np.ndarray | None:
-        """The scale where it is a constant that stands for numbers: finite and above zero."""
+        """The scale where it is a constant for which larger integers stand for larger numbers, finite ones."""
         array = array_of(self.scale)
-        usable = array is not None and bool(np.all(np.isfinite(array) & (array > np.finfo(np.float32).tiny)))
+        usable = array is not None and bool(np.all((array > np.finfo(np.float32).tiny) & (array <= _LARGEST_SCALE)))
         return array if usable else None
 
     @property

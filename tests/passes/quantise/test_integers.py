@@ -98,6 +98,22 @@ def test_scales_whose_quotients_are_no_numbers(operator, of_a, of_y):
     np.testing.assert_array_equal(net.compile().run(given)["y"], expected)
 
 
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 3e38, -1.0, 0.0, 1e-45, 0.5])
+@pytest.mark.parametrize("between", ["nothing", "pad", "argmax", "maxpool"])
+def test_moves_under_any_scale(between, scale):
+    at = np.float32(scale), np.array(120, np.uint8)
+    x = F.dequantize_linear(gk.input("x", [1, 1, 4, 4], dtype="uint8"), *at)
+    if between == "pad":
+        x = F.pad(x, np.array([0, 0, 1, 0, 0, 0, 0, 2]))
+    elif between == "maxpool":
+        x = F.max_pool(x, kernel_shape=[2, 2])[0]
+    y = F.arg_max(x, axis=2) if between == "argmax" else F.quantize_linear(x, *at)
+    net = gk.Model({"y": y})
+    given = {"x": np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4) * 9 + 60}
+    (expected,) = OnnxRuntimeModel(net.to_onnx(opset=21), threads=1, optimize=False).run(given).values()
+    np.testing.assert_array_equal(net.compile().run(given)["y"], expected)
+
+
 def test_a_bias_of_another_scale_stays_a_float():
     bias = F.dequantize_linear(np.array([500, -300, 0, 7], np.int32), np.float32(0.5))
     y = qdq(F.conv(image(), weight(4, 3, 3, 3), bias), 0.05, 128)
