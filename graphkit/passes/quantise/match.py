@@ -13,6 +13,10 @@ from graphkit.ops.quant.linear import DequantizeLinear, QuantizeLinear
 from graphkit.ops.quant.rounding import BYTES
 from graphkit.passes.core.match import array_of, producer
 
+# Products and quotients of scales up to this one, and of those of results down to its reciprocal, are numbers.
+_LARGEST_SCALE = np.float32(2.0**40)
+# How much larger than the scale of a sum those of its operands are, at most, whose sums are exact enough.
+_LARGEST_RATIO = 2.0**12
 # Scales of the two sides of a bias that count as one: both were rounded to float32.
 _BIAS_TOLERANCE = 1e-5
 
@@ -27,10 +31,27 @@ class Quantised(NamedTuple):
 
     @property
     def known_scale(self) -> np.ndarray | None:
-        """The scale where it is a constant that stands for numbers: finite and above zero."""
+        """The scale where it is a constant for which larger integers stand for larger numbers, finite ones."""
         array = array_of(self.scale)
-        usable = array is not None and bool(np.all(np.isfinite(array) & (array > np.finfo(np.float32).tiny)))
+        usable = array is not None and bool(np.all((array > np.finfo(np.float32).tiny) & (array <= _LARGEST_SCALE)))
         return array if usable else None
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether the scale may be multiplied with others: no constant that is not finite, or too large for it."""
+        array = array_of(self.scale)
+        return array is None or bool(np.all(np.abs(array) <= _LARGEST_SCALE))
+
+    @property
+    def is_divisor(self) -> bool:
+        """Whether a product of scales may be divided by the scale: no constant that is NaN, 0, or too small for it."""
+        array = array_of(self.scale)
+        return array is None or bool(np.all(np.abs(array) >= 1 / _LARGEST_SCALE))
+
+    def is_addend_of(self, total: Quantised) -> bool:
+        """Whether numbers of this scale may be added in steps of another: no constants of which this is far larger."""
+        mine, other = array_of(self.scale), array_of(total.scale)
+        return mine is None or other is None or bool(np.all(np.abs(mine) <= _LARGEST_RATIO * np.abs(other)))
 
     def same_parameters(self, other: Quantised) -> bool:
         """Whether both have one type, one known scale and one zero point."""

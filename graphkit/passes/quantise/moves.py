@@ -64,7 +64,10 @@ def _commutes(node: Node, given: Quantised) -> bool:
     if is_op(node, "Pad"):
         fill = node.inputs[2] if len(node.inputs) > 2 else None
         known = None if fill is None else array_of(fill)
-        return getattr(node.op, "mode", "") != "constant" or fill is None or (known is not None and not known.any())
+        if getattr(node.op, "mode", "") != "constant":
+            return True
+        # The zero point stands for zero, where scales are finite.
+        return given.is_factor and (fill is None or (known is not None and not known.any()))
     return is_move(node)
 
 

@@ -30,6 +30,10 @@ def quantised_pair(node: Node, y: Quantised, end: Node) -> Value | None:
         return None
     if a.x is b.x or not a.x.dtype is b.x.dtype is y.x.dtype:
         return None
+    if not (a.is_factor and b.is_factor and y.is_divisor):
+        return None
+    if is_op(node, "Add") and not (a.is_addend_of(y) and b.is_addend_of(y)):
+        return None
     op = QLinearAdd() if is_op(node, "Add") else QLinearMul()
     return fused_node(op, (a.x, a.scale, a.zero, b.x, b.scale, b.zero, y.scale, y.zero), (node, end))
 
@@ -39,7 +43,7 @@ def quantised_mean(node: Node, y: Quantised, end: Node) -> Value | None:
     if not is_op(node, "GlobalAveragePool"):
         return None
     x = dequantised(first(node))
-    if x is None or x.axis is not None or x.x.dtype is not y.x.dtype:
+    if x is None or x.axis is not None or x.x.dtype is not y.x.dtype or not (x.is_factor and y.is_divisor):
         return None
     return fused_node(QLinearGlobalAveragePool(), (x.x, x.scale, x.zero, y.scale, y.zero), (node, end))
 

@@ -16,6 +16,8 @@ from graphkit.passes.quantise.match import Quantised, dequantised, integer_bias
 
 def quantised_product(node: Node, y: Quantised, end: Node) -> Value | None:
     """A Conv, MatMul or Gemm of dequantised operands whose result is quantised as `y` says, by the node `end`."""
+    if not y.is_divisor:
+        return None
     if is_op(node, "Conv"):
         return _conv(node, y, end)
     if is_op(node, "MatMul"):
@@ -26,6 +28,8 @@ def quantised_product(node: Node, y: Quantised, end: Node) -> Value | None:
 def _conv(node: Node, y: Quantised, end: Node) -> Value | None:
     x, w = dequantised(node.inputs[0]), dequantised(node.inputs[1])
     if x is None or w is None or x.axis is not None or w.axis not in (None, 0):
+        return None
+    if not (x.is_factor and w.is_factor):
         return None
     operands = [x.x, x.scale, x.zero, w.x, w.scale, w.zero, y.scale, y.zero]
     if len(node.inputs) > 2 and node.inputs[2] is not None:
@@ -41,7 +45,7 @@ def _factors(node: Node, columns: int) -> tuple[Quantised, Quantised] | None:
     """The factors of a product, where `columns` is the axis of b's columns, as far as they have scales that products
     take: one number for a, one number or one for each column for b."""
     a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
-    if a is None or b is None or a.axis is not None:
+    if a is None or b is None or a.axis is not None or not (a.is_factor and b.is_factor):
         return None
     return (a, b) if b.axis is None or (b.axis == columns and b.x.rank == 2) else None
 

@@ -80,6 +80,40 @@ def test_bounds_that_are_no_numbers_stay():
     assert after(gk.Model({"y": qdq(y, 0.05, 100)}))["Conv"] == 1
 
 
+@pytest.mark.parametrize("operator", [F.add, F.mul, F.mat_mul])
+@pytest.mark.parametrize(
+    ("of_a", "of_y"),
+    [(np.inf, 1.0), (np.nan, 1.0), (3e38, 1.0), (0.5, 0.0), (0.5, 1e-45), (0.5, 1e-38), (0.5, np.nan), (9000.0, 1.0),
+     (-0.5, 1.0), (0.0, 1.0), (1e-45, 1.0), (0.5, np.inf)],
+)  # fmt: skip
+def test_scales_whose_quotients_are_no_numbers(operator, of_a, of_y):
+    """Results stay those of the floats between, whatever the scales."""
+    zero = np.array(120, np.uint8)
+    a, b = (gk.input(name, [4, 4], dtype="uint8") for name in "ab")
+    total = operator(F.dequantize_linear(a, np.float32(of_a), zero), F.dequantize_linear(b, np.float32(0.5), zero))
+    net = gk.Model({"y": F.quantize_linear(total, np.float32(of_y), zero)})
+    given = {"a": np.arange(16, dtype=np.uint8).reshape(4, 4) + 112, "b": np.full((4, 4), 121, np.uint8)}
+    plain = OnnxRuntimeModel(net.to_onnx(opset=21), threads=1, optimize=False)
+    (expected,) = plain.run(given).values()
+    np.testing.assert_array_equal(net.compile().run(given)["y"], expected)
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 3e38, -1.0, 0.0, 1e-45, 0.5])
+@pytest.mark.parametrize("between", ["nothing", "pad", "argmax", "maxpool"])
+def test_moves_under_any_scale(between, scale):
+    at = np.float32(scale), np.array(120, np.uint8)
+    x = F.dequantize_linear(gk.input("x", [1, 1, 4, 4], dtype="uint8"), *at)
+    if between == "pad":
+        x = F.pad(x, np.array([0, 0, 1, 0, 0, 0, 0, 2]))
+    elif between == "maxpool":
+        x = F.max_pool(x, kernel_shape=[2, 2])[0]
+    y = F.arg_max(x, axis=2) if between == "argmax" else F.quantize_linear(x, *at)
+    net = gk.Model({"y": y})
+    given = {"x": np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4) * 9 + 60}
+    (expected,) = OnnxRuntimeModel(net.to_onnx(opset=21), threads=1, optimize=False).run(given).values()
+    np.testing.assert_array_equal(net.compile().run(given)["y"], expected)
+
+
 def test_a_bias_of_another_scale_stays_a_float():
     bias = F.dequantize_linear(np.array([500, -300, 0, 7], np.int32), np.float32(0.5))
     y = qdq(F.conv(image(), weight(4, 3, 3, 3), bias), 0.05, 128)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kernel_runs import at_page_end, run_kernel, unwritten
 
+import graphkit as gk
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_kernel
@@ -228,6 +229,34 @@ def test_convolutions_with_channels_first(products: str) -> None:
         check(QLinearConv(**attrs), [x, f32(0.1), zero, w, f32(0.02), np.array(1, np.int8), f32(1.5), zero], packed=3)
 
 
+@pytest.mark.parametrize("group", [1, 4])
+def test_convolutions_with_windows_beyond_int64(group: int) -> None:
+    """Strides and dilations that move nothing are of any size; positions that int64 does not have are no kernel's."""
+    x = np.arange(20, dtype=np.uint8).reshape(1, 4, 5)
+    far = 1 << 62
+    for taps, attrs in ((1, {"dilations": (far,)}), (3, {}), (3, {"dilations": (far,), "pads": (2 * far - 1,) * 2})):
+        op, w = ConvInteger(strides=(far,), group=group, **attrs), np.ones((4, 4 // group, taps), np.uint8)
+        node = Node(op, [Value(TensorType(dtype_of(v.dtype), v.shape), name) for v, name in ((x, "x"), (w, "w"))])
+        if attrs.get("pads"):
+            assert make_kernel("cpu", node, KernelContext(1)) is None
+            continue
+        kernel = make_kernel("cpu", node, KernelContext(1))
+        assert kernel is not None
+        (y,) = run_kernel(kernel, node, [x, w])
+        sums = x[..., :taps].astype(np.int32).sum(2, keepdims=True)
+        np.testing.assert_array_equal(y, sums if group == 4 else sums.sum(1, keepdims=True).repeat(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("x", "w"), [((2, 4), (4, 0)), ((2, 0), (0, 3)), ((0, 4), (4, 3)), ((2, 4), (0, 4, 3)), ((0, 2, 4), (0, 4, 3))]
+)
+def test_constant_weights_without_elements(x: tuple[int, ...], w: tuple[int, ...]) -> None:
+    a, b = gk.input("a", list(x), dtype="uint8"), gk.constant(np.ones(w, np.uint8))
+    given = np.ones(x, np.uint8)
+    y = gk.Model({"y": F.mat_mul_integer(a, b)}).compile(optimize=False).run({"a": given})["y"]
+    np.testing.assert_array_equal(y, np.matmul(given.astype(np.int32), np.ones(w, np.int32)))
+
+
 # --- element by element ---------------------------------------------------------------------------
 
 
@@ -247,6 +276,10 @@ def test_quantisation(products: str, dtype: Any) -> None:
         check(QuantizeLinear(**attrs), [x, scale, zero])
         check(DequantizeLinear(**attrs), [whole, scale, zero])
         check(DequantizeLinear(**attrs), [whole, scale])
+    for shape, axis in (((2, 0), 1), ((0, 2), 0), ((2, 0, 3), 1)):
+        scale, zero = np.zeros(0, np.float32), np.zeros(0, dtype)
+        check(QuantizeLinear(axis=axis), [np.zeros(shape, np.float32), scale, zero])
+        check(DequantizeLinear(axis=axis), [np.zeros(shape, dtype), scale, zero])
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [3.0], [-3.0, np.nan, 5.0], [np.inf, 1.0], [-np.inf, np.inf], [1e-45]])

@@ -9,6 +9,8 @@ import pytest
 
 import graphkit as gk
 from graphkit.checks.random_trees import MODES, random_forest, rows
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.ops.evaluate import evaluate
 
 
@@ -86,3 +88,37 @@ def test_labels_alone_and_strings() -> None:
     net = gk.Model({"y": gk.tree_ensemble_classifier(x, **attributes)[0]})
     given = rows(np.random.default_rng(2), 9, 5)
     assert net.compile().run({"x": given})["y"].tolist() == evaluate(net.graph, [given])[0].tolist()
+
+
+def forest_of_many_targets(targets: int) -> dict[str, Any]:
+    """Two trees of one question each, whose four leaves have weights for targets far apart."""
+    return {
+        "nodes_treeids": [0, 0, 0, 1, 1, 1], "nodes_nodeids": [0, 1, 2] * 2, "nodes_featureids": [0, 0, 0, 1, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * 2, "nodes_values": [0.0] * 6,
+        "nodes_truenodeids": [1, 0, 0] * 2, "nodes_falsenodeids": [2, 0, 0] * 2, "target_treeids": [0, 0, 1, 1],
+        "target_nodeids": [1, 2, 1, 2], "target_ids": [0, targets - 1, targets // 2, targets - 1],
+        "target_weights": [1.0, 2.0, 3.0, 4.0], "n_targets": targets,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 20])
+def test_rows_with_so_many_results_that_blocks_are_small(count: int) -> None:
+    targets = 30_000
+    y = gk.tree_ensemble_regressor(gk.input("x", ["n", 5]), **forest_of_many_targets(targets))
+    net = gk.Model({"y": y})
+    given = rows(np.random.default_rng(3), count, 5)
+    (expected,) = evaluate(net.graph, [given])
+    for threads in (1, 2):
+        executor = net.compile(threads=threads)
+        np.testing.assert_array_equal(executor.run({"x": given})["y"], expected)
+        assert {step.kernel for step in executor.plan.steps} == {"native"}
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_scratch_memory_of_many_results(count: int) -> None:
+    targets, threads = 1 << 20, 4
+    y = gk.tree_ensemble_regressor(gk.input("x", [count, 5]), **forest_of_many_targets(targets))
+    assert y.node is not None
+    kernel: Any = make_kernel("cpu", y.node, KernelContext(threads))
+    # Scores, and whether there are any: of one row, or of eight of each thread.
+    assert kernel.scratch_bytes < 6 * targets * (1 if count == 1 else 8 * threads)

@@ -125,6 +125,19 @@ struct WindowDims {
     std::int64_t groups;
 };
 
+// Leaves out strides and dilations that have no part in it. Throws Unsupported where a position of a tap may be beyond
+// int64.
+void bound_windows(IntegerGeometry& g) {
+    constexpr std::int64_t kMost = std::int64_t{1} << 31;
+    for (int axis = 0; axis < 3; ++axis) {
+        g.stride[axis] = g.output[axis] > 1 ? g.stride[axis] : 1;
+        g.dilation[axis] = g.kernel[axis] > 1 ? g.dilation[axis] : 1;
+        if (g.stride[axis] > kMost || g.dilation[axis] > kMost || g.pad[axis] > kMost || g.pad[axis] < -kMost) {
+            throw Unsupported("an integer convolution with windows that large");
+        }
+    }
+}
+
 // w: [M, C / groups, *kernel]; x and y with channels first, or last.
 IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const WindowDims& window, bool last) {
     const std::size_t axes = w.size() - 2;
@@ -157,6 +170,7 @@ IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const Window
     put_axes(window.strides, g.stride);
     put_axes(window.dilations, g.dilation);
     put_axes(window.pads_begin, g.pad);
+    bound_windows(g);
     g.rows = x[0] * g.output[0] * g.output[1] * g.output[2];
     for (std::int64_t i = 0; i < g.kernel[0]; ++i) {
         for (std::int64_t j = 0; j < g.kernel[1]; ++j) {

@@ -152,6 +152,8 @@ IntegerProduct::IntegerProduct(const char* name, IntegerOperands operands, const
     blocks_ = (g.columns + block_columns_ - 1) / block_columns_;
     strips_ = (g.rows + kBlockRows - 1) / kBlockRows;
     parts_ = g.x_begin.empty() ? g.groups : static_cast<std::int64_t>(g.x_begin.size());
+    // Without a column there is nothing to pack.
+    pack_weights_ = pack_weights_ && packed_bytes(operands_.place(Part::w)) > 0;
     lay_out();
 }
 

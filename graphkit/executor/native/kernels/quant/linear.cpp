@@ -90,7 +90,7 @@ Linear::Linear(const char* name, bool quantises, const NodeSpec& node)
     if (!x.shape.empty() && lines_.block < 0) {
         axis_size_ = x.shape[checked_axis(axis, x.shape.size())];
     }
-    parameters_ = std::max<std::int64_t>(count(scale.shape), 1);
+    parameters_ = count(scale.shape);
 }
 
 void Linear::part(const std::byte* x, std::int64_t count, const LinearRow& row, std::byte* y) const {
@@ -117,8 +117,8 @@ void Linear::run(const void* const* inputs, void* const* outputs, std::byte* scr
     const auto* scales = static_cast<const float*>(inputs[1]);
     auto* y = static_cast<std::byte*>(outputs[0]);
     auto* zeros = reinterpret_cast<std::int32_t*>(scratch);
+    const bool given = inputs_.size() > 2 && inputs[2] != nullptr && !inputs_[2].optional;
     for (std::int64_t i = 0; i < parameters_; ++i) {
-        const bool given = inputs_.size() > 2 && inputs[2] != nullptr && !inputs_[2].optional;
         zeros[i] = given ? number(inputs[2], inputs_[2].type, i) : 0;
     }
     const auto from = static_cast<std::int64_t>(size_of(inputs_[0].type));

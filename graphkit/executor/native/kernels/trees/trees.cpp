@@ -16,8 +16,10 @@
 namespace graphkit {
 namespace {
 
-// Rows whose scores are added up tree by tree: a tree stays in the cache while they pass.
+// Rows whose scores are added up tree by tree: a tree stays in the cache while they pass. Fewer where a row has more
+// scores than a block of so many rows may have together.
 constexpr std::int64_t kBlock = 128;
+constexpr std::int64_t kBlockScores = 1 << 16;
 // What a step to a child costs, in nanoseconds, among so many others.
 constexpr double kStep = 0.8;
 
@@ -34,13 +36,17 @@ class TreeEnsemble final : public Kernel {
 
     struct Memory {
         T* x;               // rows in the type of the trees
-        T* scores;          // of kBlock rows
+        T* scores;          // of a block of rows
         std::uint8_t* has;  // which of the scores there are
     };
     Memory memory(std::byte* scratch) const;
     std::size_t thread_bytes() const;
     std::size_t leaves_bytes() const;
     bool is_few() const { return rows_ < kLanes; }
+    // Rows of a block.
+    std::int64_t block() const {
+        return is_few() ? rows_ : std::min(rows_, std::clamp(kBlockScores / targets_, kLanes, kBlock));
+    }
 
     void rows(const std::byte* x, void* const* outputs, std::int64_t begin, std::int64_t end, const Memory& own) const;
     void few(const std::byte* x, void* const* outputs, std::byte* scratch) const;
@@ -91,7 +97,7 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
 
 template <typename T>
 std::size_t TreeEnsemble<T>::thread_bytes() const {
-    const auto block = static_cast<std::size_t>(std::min(std::max(rows_, kLanes), kBlock));
+    const auto block = static_cast<std::size_t>(this->block());
     const std::size_t copied = type_ == kTypeOf<T> ? 0 : block * static_cast<std::size_t>(features_) * sizeof(T);
     const std::size_t scores = block * static_cast<std::size_t>(targets_);
     return aligned(copied) + aligned(scores * sizeof(T)) + aligned(scores);
@@ -105,12 +111,12 @@ std::size_t TreeEnsemble<T>::leaves_bytes() const {
 
 template <typename T>
 std::size_t TreeEnsemble<T>::scratch_bytes() const {
-    return leaves_bytes() + static_cast<std::size_t>(std::max(threads(), 1)) * thread_bytes();
+    return leaves_bytes() + static_cast<std::size_t>(is_few() ? 1 : std::max(threads(), 1)) * thread_bytes();
 }
 
 template <typename T>
 typename TreeEnsemble<T>::Memory TreeEnsemble<T>::memory(std::byte* scratch) const {
-    const auto block = static_cast<std::size_t>(std::min(std::max(rows_, kLanes), kBlock));
+    const auto block = static_cast<std::size_t>(this->block());
     const std::size_t copied = type_ == kTypeOf<T> ? 0 : block * static_cast<std::size_t>(features_) * sizeof(T);
     std::byte* const scores = scratch + aligned(copied);
     std::byte* const has = scores + aligned(block * static_cast<std::size_t>(targets_) * sizeof(T));
@@ -206,8 +212,8 @@ template <typename T>
 void TreeEnsemble<T>::rows(const std::byte* x, void* const* outputs, std::int64_t begin, std::int64_t end,
                            const Memory& own) const {
     const bool single = targets_ == 1 && finish_.aggregate <= Aggregate::sum;
-    for (; begin < end; begin += kBlock) {
-        const std::int64_t count = std::min(kBlock, end - begin);
+    for (const std::int64_t block = this->block(); begin < end; begin += block) {
+        const std::int64_t count = std::min(block, end - begin);
         const T* const from = converted(x, begin, count, own.x);
         start(own, count);
         for (std::int64_t tree = 0; tree < forest_->trees(); ++tree) {
