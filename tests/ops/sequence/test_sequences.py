@@ -14,7 +14,6 @@ from graphkit.errors import InputError, InvalidModel, OutOfMemory, RuntimeFailur
 from graphkit.ir.limits import limited
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, join
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.onnx_io.outline import outline
 from graphkit.ops import F
 from graphkit.ops.held import PER_ARRAY, held_bytes, with_one_more
 
@@ -287,8 +286,7 @@ def test_sequence_map_reads_names_around_it() -> None:
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     net = gk.load(proto)
-    for each, wanted in ((proto, "SequenceMap"), (net.to_onnx(), "Loop")):
-        assert sum(n for (_, name, _), n in outline(each).operators.items() if name == wanted) == 1
+    assert [node.op_type for node in net.to_onnx().graph.node].count("Loop") == 1
     found = net.compile().run({"q": [ones(2), ones(3, 1)], "w": np.float32(2)})
     assert [a.tolist() for a in found["ys"]] == [[2.0, 2.0], [[2.0], [2.0], [2.0]]]
     assert [a.tolist() for a in found["ds"]] == [[2], [3, 1]]

@@ -20,7 +20,7 @@ from graphkit.checks.samples import Case
 from graphkit.errors import GraphkitError, TypeMismatch
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
-from graphkit.ir.types import DType
+from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.ops import Sample, registry
 from graphkit.ops.evaluate import evaluate
@@ -60,7 +60,8 @@ class Use:
         )
         cls = registry.get("", self.op)
         sample = Sample(*arrays, **self.attributes)
-        return Case(cls(**self.attributes), sample, 0, DType.STRING if words else DType.INT64, arrays)
+        types = tuple(None if a is None else TensorType(dtype_of(a.dtype), a.shape) for a in arrays)
+        return Case(cls(**self.attributes), sample, 0, DType.STRING if words else DType.INT64, arrays, types)
 
 
 GRID = np.random.default_rng(0).uniform(-1.4, 1.4, (1, 3, 3, 2)).astype(np.float32)
