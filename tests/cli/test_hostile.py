@@ -173,7 +173,17 @@ def command(*arguments, **options):
     return subprocess.Popen(given, stdout=-1, stderr=-1, text=True, preexec_fn=limits, env=environment, **options)
 
 
-QUICK = ("endless loop", "growing loop", "growing sequence loop", "doubling string loop", "expand", "max pool", "parts", "input", "functions")
+QUICK = (
+    "endless loop",
+    "growing loop",
+    "growing sequence loop",
+    "doubling string loop",
+    "expand",
+    "max pool",
+    "parts",
+    "input",
+    "functions",
+)
 # Enough for everything that comes to it; what does not must not need it.
 OPTIONS = ("--max-iterations", 100_000, "--max-memory", "500MB")
 
