@@ -96,7 +96,7 @@ def _decoded(path: Path, channels: int, height: Any, width: Any) -> np.ndarray:
             if picture.mode.startswith(("I", "F")):
                 raise InputError(f"{path}: its pixels have more than 8 bits ({picture.mode}); give them as .npy")
             upright = ImageOps.exif_transpose(picture).convert(_MODES[channels])
-    except _DAMAGED + (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (*_DAMAGED, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path} cannot be read as a picture: {error}") from None
     wanted = (
         width if isinstance(width, int) else upright.width,

@@ -129,7 +129,7 @@ def require_memory(nbytes: int, what: str = "") -> None:
 
 
 def fits_limit(nbytes: int) -> bool:
-    """Whether arrays that are there already may have so many bytes together. Without a limit the machine has said so."""
+    """Whether arrays that are there already may have so many bytes together; without a limit they may."""
     most = current().memory
     return most is None or nbytes <= most
 
