@@ -75,6 +75,10 @@ class Images:
         return array.astype(kind.dtype.numpy)
 
 
+# What Pillow raises for files that are no picture, or not a whole one.
+_DAMAGED = (EOFError, IndexError, OSError, OverflowError, SyntaxError, ValueError)
+
+
 def _decoded(path: Path, channels: int, height: Any, width: Any) -> np.ndarray:
     """uint8 [H, W, C] in the size asked for, upright; its own size where a dimension is no number."""
     try:
@@ -85,10 +89,14 @@ def _decoded(path: Path, channels: int, height: Any, width: Any) -> np.ndarray:
         ) from None
     try:
         with Image.open(path) as picture:
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and picture.width * picture.height > limit:
+                size = f"{picture.width} x {picture.height}"
+                raise InputError(f"{path}: a picture of {size} pixels is above Pillow's limit of {limit}")
             if picture.mode.startswith(("I", "F")):
                 raise InputError(f"{path}: its pixels have more than 8 bits ({picture.mode}); give them as .npy")
             upright = ImageOps.exif_transpose(picture).convert(_MODES[channels])
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (*_DAMAGED, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path} cannot be read as a picture: {error}") from None
     wanted = (
         width if isinstance(width, int) else upright.width,

@@ -127,7 +127,7 @@ def load(folder: str | Path) -> Checkpoint:
     try:
         types = {n: (dtype_of(t["dtype"]), tuple(t["shape"])) for n, t in manifest["arrays"].items()}
         reference = manifest["weights"]
-        if Path(reference["file"]).name != reference["file"]:
+        if Path(reference["file"]).name != reference["file"] or reference["file"] in ("", ".", ".."):
             raise InvalidModel(f"{path}: the weights file {reference['file']!r} is outside the folder")
         raw = read_weights(folder / reference["file"], reference["sha256"], _expected(types))
         arrays = {n: restored(np.asarray(raw[n]), *types[n]) for n in types}

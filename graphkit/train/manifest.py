@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from graphkit.errors import InvalidModel
+from graphkit.ir.types import DType
 
 # Whether a value is of a kind.
 Kind: TypeAlias = Callable[[Any], bool]
@@ -70,7 +71,14 @@ _KINDS: Mapping[str, Kind] = {
     "batch": _count,
 }
 
-_OF_ARRAYS: Mapping[str, Kind] = {"dtype": _text, "shape": _list_of(_count)}
+_DTYPES = frozenset(d.value for d in DType)
+
+
+def _dtype(value: Any) -> bool:
+    return isinstance(value, str) and value in _DTYPES
+
+
+_OF_ARRAYS: Mapping[str, Kind] = {"dtype": _dtype, "shape": _list_of(_count)}
 
 _OF_POSITION: Mapping[str, Kind] = {
     **dict.fromkeys(("epoch", "batch", "offset", "width", "start", "until", "seen", "skipped"), _count),

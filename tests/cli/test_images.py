@@ -135,6 +135,19 @@ def test_what_no_picture_fits(call, photo, tmp_path, shape, dtype, options, mess
     assert message in err
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [10_000, 60_000])
+def test_a_picture_that_fills_memory(call, tmp_path, side):
+    """A header that announces its size, with next to nothing behind it; Pillow alone only warns of the smaller one."""
+    gk.Model({"y": gk.identity(gk.input("x", [1, 3, 6, 8]))}).save(tmp_path / "net.json")
+    (tmp_path / "bomb.ppm").write_bytes(b"P6 %d %d 255\n" % (side, side) + bytes(1000))
+    code, out, err = call("run", tmp_path / "net.json", f"x={tmp_path / 'bomb.ppm'}", "--json")
+    assert code == 2
+    assert "bomb.ppm" in err
+    assert "limit" in err
+    assert json.loads(out)["kind"] == "InputError"
+
+
 def test_files_that_are_no_picture(call, tmp_path):
     gk.Model({"y": gk.identity(gk.input("x", [1, 3, 6, 8]))}).save(tmp_path / "net.json")
     Image.fromarray(PIXELS).save(tmp_path / "cut.jpg")

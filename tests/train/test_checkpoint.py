@@ -112,6 +112,64 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
         trainer.resume(tmp_path)
 
 
+LIES = {
+    "arrays": [None, [], {"fc1/weight": None}, {"fc1/weight": {"dtype": "float99", "shape": [8, 6]}}],
+    "weights": [None, "state", {"file": 5, "sha256": ""}, {"file": "..", "sha256": ""}, {}],
+    "parts": [None, {"a": 1}, [5], ["abc"], [["unknown"]]],
+    "rng": [None, [], [1], [1, 2, 3], [-1, 0], [0, 1 << 64], ["0", 0], [True, 0]],
+    "position": [None, [], {"epoch": "1"}, {"batch": -1}, {"trained": 5}, {"length": 1.5}, {"loss_sum": None}],
+    "settings": [None, {"waiting": None}, {"waiting": 1 << 70}, {"skipped": "x"}, {"waiting_weight": []}],
+    "updates": [None, -1, 1e300, "7"],
+    "data_seed": [None, "0", []],
+    "run": [None, 5],
+    "notes": [None, []],
+    "version": [None, "2", 99],
+    "format": [None, "other"],
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_manifest_that_lies_changes_nothing(tmp_path, name):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    before = {key: array.tobytes() for key, array in trainer.net.params.items()}
+    path = tmp_path / checkpoint.MANIFEST
+    content = json.loads(path.read_text())
+    for lie in LIES[name]:
+        path.write_text(json.dumps({**content, name: lie}))
+        with pytest.raises(InvalidModel, match=r"checkpoint"):
+            trainer.resume(tmp_path)
+    assert before == {key: array.tobytes() for key, array in trainer.net.params.items()}
+
+
+@pytest.mark.parametrize("text", [b"", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"9" * 10_000, b"[]", b"null"])
+def test_what_is_no_manifest(tmp_path, text):
+    (tmp_path / checkpoint.MANIFEST).write_bytes(text)
+    with pytest.raises(InvalidModel, match=r"checkpoint\.json"):
+        gk.Trainer(model()).resume(tmp_path)
+
+
+def test_a_weights_file_of_another_run_is_refused(tmp_path):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    path = tmp_path / checkpoint.MANIFEST
+    content = json.loads(path.read_text())
+    for lie in ("0" * 64, content["weights"]["sha256"][:-1], ""):
+        path.write_text(json.dumps({**content, "weights": {**content["weights"], "sha256": lie}}))
+        with pytest.raises(InvalidModel, match=r"state\."):
+            trainer.resume(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 60, -1])
+def test_weights_that_are_cut_off(tmp_path, size):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    (weights,) = tmp_path.glob("state.*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(InvalidModel, match=r"state\."):
+        trainer.resume(tmp_path)
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
     trainer.save(tmp_path)
