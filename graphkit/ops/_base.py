@@ -150,8 +150,9 @@ class Op:
     their first axis, see `is_batchwise`), `substitutes` (the types of results for certain sizes are those for names,
     with the sizes in their place, under the assumptions that `graphkit.ir.dims` records: inference asks no more of a
     size than `may_equal` and `broadcast`, but that none is negative), `widens` (the reference computes half floats in
-    float32), `composite` (the executor runs the nodes of `expand` in its place), `samples` (a tuple of Sample, or a
-    function that returns one).
+    float32), `on_host` (the reference is of numpy alone: a device with memory of its own hands it copies, and takes
+    copies of what it makes), `composite` (the executor runs the nodes of `expand` in its place), `samples` (a tuple of
+    Sample, or a function that returns one).
     """
 
     domain: ClassVar[str] = ""
@@ -173,6 +174,7 @@ class Op:
     per_example: ClassVar[tuple[str, ...]] = ()
     substitutes: ClassVar[bool] = False
     widens: ClassVar[bool] = True
+    on_host: ClassVar[bool] = False
     composite: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -94,7 +94,7 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
         operands = [_widen(v, x) for v, x in zip(node.inputs, operands, strict=True)]
     try:
         with np.errstate(all="ignore"):
-            result = op.reference(xp, *operands)
+            result = _computed(op, xp, operands)
     except GraphkitError as error:
         raise type(error)(f"{node.describe()}: {error}") from error
     except Exception as error:
@@ -103,6 +103,20 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     if len(outputs) != len(node.outputs):
         raise RuntimeFailure(f"{node.describe()}: {len(outputs)} results for {len(node.outputs)} outputs")
     return tuple(_typed(xp, v, x) for v, x in zip(node.outputs, outputs, strict=True))
+
+
+def _computed(op: Op, xp: Namespace, operands: Sequence[Any]) -> Any:
+    """What the reference makes of the operands, on the host where it is of numpy alone."""
+    if not op.on_host or xp.is_numpy:
+        return op.reference(xp, *operands)
+    return _moved(xp.asarray, op.reference(numpy_xp, *(_moved(xp.to_host, x) for x in operands)))
+
+
+def _moved(move: Callable[[Any], Any], given: Any) -> Any:
+    """An array, or the arrays that a sequence holds, in another memory; maps are always the host's."""
+    if given is None or isinstance(given, dict):
+        return given
+    return type(given)(_moved(move, x) for x in given) if isinstance(given, (list, tuple)) else move(given)
 
 
 def admit(node: Node, op: Op, operands: Sequence[Any]) -> None:

@@ -53,6 +53,11 @@ class Namespace:
     def is_numpy(self) -> bool:
         return self._module is np
 
+    def to_host(self, array: Any) -> np.ndarray:
+        """The array as one of numpy: itself, or a copy of what is in a device's memory."""
+        host: np.ndarray = array if self.is_numpy else self._module.asnumpy(array)
+        return host
+
     def windows(self, x: Any, shape: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]) -> Any:
         """View of the sliding windows over the last len(shape) axes: [..., *positions, *shape]. No copy."""
         lead = x.ndim - len(shape)

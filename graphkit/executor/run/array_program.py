@@ -1,7 +1,8 @@
 """Programs on devices with memory of their own: planned like all others, computed by the operators' references.
 
 The arena is one piece of the device's memory, laid out by the same planner; every operator runs through its `xp`
-reference on arrays of the device. Results come back as numpy arrays.
+reference on arrays of the device, or on copies on the host where that is of numpy alone. Maps, which are Python's
+own dicts, are always on the host. Results come back as numpy arrays.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from graphkit.executor.lower.python_step import PythonKernel, kept
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.sequence.elements import holds_maps
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -163,22 +165,24 @@ class _Instance:
 
 
 def _copied_in(device: Device, given: Any) -> Any:
-    """A fed array, or a sequence of them, on the device."""
+    """A fed array, or a sequence of them, on the device; maps stay on the host."""
     if isinstance(given, (list, tuple)):
         return [_copied_in(device, item) for item in given]
-    return device.copy_in(given)
+    return given if isinstance(given, dict) else device.copy_in(given)
 
 
 def _copied_out(device: Device, result: Any, out: np.ndarray | None) -> Any:
     if isinstance(result, (list, tuple)):
         return [_copied_out(device, item, None) for item in result]
-    return None if result is None else device.copy_out(result, out)
+    return result if result is None or isinstance(result, dict) else device.copy_out(result, out)
 
 
 def _check_types(graph: Graph, device: Device) -> None:
     """Raises UnsupportedError for element types that the device's arrays cannot have."""
     found: dict[str, list[str]] = {}
     for value in graph.values:
+        if holds_maps(value.type):
+            continue
         dtype = _element(value.type)
         if not device.supports(dtype):
             found.setdefault(dtype.value, []).append(graph.name_of(value))
@@ -196,7 +200,7 @@ def _subgraphs(node: Node) -> Iterator[Graph]:
 
 
 def _element(kind: Type) -> DType:
-    while isinstance(kind, (SequenceType, OptionalType, MapType)):
+    while isinstance(kind, (SequenceType, OptionalType)):
         kind = kind.element
     assert isinstance(kind, TensorType)
     return kind.dtype

@@ -275,9 +275,9 @@ def _keys(a: float) -> Any:
     return kernel
 
 
-def _host(vector: Any) -> Any:
-    """A small vector on the host (CuPy arrays have `get`)."""
-    return vector.get() if hasattr(vector, "get") else vector
+def _host(xp: Any, *vectors: Any) -> list[Any]:
+    """Small vectors on the host, None for those that are absent."""
+    return [None if vector is None else xp.to_host(vector) for vector in vectors]
 
 
 _FACTORS = np.array([1.0, 1.0, 1.5, 0.6], np.float32)
@@ -355,7 +355,7 @@ class Resize(Resizing):
         return TensorType(x.dtype, self.resized_shape(x, roi, scales, sizes))
 
     def reference(self, xp: Any, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
-        plan = self.plan(x.shape, _host(roi), _host(scales), _host(sizes))
+        plan = self.plan(x.shape, *_host(xp, roi, scales, sizes))
         exact = self.mode == "nearest"
         y = x
         if not exact and x.dtype.kind in "iu":
@@ -423,7 +423,7 @@ class ResizeGrad(Resizing):
 
     def reference(self, xp: Any, dy: Any, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
         dx = dy
-        for axis in self.plan(x.shape, _host(roi), _host(scales), _host(sizes)):
+        for axis in self.plan(x.shape, *_host(xp, roi, scales, sizes)):
             dx = self.taps(axis).transposed().apply(xp, dx, axis.axis)
         return xp.array(dx) if dx is dy else xp.ascontiguousarray(dx)
 

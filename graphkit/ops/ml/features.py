@@ -150,16 +150,16 @@ class OneHotEncoder(Op):
         if x.dtype == object:
             places = np.array([table.get(text, -1) for text in x.reshape(-1).tolist()], np.int64)
         else:
-            keys = np.array(sorted(table), np.int64)
-            where = np.array([table[key] for key in keys.tolist()], np.int64)
+            keys = xp.asarray(np.array(sorted(table), np.int64))
+            where = xp.asarray(np.array([table[key] for key in sorted(table)], np.int64))
             elements = x.reshape(-1).astype(np.int64)
-            at = np.minimum(np.searchsorted(keys, elements), len(keys) - 1)
-            places = np.where(keys[at] == elements, where[at], -1)
+            at = xp.minimum(xp.searchsorted(keys, elements), len(keys) - 1)
+            places = xp.where(keys[at] == elements, where[at], -1)
         if not self.zeros and (places < 0).any():
-            unknown = x.reshape(-1)[places < 0][0]
+            unknown = x.reshape(-1)[places < 0][:1].tolist()[0]
             raise RuntimeFailure(f"{unknown!r} is none of the categories, and zeros=0")
-        y = np.zeros((places.size, len(categories)), np.float32)
-        known = np.flatnonzero(places >= 0)
+        y = xp.zeros((places.size, len(categories)), np.float32)
+        known = xp.nonzero(places >= 0)[0]
         y[known, places[known]] = 1
         return y.reshape(*x.shape, len(categories))
 

@@ -14,10 +14,10 @@ from graphkit.ops._base import Onnx, Op, Sample, op
 from graphkit.ops.ml.matrix import ML, same_length
 
 
-def looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
+def looked_up(xp: Any, x: Any, keys: np.ndarray, values: np.ndarray, default: Any) -> Any:
     """The value of the first key that each element equals (NaN equals NaN), else `default`; linear in the elements."""
     if not len(keys):
-        return np.full(x.shape, default, values.dtype)
+        return xp.full(x.shape, default, values.dtype)
     if x.dtype == object or keys.dtype == object:
         table = dict(zip(reversed(keys.tolist()), range(len(keys) - 1, -1, -1), strict=True))
         places = np.array([table.get(text, -1) for text in x.reshape(-1).tolist()], np.int64)
@@ -25,11 +25,12 @@ def looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any)
     else:
         distinct, first = np.unique(keys, return_index=True)
         elements = x.reshape(-1)
-        at = np.minimum(np.searchsorted(distinct, elements), len(distinct) - 1)
+        distinct, first = xp.asarray(distinct), xp.asarray(first)
+        at = xp.minimum(xp.searchsorted(distinct, elements), len(distinct) - 1)
         found = (distinct[at] == elements) | ((distinct[at] != distinct[at]) & (elements != elements))
         places = first[at]
-    result = np.full(places.size, default, values.dtype)
-    result[found] = values[places[found]]
+    result = xp.full(places.size, default, values.dtype)
+    result[found] = xp.asarray(values)[places[found]]
     return result.reshape(x.shape)
 
 
@@ -92,7 +93,7 @@ class LabelEncoder(Op):
         return keys, values, self.default_int64 if kind.is_integer else self.default_float
 
     def reference(self, xp: Any, x: Any) -> Any:
-        return looked_up(x, *self._table())
+        return looked_up(xp, x, *self._table())
 
 
 def _only(
@@ -144,5 +145,5 @@ class CategoryMapper(Op):
         strings, integers = np.array(self.cats_strings, object), np.array(self.cats_int64s, np.int64)
         # Of equal categories the last one counts.
         if x.dtype == object:
-            return looked_up(x, strings[::-1], integers[::-1], self.default_int64)
-        return looked_up(x, integers[::-1], strings[::-1], self.default_string)
+            return looked_up(xp, x, strings[::-1], integers[::-1], self.default_int64)
+        return looked_up(xp, x, integers[::-1], strings[::-1], self.default_string)

@@ -138,21 +138,21 @@ class LinearClassifier(RowWise):
     def reference(self, xp: Any, x: Any) -> Any:
         weights, bias = self._parts()
         require_columns(x, len(weights), "coefficients are for")
-        scores = rows_of(np, x, np.float32) @ weights + bias
+        scores = rows_of(xp, x, np.float32) @ xp.asarray(weights) + xp.asarray(bias)
         if scores.shape[1] == 1:
-            y = positive_and_negative(self.labels)[(scores[:, 0] > 0).astype(np.int64)]
-            return y, self._of_one(scores)
-        return self.labels[np.argmax(scores, axis=1)], transform(np, self.post_transform, scores)
+            y = xp.asarray(positive_and_negative(self.labels))[(scores[:, 0] > 0).astype(np.int64)]
+            return y, self._of_one(xp, scores)
+        return xp.asarray(self.labels)[xp.argmax(scores, axis=1)], transform(xp, self.post_transform, scores)
 
-    def _of_one(self, score: np.ndarray) -> np.ndarray:
+    def _of_one(self, xp: Any, score: Any) -> Any:
         kind = self.post_transform
         if len(self.labels) != 2:
-            return probit(np, score) if kind == "PROBIT" else score
+            return probit(xp, score) if kind == "PROBIT" else score
         if kind == "PROBIT":  # a second score is not defined
-            return np.concatenate([probit(np, score), np.full_like(score, np.nan)], axis=1)
+            return xp.concatenate([probit(xp, score), xp.full_like(score, np.nan)], axis=1)
         if kind == "LOGISTIC":
-            return np.concatenate([logistic(np, -score), logistic(np, score)], axis=1)
-        return np.concatenate([1 - score, score], axis=1)
+            return xp.concatenate([logistic(xp, -score), logistic(xp, score)], axis=1)
+        return xp.concatenate([1 - score, score], axis=1)
 
     def expand(self, x: Value) -> tuple[Value, Value]:
         weights, bias = self._parts()

@@ -89,16 +89,15 @@ class KernelMachine(RowWise):
     def _parameters(self) -> np.ndarray:
         return np.array(self.kernel_params or (0, 0, 0), np.float32)
 
-    def _similarities(self, x: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    def _similarities(self, xp: Any, x: Any, vectors: Any) -> Any:
         """The kernel of each row and each vector."""
         gamma, coef0, degree = self._parameters
         if self.kernel_type == "LINEAR":
-            return np.asarray(x @ vectors.T)
+            return x @ vectors.T
         if self.kernel_type == "RBF":
-            distances: np.ndarray = SquaredDistances().reference(np, x, vectors)
-            return np.asarray(np.exp(-gamma * distances))
+            return xp.exp(-gamma * SquaredDistances().reference(xp, x, vectors))
         affine = gamma * (x @ vectors.T) + coef0
-        return np.asarray(np.tanh(affine) if self.kernel_type == "SIGMOID" else np.power(affine, degree))
+        return xp.tanh(affine) if self.kernel_type == "SIGMOID" else xp.power(affine, degree)
 
     def _similarity(self, x: Value, vectors: np.ndarray) -> Value:
         """The graph of `_similarities`."""
@@ -160,14 +159,15 @@ class SVMRegressor(KernelMachine):
         return np.array(vectors, np.float32).reshape(max(self.n_supports, 1), -1)
 
     def reference(self, xp: Any, x: Any) -> Any:
-        vectors, rho = self._vectors(), np.float32(self.rho[0])
+        vectors, rho = xp.asarray(self._vectors()), np.float32(self.rho[0])
         require_columns(x, vectors.shape[1], "support vectors have")
-        rows = rows_of(np, x, np.float32)
+        rows = rows_of(xp, x, np.float32)
         if self.n_supports:
-            y = self._similarities(rows, vectors) @ np.array(self.coefficients, np.float32)[:, None] + rho
+            coefficients = xp.asarray(np.array(self.coefficients, np.float32)[:, None])
+            y = self._similarities(xp, rows, vectors) @ coefficients + rho
         else:
             y = rows @ vectors.T + rho
-        return np.where(y > 0, np.float32(1), np.float32(-1)) if self.one_class else y
+        return xp.where(y > 0, np.float32(1), np.float32(-1)) if self.one_class else y
 
     def expand(self, x: Value) -> Value:
         vectors, rho = self._vectors(), constant(np.float32(self.rho[0]))
@@ -198,6 +198,7 @@ class SVMClassifier(KernelMachine):
     classlabels_strings: tuple[str, ...] = ()
     inputs, outputs = ("x",), ("y", "z")
     onnx = Onnx("SVMClassifier", 1, ML)
+    on_host = True
     per_example = ("x",)
     composite = True
     samples = (
@@ -289,7 +290,7 @@ class SVMClassifier(KernelMachine):
         rows = rows_of(np, x, np.float32)
         if not self._vector_count:
             return self._linear(rows @ vectors.T + np.float32(self.rho[0]))
-        decisions = self._decisions(self._similarities(rows, vectors))
+        decisions = self._decisions(self._similarities(np, rows, vectors))
         first, second = self._pairs()
         votes = np.zeros((len(rows), len(self.labels)), np.int64)
         winners = np.where(decisions > 0, first, second)
@@ -351,6 +352,7 @@ class CoupledProbabilities(Op):
     domain = DOMAIN
     inputs, outputs = ("decisions", "a", "b"), ("p",)
     types: ClassVar[Any] = {"decisions": frozenset({DType.FLOAT32}), "a": "decisions", "b": "decisions"}
+    on_host = True
     per_example = ("decisions",)
     samples = (
         Sample((4, 3), Rand((3,), -2, -1), (3,), grad=False, dtypes={DType.FLOAT32}),

@@ -51,6 +51,7 @@ class TreeEnsemble(RowWise):
     types: ClassVar[Any] = {"x": frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16})}
     onnx = Onnx("TreeEnsemble", 5, ML)
     per_example = ("x",)
+    on_host = True
     samples = (
         Sample((5, 3), tree_roots=[0, 2], nodes_featureids=[0, 2, 1], nodes_modes=np.array([0, 3, 6], np.uint8),
                nodes_splits=np.array([0.25, -0.5, 0.0], np.float32), nodes_truenodeids=[1, 0, 2],

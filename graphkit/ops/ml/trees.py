@@ -67,6 +67,7 @@ class IdentifiedTrees(RowWise):
     post_transform: str = "NONE"
     domain = ML
     types: ClassVar[Any] = {"x": NUMBERS}
+    on_host = True
 
     def _numbers(self, name: str) -> np.ndarray:
         """The floats of an attribute that is a list (of float32) or a tensor."""

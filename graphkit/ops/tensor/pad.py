@@ -160,11 +160,12 @@ class Pad(Op):
         shape = tuple(n + before + after for n, (before, after) in zip(x.shape, widths, strict=True))
         if any(n < 0 for n in shape):
             raise TypeMismatch(f"pads {pads.tolist()} remove more than {list(x.shape)} has")
-        fill: Any = "" if x.dtype.kind == "O" else 0
-        if constant_value is not None:
+        result = xp.empty(shape, dtype=x.dtype)
+        if constant_value is None:
+            result[...] = "" if x.dtype.kind == "O" else 0
+        else:
             # An array: of a string alone numpy loses zero bytes at the end.
-            fill = constant_value.reshape(())
-        result = xp.full(shape, fill, dtype=x.dtype)
+            result[...] = constant_value.reshape(())
         source, target = [], []
         for n, (before, after) in zip(x.shape, widths, strict=True):
             low, high = max(-before, 0), max(n + min(after, 0), 0)

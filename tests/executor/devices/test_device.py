@@ -22,9 +22,10 @@ from graphkit.executor.devices.interpreted import interpreted_kernel
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, SequenceType, TensorType
+from graphkit.ir.types import DType, MapType, SequenceType, TensorType
 from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
+from graphkit.ops.sequence.elements import holds_maps
 from graphkit.ops.xp import Namespace
 
 
@@ -72,6 +73,10 @@ class CardModule:
 class CardNamespace(Namespace):
     def __init__(self) -> None:
         super().__init__(CardModule(), "scipy.special", "numpy.linalg")
+
+    def to_host(self, array: Any) -> np.ndarray:
+        assert isinstance(array, CardArray)
+        return np.array(array.view(np.ndarray))
 
     def scatter_add(self, target: Any, index: Any, values: Any) -> None:
         np.add.at(target, index, values)
@@ -164,8 +169,9 @@ def run(graph: Graph, feeds: list[Any], device: str) -> list[Any]:
 def test_every_operator(case: Case, card: Card) -> None:
     """What the reference computes; a type that the device has no arrays of is an error that says so."""
     graph = case.graph()
-    # What lies between constants is folded before the device is asked.
-    kinds = {tensor_within(v.type).dtype for v in (*graph.inputs, *graph.outputs)}
+    # A node of constants alone is folded before the device is asked; maps are not the device's.
+    asked = graph.values if graph.inputs else graph.outputs
+    kinds = {tensor_within(v.type).dtype for v in asked if not holds_maps(v.type)}
     if not all(card.supports(kind) for kind in kinds):
         with pytest.raises(UnsupportedError, match="has no arrays of these types"):
             run(graph, case.feeds(), "cuda")
@@ -286,6 +292,40 @@ def test_dynamic_sizes_control_flow_and_sequences(card: Card) -> None:
     (returned,) = Executor(Graph([parts], [parts]), ParamStore({}), device="cuda")(given)
     assert [p.tolist() for p in returned] == [[1, 1], [0, 0]]
     assert all(type(p) is np.ndarray for p in returned)
+
+
+def test_references_of_numpy_alone_run_on_the_host(card: Card) -> None:
+    """Copies of what is on the device go there and back, in subgraphs too; maps are there already."""
+    tree: dict[str, Any] = {
+        "tree_roots": [0], "nodes_featureids": [1], "nodes_modes": np.zeros(1, np.uint8),
+        "nodes_splits": np.array([0.5], np.float32), "nodes_truenodeids": [0], "nodes_trueleafs": [1],
+        "nodes_falsenodeids": [1], "nodes_falseleafs": [1], "leaf_targetids": [0, 1],
+        "leaf_weights": np.array([3, 4], np.float32), "n_targets": 2,
+    }  # fmt: skip
+    x, chosen = Value(TensorType("float32", ("N", 2)), "x"), Value(TensorType("bool", ()), "chosen")
+    scores = F.relu(F.tree_ensemble(F.neg(x), **tree))
+    inner = [Value(scores.type, name) for name in ("yes", "no")]
+    grown, negative = Graph(inner[:1], [F.tree_ensemble(inner[0], **tree)]), Graph(inner[1:], [F.neg(inner[1])])
+    either = F.if_(chosen, scores, then_branch=grown, else_branch=negative)
+    zipped = F.zip_map(either, classlabels_strings=["no", "yes"])
+    graph = Graph([x, chosen], [scores, either, zipped])
+    for rows in ([[0, -1], [0, 0]], np.zeros((0, 2))):
+        for branch in (True, False):
+            feeds = [np.array(rows, np.float32), np.array(branch)]
+            wanted, found = evaluate(graph, feeds), run(graph, feeds, "cuda")
+            for expected, array in zip(wanted[:2], found[:2], strict=True):
+                np.testing.assert_array_equal(array, expected)
+                assert type(array) is np.ndarray
+            assert found[2] == wanted[2]
+
+
+def test_maps_of_any_type_stay_on_the_host(card: Card) -> None:
+    x = Value(MapType(DType.INT64, TensorType("string", ())), "x")
+    y = F.neg(F.cast_map(x, map_form="SPARSE", max_map=4))
+    (found,) = run(Graph([x], [y]), [{0: "1.5", 2: "-3"}], "cuda")
+    assert found.tolist() == [[-1.5, 0, 3, 0]]
+    (returned,) = run(Graph([x], [x]), [{7: "seven"}], "cuda")
+    assert returned == {7: "seven"}
 
 
 def test_concurrent_runs_have_a_stream_and_an_arena_each(card: Card) -> None:
