@@ -348,3 +348,12 @@ def _adapted(array: np.ndarray, under_test: DType, allowed: frozenset[DType]) ->
     if dtype_of(array.dtype) in FLOATS and under_test in FLOATS and under_test in allowed:
         return array.astype(under_test.numpy)
     return array
+
+
+def has_doubles(value: Any) -> bool:
+    """Whether a result is of float64, or holds what is."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_doubles, value))
+    if isinstance(value, dict):
+        return any(map(has_doubles, value.values()))
+    return value is not None and np.asarray(value).dtype == np.float64

@@ -268,13 +268,13 @@ def _flat(name: str, ours: Any, reference: Any) -> Iterator[tuple[str, Any, Any]
         yield f"{name} (keys)", tables[0].keys, tables[1].keys
         if np.array_equal(tables[0].keys, tables[1].keys):
             yield name, tables[0].values, tables[1].values
+    elif ours is None or reference is None:
+        yield f"{name} (present)", np.array(ours is not None), np.array(reference is not None)
     elif isinstance(ours, (list, tuple)) or isinstance(reference, (list, tuple)):
         a, b = list(ours), list(reference)
         if len(a) != len(b):
             yield f"{name} (length)", np.array(len(a)), np.array(len(b))
         for i, (x, y) in enumerate(zip(a, b, strict=False)):
             yield from _flat(f"{name}[{i}]", x, y)
-    elif ours is None or reference is None:
-        yield f"{name} (present)", np.array(ours is not None), np.array(reference is not None)
     else:
         yield name, ours, reference

@@ -39,6 +39,8 @@ def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodePr
     downgrade.spell(spelling)
     proto = NodeProto(op_type=spelling.op_type, domain=form.domain)
     schema = target_schema(spelling.op_type, target, form.domain)
+    if schema is not None:  # as a Loop without a condition
+        spelling.inputs += [None] * (schema.min_input - len(spelling.inputs))
     if form.domain == "ai.onnx.ml" and schema is None:
         raise spelling.fail(f"operator {spelling.op_type}")
     fields = {form.renames.get(k, k): spec for k, spec in op.fields.items()}

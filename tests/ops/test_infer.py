@@ -12,7 +12,7 @@ from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.ir import dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph
-from graphkit.ir.types import MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import INTEGERS, DType, MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
 from graphkit.ops import Op, registry
 from graphkit.ops.evaluate import evaluate
 
@@ -45,6 +45,11 @@ CASES = [
 ]
 
 
+def python_type(dtype: DType) -> type:
+    """What stands for an element in a map."""
+    return str if dtype is DType.STRING else int if dtype in INTEGERS else float
+
+
 def check_type(inferred: Type, result: Any, bindings: dict[str, int], *, exact: bool) -> None:
     """The inferred type covers the array; `exact`: every dimension is an integer."""
     if isinstance(inferred, OptionalType):
@@ -58,6 +63,12 @@ def check_type(inferred: Type, result: Any, bindings: dict[str, int], *, exact: 
             assert isinstance(length, DimExpr) or length == len(result)
         for item in result:
             check_type(inferred.element, item, bindings, exact=False)
+        return
+    if isinstance(inferred, MapType):
+        assert isinstance(result, dict)
+        assert isinstance(inferred.element, TensorType)
+        assert {type(key) for key in result} <= {python_type(inferred.key)}
+        assert {type(item) for item in result.values()} <= {python_type(inferred.element.dtype)}
         return
     array = np.asarray(result)
     assert dtype_of(array.dtype) is inferred.dtype

@@ -10,7 +10,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOAT8, TINY_FLOATS, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
@@ -189,6 +189,10 @@ class QuantizeLinear(_Linear):
         if zero is not None and target is DType.FLOAT4E2M1:
             quotient = quotient + zero.astype(quotient.dtype)
         return convert(xp, quotient, target, self.saturate)
+
+    def grad(self, node: Node, dy: Value) -> Any:
+        """A step function, also where its result is of floats of 8 bits; training sees FakeQuantize instead."""
+        return None
 
 
 def _dequantise_samples() -> tuple[Sample, ...]:

@@ -20,6 +20,15 @@ from graphkit.passes.pipeline import BOUND, INFERENCE
 from graphkit.passes.simplify.composites import expand_composites
 
 COMPOSITES = [cls for cls in registry if cls.composite]
+# What an expansion leaves to the operator itself, and why.
+KEPT = {
+    "OneHotEncoder-1": "strings",
+    "OneHotEncoder-2": "what is in no category is an error",
+    "SVMClassifier-3": "a linear machine",
+    "TreeEnsembleClassifier-0": "labels other than their positions are gathered, the trees are left",
+    "TreeEnsembleClassifier-1": "labels are gathered, the trees are left",
+    "TreeEnsembleClassifier-2": "its labels are positions already",
+}
 CASES = [make_case(cls, number) for cls in COMPOSITES for number in range(len(samples_of(cls)))]
 
 
@@ -36,7 +45,7 @@ def test_composites_are_known_by_their_expansion() -> None:
 def test_same_results(case: Case) -> None:
     graph = case.graph()
     expanded = expand_composites(graph)
-    assert case.op.name not in names(expanded)
+    assert (case.op.name in names(expanded)) == (case.name.removesuffix(f"-{case.dtype}") in KEPT)
     for ours, expected in zip(evaluate(expanded, case.feeds()), evaluate(graph, case.feeds()), strict=True):
         report = compare(case.name, ours, expected, 1e-5, 1e-5)
         assert report.passed, str(report)

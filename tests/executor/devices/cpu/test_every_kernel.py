@@ -23,6 +23,7 @@ from graphkit.ir.types import FLOATS, INTEGERS, DType, dtype_of
 from graphkit.ops import Op, registry
 from graphkit.ops._base import operator
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.math.random import RandomOp
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.nn.pool import GlobalLpPool
 
@@ -247,6 +248,21 @@ def _is_other_quantisation(node: Node) -> bool:
     return other or {real.dtype, node.operands[1].dtype} != {DType.FLOAT32} or whole.dtype not in integers
 
 
+def _is_of_small_numbers(node: Node) -> bool:
+    """Whether a Cast has numbers of fewer than 8 bits or floats of 8 on a side."""
+    return not {node.operands[0].dtype, node.output.dtype} <= {*FLOATS, *INTEGERS, DType.BOOL}
+
+
+def _draws_from_its_own_seed(node: Node) -> bool:
+    """Whether the node draws from numpy's generator, as onnx's evaluator does."""
+    return operator(node, RandomOp).own_seed is not None
+
+
+def _drops_otherwise(node: Node) -> bool:
+    """Whether a Dropout draws from its own seed, or is of 8-bit floats."""
+    return _draws_from_its_own_seed(node) or node.operands[0].dtype not in FLOATS
+
+
 _BOTH_LAYOUTS = ("", "ChannelsLast")
 _AND_GRADIENT = ("", "Grad")
 # Which nodes of an operator are interpreted, by its name.
@@ -271,7 +287,13 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
         operator(node, LayerNormalization).stash is DType.FLOAT64 and node.outputs[0].dtype is not DType.FLOAT64
     ),
     "TreeEnsembleClassifier": lambda node: node.outputs[0].dtype is DType.STRING,
-    "Cast": lambda node: node.output.dtype not in {*FLOATS, *INTEGERS, DType.BOOL},
+    "Cast": _is_of_small_numbers,
+    **dict.fromkeys(("IsNaN", "IsInf"), lambda node: node.operands[0].dtype not in FLOATS),
+    **dict.fromkeys(
+        ("RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Bernoulli"),
+        _draws_from_its_own_seed,
+    ),
+    "Dropout": _drops_otherwise,
 }
 # The library has kernels for bfloat16 where the processor multiplies it, and not for every shape.
 OF_LIBRARY = {name for name, missing in INTERPRETED.items() if missing is _not_of_library}
