@@ -226,7 +226,7 @@ def _change_tensor(tensor: TensorProto, rng: random.Random) -> None:
     if kind <= 2:
         try:
             array = numpy_helper.to_array(tensor).copy()
-        except (TypeError, ValueError):  # damaged before
+        except (KeyError, TypeError, ValueError):  # damaged before
             return
         if not array.size or array.dtype.kind not in "iufb":
             return

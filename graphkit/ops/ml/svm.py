@@ -263,26 +263,22 @@ class SVMClassifier(KernelMachine):
         return first, second
 
     def _decisions(self, similarities: np.ndarray) -> np.ndarray:
-        """For each pair of classes, above 0 for the first: what the support vectors of the two say."""
+        """For each pair of classes what the support vectors of the two say; with its rho above 0 for the first."""
         coefficients = np.array(self.coefficients, np.float32)
         table = coefficients[: (len(self.labels) - 1) * self._vector_count].reshape(-1, self._vector_count)
         ends = np.cumsum(self.vectors_per_class)
         parts = [slice(end - size, end) for end, size in zip(ends, self.vectors_per_class, strict=True)]
         return np.stack(
             [
-                similarities[:, parts[i]] @ table[j - 1, parts[i]]
-                + similarities[:, parts[j]] @ table[i, parts[j]]
-                + np.float32(self.rho[pair])
-                for pair, (i, j) in enumerate(zip(*self._pairs(), strict=True))
+                similarities[:, parts[i]] @ table[j - 1, parts[i]] + similarities[:, parts[j]] @ table[i, parts[j]]
+                for i, j in zip(*self._pairs(), strict=True)
             ],
             axis=1,
         )
 
     def _decision_matrix(self) -> np.ndarray:
         """[support vectors, pairs]: the same as one product."""
-        return self._decisions(np.eye(self._vector_count, dtype=np.float32)) - np.array(
-            self.rho[: len(self._pairs()[0])], np.float32
-        )
+        return self._decisions(np.eye(self._vector_count, dtype=np.float32))
 
     def reference(self, xp: Any, x: Any) -> Any:
         vectors = self._vectors()
@@ -290,7 +286,8 @@ class SVMClassifier(KernelMachine):
         rows = rows_of(np, x, np.float32)
         if not self._vector_count:
             return self._linear(rows @ vectors.T + np.float32(self.rho[0]))
-        decisions = self._decisions(self._similarities(np, rows, vectors))
+        rho = np.array(self.rho[: len(self._pairs()[0])], np.float32)
+        decisions = self._decisions(self._similarities(np, rows, vectors)) + rho
         first, second = self._pairs()
         votes = np.zeros((len(rows), len(self.labels)), np.int64)
         winners = np.where(decisions > 0, first, second)
