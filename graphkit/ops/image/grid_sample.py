@@ -231,7 +231,7 @@ class AffineGrid(Op):
         points = F.concat(*(F.reshape(c, i64(-1, 1)) for c in columns), axis=1)
         grid = F.mat_mul(points, F.transpose(converted(theta, wide), perm=(0, 2, 1)))
         shape = F.concat(F.shape(theta, start=0, end=1), spatial, i64(rank), axis=0)
-        return converted(F.reshape(grid, shape), theta.dtype)
+        return converted(F.reshape(grid, shape, allowzero=True), theta.dtype)
 
     def _positions(self, index: Any, size: Any, maximum: Any) -> Any:
         """The positions of the elements of one axis, in [-1, 1]."""
