@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from graphkit.errors import GraphkitError
+from graphkit.errors import GraphkitError, OutOfMemory
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
@@ -198,7 +198,10 @@ class _Instance:
         """The array in a buffer, valid until the buffer is written again."""
         assert self.native is not None, "buffers are the native program's"
         data, shape = self.native.read(operand.buffer, operand.kind.dtype.itemsize)
-        return np.ndarray(shape, operand.kind.dtype.numpy, data)
+        try:
+            return np.ndarray(shape, operand.kind.dtype.numpy, data)
+        except ValueError as error:  # numpy multiplies sizes up to the one that is 0
+            raise OutOfMemory(f"an array of shape {list(shape)}: {error}") from error
 
     def _delivered(self, node: Node, function: ArrayFunction) -> Callable[[Any, Any], None]:
         """A step whose results are arrays that `function` makes: they go to whoever reads them.
