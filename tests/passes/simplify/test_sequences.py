@@ -247,30 +247,33 @@ def test_graphs_without_sequences_are_left_alone() -> None:
     assert resolve_sequences(graph) is graph
 
 
-def random_network(seed: int) -> tuple[gk.Model, dict[str, Any]]:  # noqa: C901 - a list of what is drawn
+class Drawn:
     """Sequences made, changed, branched on and carried at random; some positions are known in a run alone."""
-    rng = np.random.default_rng(seed)
-    x = gk.input("x", ["N", 4] if rng.random() < 0.6 else [3, 4], dtype="float64")
-    i, m, p = (gk.input(n, [], dtype=d) for n, d in (("i", "int64"), ("m", "int64"), ("p", "bool")))
-    tensors, sequences = [x, F.sin(x)], [F.sequence_construct(x, F.cos(x))]
-    fed = 0.4 if rng.random() < 0.3 else 0.1
 
-    def tensor() -> Value:
-        return tensors[rng.integers(len(tensors))]
+    def __init__(self, seed: int):
+        self.rng = rng = np.random.default_rng(seed)
+        self.x = x = gk.input("x", ["N", 4] if rng.random() < 0.6 else [3, 4], dtype="float64")
+        self.i, self.m, self.p = (gk.input(n, [], dtype=d) for n, d in (("i", "int64"), ("m", "int64"), ("p", "bool")))
+        self.tensors, self.sequences = [x, F.sin(x)], [F.sequence_construct(x, F.cos(x))]
+        self.fed = 0.4 if rng.random() < 0.3 else 0.1
+        for _ in range(rng.integers(3, 9)):
+            self.step(self.sequences[rng.integers(len(self.sequences))], self.tensor())
 
-    def sequence() -> Value:
-        return sequences[rng.integers(len(sequences))]
+    def tensor(self) -> Value:
+        return self.tensors[self.rng.integers(len(self.tensors))]
 
-    def place(q: Value, more: int = 0) -> Any:
+    def place(self, q: Value, more: int = 0) -> Any:
         length = q.type.length if isinstance(q.type.length, int) else 1
-        return i if rng.random() < fed else at(int(rng.integers(-length, max(length + more, 1 - length))))
+        if self.rng.random() < self.fed:
+            return self.i
+        return at(int(self.rng.integers(-length, max(length + more, 1 - length))))
 
-    def grown(q: Value, y: Value) -> Any:
+    def grown(self, q: Value, y: Value) -> Any:
         makes = (lambda: F.sequence_insert(q, F.cos(y)), lambda: F.sequence_construct(y, y), lambda: q)
-        return makes[rng.integers(len(makes))]()
+        return makes[self.rng.integers(len(makes))]()
 
-    def loop(q: Value) -> None:
-        kind = int(rng.integers(4))
+    def loop(self, q: Value) -> None:
+        rng, x, kind = self.rng, self.x, int(self.rng.integers(4))
 
         def body(n: Value, h: Value, s: Value, c: Value) -> list[Any]:
             read = F.reduce_sum(F.sequence_at(c, n if kind % 2 else at(0)), keepdims=False)
@@ -283,36 +286,41 @@ def random_network(seed: int) -> tuple[gk.Model, dict[str, Any]]:  # noqa: C901 
             )[kind]()
             return [h, after]
 
-        start = (
-            F.sequence_empty(dtype="float64") if kind < 2 and rng.random() < 0.6 else F.sequence_construct(x, F.cos(x))
-        )
-        trips = (m, at(int(rng.integers(0, 3))), F.sequence_length(q))[rng.integers(3)]
+        empty = kind < 2 and rng.random() < 0.6
+        start = F.sequence_empty(dtype="float64") if empty else F.sequence_construct(x, F.cos(x))
+        trips = (self.m, at(int(rng.integers(0, 3))), F.sequence_length(q))[rng.integers(3)]
         h, made = looped(body, [x, start], [q], trips)
-        tensors.append(h)
-        sequences.append(made)
+        self.tensors.append(h)
+        self.sequences.append(made)
 
-    for _ in range(rng.integers(3, 9)):
-        q, y = sequence(), tensor()
+    def step(self, q: Value, y: Value) -> None:
+        rng, tensors, sequences = self.rng, self.tensors, self.sequences
         match int(rng.integers(9)):
             case 0:
-                sequences.append(F.sequence_construct(y, tensor()))
+                sequences.append(F.sequence_construct(y, self.tensor()))
             case 1:
                 sequences.append(F.split_to_sequence(y, axis=int(rng.integers(2)), keepdims=bool(rng.integers(2))))
             case 2:
                 sequences.append(F.split_to_sequence(y, at(int(rng.integers(1, 3))), axis=1))
             case 3:
-                sequences.append(F.sequence_insert(q, y, place(q, 1)))
+                sequences.append(F.sequence_insert(q, y, self.place(q, 1)))
             case 4:
-                sequences.append(F.sequence_erase(q, place(q)))
+                sequences.append(F.sequence_erase(q, self.place(q)))
             case 5:
-                tensors.append(F.sequence_at(q, place(q)))
+                tensors.append(F.sequence_at(q, self.place(q)))
             case 6:
-                sequences.append(branched(p, lambda a, b: [grown(a, b)], lambda a, b: [grown(a, b)], [q, y]))
+                branches = [lambda a, b: [self.grown(a, b)]] * 2
+                sequences.append(branched(self.p, *branches, [q, y]))
             case 7:
-                loop(q)
+                self.loop(q)
             case 8:
                 joined = F.concat_from_sequence(q, axis=0, new_axis=bool(rng.random() < 0.3))
-                tensors.append(x + F.reduce_sum(joined, keepdims=False))
+                tensors.append(self.x + F.reduce_sum(joined, keepdims=False))
+
+
+def random_network(seed: int) -> tuple[gk.Model, dict[str, Any]]:
+    drawn = Drawn(seed)
+    rng, tensors, sequences = drawn.rng, drawn.tensors, drawn.sequences
     outputs = {f"t{k}": v for k, v in enumerate(tensors)} | {f"q{k}": v for k, v in enumerate(sequences[1:])}
     given = {"x": rng.standard_normal((3, 4)), "i": at(int(rng.integers(-1, 2))), "m": at(int(rng.integers(0, 4)))}
     given["p"] = np.array(bool(rng.integers(2)))
