@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from graphkit.errors import GraphkitError
 from graphkit.executor.devices.interpreted import interpreted_kernel
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir.graph import Node
 from graphkit.ir.types import TensorType
-from graphkit.ops import Op, operator
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.sequence.elements import holds_maps
-from graphkit.ops.xp import numpy_xp
 
 # From arrays (None: absent operand) to new arrays.
 ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -83,23 +80,8 @@ def makes_maps(node: Node) -> bool:
     return all(holds_maps(v.type) for v in node.outputs)
 
 
-def _maps(node: Node) -> ArrayFunction:
-    """The reference of a node that makes maps: of their values' type, and without any array."""
-    reference = operator(node, Op).reference
-
-    def run(operands: Sequence[Any]) -> Sequence[Any]:
-        try:
-            return (reference(numpy_xp, *operands),)
-        except GraphkitError as error:
-            raise type(error)(f"{node.describe()}: {error}") from error
-
-    return run
-
-
 def interpreted(site: Site, reason: str) -> Lowering:
     """The way that every node has: its operator's reference."""
-    if site.dynamic and makes_maps(site.node):
-        return PythonFunction("interpreted", _maps(site.node), reason)
     if site.dynamic:
         return PythonFunction("interpreted", partial(run_node, site.node), reason)
     return PythonKernel("interpreted", site.node, interpreted_kernel(site.node), reason)

@@ -23,6 +23,7 @@ from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
+from graphkit.executor.run import maps
 from graphkit.executor.run.compile import AnyProgram
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.feeds import check_finite, convert
@@ -126,7 +127,7 @@ class Executor:
         if optimize and native:  # fused operators are made for native kernels
             whole, fusable = partial(runs_whole, device), partial(is_fusable, device)
             passes += inference_passes(precision, whole, _computed_in_float32(), fusable)
-        self._graph = uncollected(run_passes)(graph, passes)
+        self._graph, self._map_makers = maps.apart(uncollected(run_passes)(graph, passes))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
@@ -244,6 +245,8 @@ class Executor:
         for name in out:
             if name not in selection.outputs:
                 raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
+            if name in self._map_makers:
+                raise UsageError(f"output {name!r} is made of maps: no array holds it")
             position = count + selection.outputs.index(name)
             target = _checked_out(name, placed[position].value, out[name])
             if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
@@ -269,10 +272,7 @@ class Executor:
         names = selection.states
         if not names:
             self._with_rng(selection, arrays)
-            named = dict(zip(selection.outputs, program.run(arrays, buffers), strict=True))
-            if self._declared is not None:
-                self._declared.after(named)
-            return named
+            return self._finished(dict(zip(selection.outputs, program.run(arrays, buffers), strict=True)))
         with Held(lambda: (ask := program.interruptible) is not None and ask()):
             rng = self._rng
             self._with_rng(selection, arrays)
@@ -288,8 +288,14 @@ class Executor:
             arrays.clear()
             taken.clear()
             self._states.commit(names, program, results)
+        return self._finished(named)
+
+    def _finished(self, named: dict[str, Any]) -> dict[str, Any]:
+        """The outputs as callers get them."""
         if self._declared is not None:
             self._declared.after(named)
+        if self._map_makers:
+            maps.make(self._map_makers, named)
         return named
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:

@@ -1,0 +1,50 @@
+"""Outputs that are maps: Python makes them, of what a run computes, when the run is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from graphkit.errors import GraphkitError
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import Op, operator
+from graphkit.ops.sequence.elements import holds_maps
+from graphkit.ops.xp import numpy_xp
+
+
+class Apart(NamedTuple):
+    """A graph that returns tensors in the place of maps, and by output the node that makes maps of a tensor."""
+
+    graph: Graph
+    makers: dict[str, Node]
+
+
+def apart(graph: Graph) -> Apart:
+    """Take the nodes off a graph that do no more than make maps of one tensor for an output."""
+    makers: dict[str, Node] = {}
+    outputs: list[Value] = []
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        node = value.node
+        if node is not None and _makes_maps_of_a_tensor(node):
+            makers[name] = node
+            value = node.operands[0]
+        outputs.append(value)
+    if not makers:
+        return Apart(graph, makers)
+    return Apart(graph.replace(outputs=outputs, output_names=graph.output_names), makers)
+
+
+def _makes_maps_of_a_tensor(node: Node) -> bool:
+    only = len(node.inputs) == len(node.outputs) == 1
+    return only and holds_maps(node.output.type) and isinstance(node.operands[0].type, TensorType)
+
+
+def make(makers: Mapping[str, Node], named: dict[str, Any]) -> None:
+    """Put maps in the place of the tensors that they are made of; raises RuntimeFailure, naming the node."""
+    for name, node in makers.items():
+        if name in named:
+            try:
+                named[name] = operator(node, Op).reference(numpy_xp, named[name])
+            except GraphkitError as error:
+                raise type(error)(f"{node.describe()}: {error}") from error
