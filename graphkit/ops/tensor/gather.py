@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch
+from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
@@ -99,10 +99,10 @@ class GatherGrad(Op):
 
 
 def check_range(indices: Any, shape: tuple[int, ...], axis: int) -> None:
-    """Raises TypeMismatch for an index outside the axis, also where no element would be taken by it."""
+    """Raises RuntimeFailure for an index outside the axis, also where no element would be taken by it."""
     size = shape[axis]
     if indices.size and (int(indices.min()) < -size or int(indices.max()) >= size):
-        raise TypeMismatch(f"an index is outside axis {axis} of {list(shape)}")
+        raise RuntimeFailure(f"an index is outside axis {axis} of {list(shape)}")
 
 
 def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tuple[Any, ...]:

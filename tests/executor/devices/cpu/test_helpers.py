@@ -93,7 +93,8 @@ def test_many_threads_share_one_executor():
         for number in range(60):
             which = (number + offset) % len(data)
             for name, y in executor.run(data[which]).items():
-                np.testing.assert_array_equal(y, expected[which][name])
+                # A size that has come often may get a program of its own, which adds up in another order.
+                np.testing.assert_allclose(y, expected[which][name], rtol=1e-5, atol=1e-6)
 
     for callers in (1, 2, 8):
         with ThreadPoolExecutor(callers) as threads:
