@@ -58,9 +58,9 @@ class Programs:
                 self._kept.move_to_end(part)
             return None if program.outgrown else program  # the parts say what comes of it
         if program.outgrown:
-            program.outgrown = False
             if self._bytes + _COMPILED * program.kept_bytes <= config.CACHE_MB.get() << 20:
                 return None
+            program.outgrown = False  # there is no room for a compiled one
         return program
 
     def make(self, key: Key, selection: Selection) -> AnyProgram:

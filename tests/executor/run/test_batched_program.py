@@ -268,6 +268,13 @@ def test_a_part_that_comes_often_is_compiled() -> None:
     assert not batched.outgrown
 
 
+def test_sizes_that_take_turns_are_compiled_as_one_that_stays_is() -> None:
+    exe = network().compile(threads=1)
+    for number in range(3 * 40):
+        exe.run({"x": images(1 + number % 3)})
+    assert [type(p) for p in exe._programs._kept.values()] == [Program] * 3
+
+
 def test_instances_wait_for_the_next_run() -> None:
     exe = network().compile(threads=6)
     for _ in range(4):
