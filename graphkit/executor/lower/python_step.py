@@ -16,7 +16,6 @@ from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Sit
 from graphkit.ir.graph import Node
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
-from graphkit.ops.sequence.elements import holds_maps
 
 # From arrays (None: absent operand) to new arrays.
 ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -52,11 +51,13 @@ class PythonFunction(PythonStep):
         self.function = function
 
 
-def kept(node: Node, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def kept(node: Node, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
     """`results`, those that hold arrays in sequences and optionals with arrays of their own.
 
     The memory of an operand is written again while they live; what an operand holds already is nobody else's.
     """
+    if all(isinstance(v.type, TensorType) for v in node.outputs):
+        return results
     lent = {id(_owner(x)) for x in operands if x is not None and not isinstance(x, (list, tuple))}
 
     def own(item: Any) -> Any:
@@ -73,11 +74,6 @@ def _owner(array: Any) -> Any:
     while (base := getattr(array, "base", None)) is not None:
         array = base
     return array
-
-
-def makes_maps(node: Node) -> bool:
-    """Whether the results are maps, which are Python's own dicts, made by Python."""
-    return all(holds_maps(v.type) for v in node.outputs)
 
 
 def interpreted(site: Site, reason: str) -> Lowering:

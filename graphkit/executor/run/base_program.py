@@ -111,7 +111,7 @@ class BaseProgram(ABC):
     @property
     @abstractmethod
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that are interpreted, as "name (Op)"; not shape arithmetic outside of subgraphs, nor makers of maps."""
+        """Nodes that are interpreted, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
 
     @cached_property
     def plan(self) -> Plan:

@@ -13,7 +13,7 @@ from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
-from graphkit.executor.lower.python_step import ArrayFunction, PythonFunction, PythonKernel, kept, makes_maps
+from graphkit.executor.lower.python_step import ArrayFunction, PythonFunction, PythonKernel, kept
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
@@ -68,7 +68,7 @@ class Program(InstancedProgram):
         return tuple(
             f"{name} ({node.op.name}{reason and f': {reason}'})"
             for name, node, reason in self._lowered.interpreted()
-            if node not in steps or not (_is_shape_arithmetic(node) or makes_maps(node))
+            if node not in steps or not _is_shape_arithmetic(node)
         )
 
     def instance(self) -> Instance:
