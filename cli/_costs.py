@@ -41,6 +41,11 @@ def model_costs(net: Model, texts: tuple[str, ...]) -> Sized:
     return Sized(costs(bind(net.graph, shapes)), shapes)
 
 
+def label(domain: str, name: str) -> str:
+    """An operator as tables call it."""
+    return f"{domain}.{name}" if domain else name
+
+
 def cost_cells(cost: Cost) -> list[str]:
     """FLOPs and bytes of one row; nothing where none of its nodes has sizes that are known."""
     if cost.nodes and cost.unknown == cost.nodes:

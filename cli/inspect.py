@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import click
 
 from graphkit.cli._costs import as_json as costs_as_json
-from graphkit.cli._costs import cost_cells, model_costs, notes
+from graphkit.cli._costs import cost_cells, label, model_costs, notes
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table, show
@@ -113,9 +113,9 @@ def _print_costs(net: Model, shapes: tuple[str, ...], as_json: bool) -> None:
     total, operators = sized.costs.total, sized.costs.operators
     if as_json:
         result = {"model": net.name, "shapes": sized.shapes, "total": costs_as_json(total), "notes": notes(sized)}
-        print_json("costs", result | {"operators": {name: costs_as_json(cost) for name, cost in operators.items()}})
+        print_json("costs", result | {"operators": {label(*key): costs_as_json(c) for key, c in operators.items()}})
         return
-    rows = [(name, cost.nodes, *cost_cells(cost)) for name, cost in operators.items()]
+    rows = [(label(*key), cost.nodes, *cost_cells(cost)) for key, cost in operators.items()]
     title = ", ".join((net.name, *(f"{n}{list(s)}" for n, s in sized.shapes.items())))
     print_table(title, ("operator", "nodes", "FLOPs", "bytes"), [*rows, ("total", total.nodes, *cost_cells(total))])
     for note in notes(sized):
@@ -127,7 +127,7 @@ def _print_outline(path: str, why: UnsupportedError, as_json: bool) -> None:
     found = outline(path)
     if as_json:
         facts = found._asdict() | {"model": found.name, "nodes": len(found.nodes), "unsupported": str(why)}
-        operators = {f"{d}.{n}" if d else n: count for (d, n, _), count in found.operators.most_common()}
+        operators = {label(d, n): count for (d, n, _), count in found.operators.most_common()}
         print_json("inspect", facts | {"operators": operators})
         return
     for kind, types in (("input", found.inputs), ("output", found.outputs)):

@@ -6,20 +6,21 @@ from typing import Any
 
 import click
 
-from graphkit.cli._costs import Sized, cost_cells, model_costs, notes
+from graphkit.cli._costs import Sized, cost_cells, label, model_costs, notes
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
-from graphkit.cli._output import print_json, print_table, show
-from graphkit.errors import UsageError
+from graphkit.cli._output import log, print_json, print_table, show
+from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.devices.loading import load_device
 from graphkit.executor.devices.registry import has_factory
-from graphkit.onnx_io.outline import outline
-from graphkit.onnx_io.uses import Means
+from graphkit.onnx_io.outline import Outline, outline
 from graphkit.ops import registry
 
 # Regions of the native program, with gradients of their own.
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+# By what an operator of a file is carried out, where it is none of the registry.
+_READ = {"rule": "in terms of others", "function": "by its definition"}
 
 
 @click.command()
@@ -52,24 +53,16 @@ def command(
     if model is None:
         _print_registry(as_json)
         return 0
-    written = None if model == "-" or not model.endswith(".onnx") else outline(model)
-    lacking = [use for use in written.operators if use[2] is None] if written else []
-    if written and lacking:
-        rows = [_written_row(*use) | {"count": count} for use, count in sorted(written.operators.items(), key=str)]
-        _print_model(model, rows, [], None, as_json)
-        return 3
-    net = read_model(model, external_root)
-    sized = model_costs(net, shapes)
-    rows = [
-        _row(domain, name) | {"count": cost.nodes} | costs_as_json(cost)
-        for (domain, name), cost in sorted((_split(label), cost) for label, cost in sized.costs.operators.items())
-    ]
-    rewritten = [
-        {"operator": _label(domain, name), "count": count, "by": means}
-        for (domain, name, means), count in sorted(written.operators.items(), key=str)
-        if means != "operator"
-    ] if written else []  # fmt: skip
-    _print_model(model, rows, rewritten, sized, as_json)
+    written = outline(model) if model.endswith(".onnx") else None
+    try:
+        net = read_model(model, external_root)
+    except UnsupportedError as error:
+        if written is None:
+            raise
+        _print_written(model, written, as_json)
+        log(f"it cannot be run: {error}")
+        return error.exit_code
+    _print_model(model, model_costs(net, shapes), _rewritten(written) if written else [], as_json)
     return 0
 
 
@@ -82,65 +75,59 @@ def _print_registry(as_json: bool) -> None:
         print_table(f"{len(rows)} operators", columns, [[r[c] for c in columns] for r in rows])
 
 
-def _print_model(
-    model: str,
-    rows: list[dict[str, Any]],
-    rewritten: list[dict[str, Any]],
-    sized: Sized | None,
-    as_json: bool,
-) -> None:
-    """The operators of a model: `rewritten` are those of the file that others stand for, `sized` what it costs."""
+def _print_written(model: str, written: Outline, as_json: bool) -> None:
+    """The operators of a file that does not load."""
+    rows = []
+    for (domain, name, means), count in sorted(written.operators.items(), key=str):
+        how = _READ.get(means or "")
+        row = _row(domain, name) if how is None else {"operator": label(domain, name), "runs": how, "gradient": how}
+        rows.append(row | {"count": count})
     if as_json:
-        result: dict[str, Any] = {"model": model, "operators": rows, "rewritten": rewritten}
-        if sized is not None:
-            result |= {"shapes": sized.shapes, "total": costs_as_json(sized.costs.total), "notes": notes(sized)}
-        print_json("ops", result)
+        print_json("ops", {"model": model, "operators": rows, "rewritten": []})
         return
-    if sized is None:
-        columns = ["operator", "count", "runs", "gradient"]
-        print_table(f"{len(rows)} operators", columns, [[r[c] for c in columns] for r in rows])
-        return
-    cells = []
-    for row in rows:
-        cost = sized.costs.operators[row["operator"]]
-        cells.append([row["operator"], row["count"], row["runs"], row["gradient"], *cost_cells(cost)])
+    columns = ["operator", "count", "runs", "gradient"]
+    print_table(f"{len(rows)} operators", columns, [[r[c] for c in columns] for r in rows])
+
+
+def _rewritten(written: Outline) -> list[dict[str, Any]]:
+    """The operators of a file that others stand for."""
+    return [
+        {"operator": label(domain, name), "count": count, "by": means}
+        for (domain, name, means), count in sorted(written.operators.items(), key=str)
+        if means != "operator"
+    ]
+
+
+def _print_model(model: str, sized: Sized, rewritten: list[dict[str, Any]], as_json: bool) -> None:
+    """The operators of a model, with what they cost."""
+    costs = sorted(sized.costs.operators.items(), key=lambda item: item[0])
+    rows = [_row(*key) | {"count": cost.nodes} | costs_as_json(cost) for key, cost in costs]
     total = sized.costs.total
+    if as_json:
+        facts = {"shapes": sized.shapes, "total": costs_as_json(total), "notes": notes(sized)}
+        print_json("ops", {"model": model, "operators": rows, "rewritten": rewritten} | facts)
+        return
+    cells = [
+        [row["operator"], row["count"], row["runs"], row["gradient"], *cost_cells(cost)]
+        for row, (_, cost) in zip(rows, costs, strict=True)
+    ]
     title = f"{len(rows)} operators: " + ", ".join(f"{n}{list(s)}" for n, s in sized.shapes.items())
     columns = ["operator", "count", "runs", "gradient", "FLOPs", "bytes"]
     print_table(title, columns, [*cells, ["total", total.nodes, "", "", *cost_cells(total)]])
     for note in notes(sized):
         show(note)
     if rewritten:
-        told = {"rule": "in terms of others", "function": "by its definition"}
-        print_table("read as others", ["operator", "count", "read"],
-                    [[r["operator"], r["count"], told[r["by"]]] for r in rewritten])  # fmt: skip
-
-
-def _label(domain: str, name: str) -> str:
-    return f"{domain}.{name}" if domain else name
-
-
-def _split(label: str) -> tuple[str, str]:
-    domain, _, name = label.rpartition(".")
-    return domain, name
-
-
-def _written_row(domain: str, name: str, means: Means) -> dict[str, Any]:
-    """The row of an operator of a file that is not loaded."""
-    if means == "operator" or means is None:
-        return _row(domain, name)
-    how = "by definition" if means == "function" else "by others"
-    return {"operator": _label(domain, name), "runs": how, "gradient": how}
+        read = [[r["operator"], r["count"], _READ[r["by"]]] for r in rewritten]
+        print_table("read as others", ["operator", "count", "read"], read)
 
 
 def _row(domain: str, name: str) -> dict[str, Any]:
-    cls = registry.find(domain, name)
-    label = _label(domain, name)
+    cls, text = registry.find(domain, name), label(domain, name)
     if cls is None:
-        return {"operator": label, "runs": "no", "gradient": "no"}
+        return {"operator": text, "runs": "no", "gradient": "no"}
     differentiable = "yes" if cls.grad is not None else "by expansion" if cls.expand is not None else "no"
     if not domain and name in _CONTROL_FLOW:
-        return {"operator": label, "runs": "native", "gradient": "yes"}
+        return {"operator": text, "runs": "native", "gradient": "yes"}
     runs = next((how for holds, how in (
         (has_factory("cpu", domain, name), "native"),
         (cls.composite, "by expansion"),
@@ -148,4 +135,4 @@ def _row(domain: str, name: str) -> dict[str, Any]:
         (bool(cls.formals) and all(f.name in cls.shape_only for f in cls.formals), "shape"),
         (name == "Constant", "constant"),
     ) if holds), "reference")  # fmt: skip
-    return {"operator": label, "runs": runs, "gradient": differentiable}
+    return {"operator": text, "runs": runs, "gradient": differentiable}

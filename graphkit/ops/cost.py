@@ -44,10 +44,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The cost of a graph by operator, as `domain.name`, or `name` for ai.onnx; and the loops of unknown length, of
-    which one iteration is counted."""
+    """The cost of a graph by operator, as (domain, name); and the loops of unknown length, of which one iteration is
+    counted."""
 
-    operators: dict[str, Cost]
+    operators: dict[tuple[str, str], Cost]
     open_loops: tuple[str, ...]
 
     @property
@@ -71,17 +71,17 @@ def costs(graph: Graph) -> Costs:
 
     Of a branch that is not decided the dearer one counts (the first, where names keep them from being compared).
     """
-    found: dict[str, Cost] = {}
+    found: dict[tuple[str, str], Cost] = {}
     open_loops: list[str] = []
     _collect(graph, 1, found, open_loops)
     return Costs(found, tuple(open_loops))
 
 
-def _collect(graph: Graph, times: Dim, found: dict[str, Cost], open_loops: list[str]) -> None:
+def _collect(graph: Graph, times: Dim, found: dict[tuple[str, str], Cost], open_loops: list[str]) -> None:
     for node in graph.nodes:
         op = node.op
-        name = f"{op.domain}.{op.name}" if op.domain else op.name
-        found[name] = found.get(name, Cost()) + _cost(node, times)
+        key = op.domain, op.name
+        found[key] = found.get(key, Cost()) + _cost(node, times)
         if is_if(node):
             _collect(_branch(IfView.of(node)), times, found, open_loops)
         elif isinstance(op, (Loop, Scan)):

@@ -90,3 +90,17 @@ def test_ops_tells_what_the_import_writes_as_others(call, tmp_path):
     text = call("ops", path)[1]
     assert "by its definition" in text
     assert "in terms of others" in text
+
+
+def test_ops_of_a_file_of_known_operators_that_cannot_be_run(call, tmp_path):
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    node = helper.make_node("Gemm", ["x", "x"], ["y"], name="ours", domain="com.microsoft.nchwc")
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:])
+    path = tmp_path / "net.onnx"
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft.nchwc", 1)]
+    path.write_bytes(helper.make_model(graph, opset_imports=imports).SerializeToString())
+    code, out, err = call("ops", path)
+    assert code == 3
+    assert "com.microsoft.nchwc.Gemm" in out
+    assert "it cannot be run" in err
+    assert "ORT_ENABLE_EXTENDED" in err
