@@ -75,6 +75,10 @@ class NodeView:
         """Remove attribute `name` and return its value."""
         return self.attrs.pop(name, default)
 
+    def taken(self, *names: str) -> dict[str, Any]:
+        """Remove those of these attributes that are given and return them by name."""
+        return {name: self.attrs.pop(name) for name in names if name in self.attrs}
+
     def require(self, name: str) -> Any:
         """Remove attribute `name` and return its value; raises InvalidModel when it is absent."""
         if name not in self.attrs:

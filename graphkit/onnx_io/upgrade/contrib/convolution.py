@@ -8,14 +8,13 @@ from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.upgrade import NodeView, Results
 from graphkit.onnx_io.upgrade.contrib import contrib
 from graphkit.onnx_io.upgrade.contrib.activation import activated
+from graphkit.onnx_io.upgrade.contrib.layout import channels_first, channels_last, rank_of
 from graphkit.ops import F
 
-_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "pads", "strides")
 
-
-def _window(node: NodeView) -> dict[str, Any]:
-    """The attributes that a convolution of the standard has too."""
-    return {name: node.take(name) for name in _WINDOW if name in node.attrs}
+def window(node: NodeView) -> dict[str, Any]:
+    """The attributes that a convolution or a pooling of the standard has too."""
+    return node.taken("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "pads", "strides")
 
 
 @contrib("FusedConv")
@@ -23,7 +22,7 @@ def _fused_conv(node: NodeView) -> Results:
     """activation(conv(X, W) + B + Z)."""
     activation, given = node.take("activation"), tuple(node.take("activation_params", ()))
     residual = node.input(3)
-    y = F.conv(node.operand(0), node.operand(1), node.input(2), **_window(node))
+    y = F.conv(node.operand(0), node.operand(1), node.input(2), **window(node))
     y = y if residual is None else F.add(y, residual)
     return (activated(node, y, activation, given),)
 
@@ -32,12 +31,9 @@ def _fused_conv(node: NodeView) -> Results:
 def _channels_last_conv(node: NodeView) -> Results:
     """A convolution, or a fused one, whose X, Z and Y have their channels last; W is as the standard has it."""
     x, w, residual = node.operand(0), node.operand(1), node.input(3)
-    rank = x.rank if x.rank is not None else w.rank
-    if rank is None:
-        raise UnsupportedError(f"{node.label}: a convolution of unknown rank")
+    rank = rank_of(node, x, w)
     activation, given = node.take("activation"), tuple(node.take("activation_params", ()))
-    y = F.conv(F.transpose(x, perm=(0, rank - 1, *range(1, rank - 1))), w, node.input(2), **_window(node))
-    y = F.transpose(y, perm=(0, *range(2, rank), 1))
+    y = channels_last(F.conv(channels_first(x, rank), w, node.input(2), **window(node)), rank)
     y = y if residual is None else F.add(y, residual)
     return (activated(node, y, activation, given),)
 
@@ -46,7 +42,7 @@ def _channels_last_conv(node: NodeView) -> Results:
 def _dynamic_pads(node: NodeView) -> Results:
     """A transposed convolution whose pads are an operand, which must be known when the file is read."""
     pads = node.input(2)
-    attrs = _window(node)
+    attrs = window(node)
     if pads is not None:
         known = None if pads.tensor.value is None else [int(v) for v in pads.tensor.value if isinstance(v, int)]
         if known is None or len(known) != len(pads.tensor.value or ()):

@@ -55,7 +55,7 @@ def _fused_matmul_activation(node: NodeView) -> Results:
 def _fused_gemm(node: NodeView) -> Results:
     given = tuple(node.take(f"activation_{name}") for name in ("alpha", "beta", "gamma"))
     activation = node.take("activation")
-    attrs = {name: node.take(name) for name in ("alpha", "beta", "transA", "transB") if name in node.attrs}
+    attrs = node.taken("alpha", "beta", "transA", "transB")
     y = F.gemm(node.operand(0), node.operand(1), node.input(2), **attrs)
     return (activated(node, y, activation, given),)
 

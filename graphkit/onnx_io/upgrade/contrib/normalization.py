@@ -10,30 +10,26 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir.types import DType
 from graphkit.onnx_io.upgrade import NodeView, Results
 from graphkit.onnx_io.upgrade.contrib import contrib
+from graphkit.onnx_io.upgrade.contrib.layout import channels_first, channels_last, rank_of
+from graphkit.onnx_io.upgrade.contrib.scores import summed
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted, wide_type
 
 
-def _summed(first: Any, *others: Any) -> Any:
-    for other in others:
-        first = first if other is None else F.add(first, other)
-    return first
-
-
 @contrib("SkipLayerNormalization")
 def _skip_layer_norm(node: NodeView) -> Results:
     """Layer normalisation of x + skip + bias; the sum is the fourth output."""
     x, skip, gamma = (node.operand(i) for i in range(3))
-    total = _summed(x, skip, node.input(4))
+    total = summed(x, skip, node.input(4))
     y, mean, scale = F.layer_normalization(total, gamma, node.input(3), epsilon=node.take("epsilon", 1e-12))
     return y, mean, scale, total
 
 
 @contrib("LayerNormalization")
 def _layer_norm(node: NodeView) -> Results:
-    attrs = {name: node.take(name) for name in ("axis", "epsilon", "stash_type") if name in node.attrs}
+    attrs = node.taken("axis", "epsilon", "stash_type")
     results: Results = F.layer_normalization(node.operand(0), node.operand(1), node.input(2), **attrs)
     return results
 
@@ -63,7 +59,7 @@ def _simplified(node: NodeView) -> Results:
 @contrib("SkipSimplifiedLayerNormalization")
 def _skip_simplified(node: NodeView) -> Results:
     """RMS normalisation of x + skip + bias; the sum is the fourth output."""
-    total = _summed(node.operand(0), node.operand(1), node.input(3))
+    total = summed(node.operand(0), node.operand(1), node.input(3))
     y, inverse = rms_norm(node, total, node.operand(2), -1, node.take("epsilon", 1e-12), 2)
     return y, None, inverse, total
 
@@ -83,18 +79,14 @@ def _gated_rms_norm(node: NodeView) -> Results:
     return (converted(F.mul(F.reshape(normed, F.shape(x), allowzero=True), factor), x.dtype),)
 
 
-def _group_norm(node: NodeView, x: Any, channels_last: bool) -> Any:
-    """Group normalisation of x, whose channels stand where `channels_last` says, and its activation."""
+def _group_norm(node: NodeView, x: Any, last: bool) -> Any:
+    """Group normalisation of x, whose channels are the last axis or the second, and its activation."""
     groups, epsilon, activation = int(node.require("groups")), node.take("epsilon", 1e-5), node.take("activation", 0)
     gamma, beta = (converted(node.operand(i), x.dtype) for i in (1, 2))
-    if channels_last and x.rank is None:
-        raise UnsupportedError(f"{node.label}: channels last of a tensor of unknown rank")
-    rank = x.rank or 0
-    if channels_last:
-        x = F.transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    y = F.group_normalization(x, gamma, beta, num_groups=groups, epsilon=epsilon)
+    first = channels_first(x, rank_of(node, x)) if last else x
+    y = F.group_normalization(first, gamma, beta, num_groups=groups, epsilon=epsilon)
     y = F.swish(y) if activation else y
-    return F.transpose(y, perm=(0, *range(2, rank), 1)) if channels_last else y
+    return channels_last(y, rank_of(node, x)) if last else y
 
 
 @contrib("GroupNorm")
@@ -106,16 +98,16 @@ def _group_norm_of(node: NodeView) -> Results:
 def _skip_group_norm(node: NodeView) -> Results:
     """Group normalisation of x + skip + bias, and the sum; a skip of two axes is one for each channel."""
     x, skip, bias = node.operand(0), node.operand(3), node.input(4)
-    channels_last = bool(node.take("channels_last", 1))
+    last = bool(node.take("channels_last", 1))
     if x.rank is None or skip.rank is None:
         raise UnsupportedError(f"{node.label}: operands of unknown rank")
-    spatial = tuple(range(1, x.rank - 1)) if channels_last else tuple(range(2, x.rank))
+    spatial = tuple(range(1, x.rank - 1)) if last else tuple(range(2, x.rank))
     if skip.rank == 2:
         skip = F.unsqueeze(skip, i64(*spatial))
-    if bias is not None and not channels_last:
+    if bias is not None and not last:
         bias = F.unsqueeze(bias, i64(*range(1, x.rank - 1)))
-    total = _summed(x, skip, bias)
-    return _group_norm(node, total, channels_last), total
+    total = summed(x, skip, bias)
+    return _group_norm(node, total, last), total
 
 
 @contrib("EmbedLayerNormalization")

@@ -74,7 +74,7 @@ def _unique(node: NodeView) -> Results:
 @contrib("GridSample")
 def _grid_sample(node: NodeView) -> Results:
     mode = node.take("mode", "bilinear")
-    attrs = {name: node.take(name) for name in ("align_corners", "padding_mode") if name in node.attrs}
+    attrs = node.taken("align_corners", "padding_mode")
     names = {"bilinear": "linear", "bicubic": "cubic"}
     return (F.grid_sample(node.operand(0), node.operand(1), mode=names.get(mode, mode), **attrs),)
 

@@ -1,4 +1,4 @@
-"""Weights of few bits in blocks: MatMulNBits and GatherBlockQuantized of ONNX Runtime.
+"""Weights of few bits in blocks: MatMulNBits and GatherBlockQuantized.
 
 Several weights lie in one byte, the first in the low bits. Constant ones become tensors of the standard's 4-bit and
 2-bit types; others are unpacked as they come.
@@ -12,9 +12,9 @@ import numpy as np
 
 from graphkit.errors import InvalidModel, TypeMismatch, UnsupportedError
 from graphkit.ir.graph import Value
-from graphkit.ir.types import FLOATS, DType
+from graphkit.ir.types import FLOATS, TINY_FLOATS, DType
 from graphkit.onnx_io.upgrade import NodeView, Results
-from graphkit.onnx_io.upgrade.microsoft_quantised import microsoft
+from graphkit.onnx_io.upgrade.contrib import contrib
 from graphkit.ops import F, constant
 from graphkit.passes.core.match import array_of
 
@@ -60,7 +60,7 @@ def _in_blocks(weights: Value, scales: Value, zeros: Value | None, bits: int, ax
     return F.cast(F.sub(plain, shift), to=scales.dtype)
 
 
-@microsoft("MatMulNBits")
+@contrib("MatMulNBits")
 def _matmul(node: NodeView) -> Results:
     """a: [..., K], b: uint8 [N, blocks, bytes of a block], scales: [N * blocks] or [N, blocks] -> [..., N].
 
@@ -101,7 +101,7 @@ def _check_bytes(b: Value | None, count: int, node: NodeView) -> None:
         raise InvalidModel(f"{node.label}: {known.size} bytes of weights where its sizes need {count}")
 
 
-@microsoft("GatherBlockQuantized")
+@contrib("GatherBlockQuantized")
 def _gather(node: NodeView) -> Results:
     """Rows of a table of quantised weights, dequantised after they have been chosen."""
     gather_axis, axis = int(node.take("gather_axis", 0)), int(node.take("quantize_axis", 1))
@@ -110,13 +110,7 @@ def _gather(node: NodeView) -> Results:
     zeros = node.input(3)
     if data.rank is None or indices.rank is None:
         raise UnsupportedError("GatherBlockQuantized of tensors of unknown rank is not supported")
-    if data.dtype in (
-        DType.FLOAT4E2M1,
-        DType.FLOAT8E4M3FN,
-        DType.FLOAT8E4M3FNUZ,
-        DType.FLOAT8E5M2,
-        DType.FLOAT8E5M2FNUZ,
-    ):
+    if data.dtype in TINY_FLOATS:
         raise UnsupportedError(f"GatherBlockQuantized of {data.dtype} is not supported")
     gather_axis, axis = gather_axis % data.rank, axis % data.rank
     if gather_axis == axis or block < 1:

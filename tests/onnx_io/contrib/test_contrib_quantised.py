@@ -131,15 +131,13 @@ def test_linear_quantisation():
     check("DequantizeLinear", numbers(I8, 3, 4), scale(0.1, 4), numbers(I8, 4), axis=1)
 
 
-@pytest.mark.parametrize("zeros", ["none", "integers", "floats"])
-@pytest.mark.parametrize("bits", [4, 8])
+# ONNX Runtime has no products of 8 bits whose zero points are floats.
+@pytest.mark.parametrize(("bits", "zeros"), [(4, "none"), (4, "integers"), (4, "floats"), (8, "none"), (8, "integers")])
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "computed"])
 def test_products_of_few_bits(bits, zeros, constant):
     depth, columns, block = 48, 5, 32
     blocks = 2
     b = numbers(U8, columns, blocks, block * bits // 8)
-    if bits == 8 and zeros == "floats":
-        pytest.skip("ONNX Runtime has no such operator")
     zero = {
         "none": None,
         "integers": numbers(U8, columns * -(-blocks * bits // 8)),
@@ -194,7 +192,6 @@ def test_an_lstm_of_quantised_weights(each):
 
 
 def test_layers_whose_float_form_is_onnxruntimes_too():
-    pytest.importorskip("graphkit.onnx_io.upgrade.contrib")
     bias = RNG.standard_normal(24).astype(np.float32)
     x, w, at = numbers(U8, 2, 5, 8), numbers(I8, 8, 24), (np.float32(0.02), np.float32(0.01))
     lengths = np.array([5, 3], np.int32)
@@ -209,3 +206,21 @@ def test_layers_whose_float_form_is_onnxruntimes_too():
     theirs = OnnxRuntimeModel(made, threads=1, optimize=False).run(feeds).values()
     for ours, expected in zip(gk.load(made).compile().run(feeds).values(), theirs, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["QLinearAdd", "QLinearAveragePool", "QLinearConv", "NhwcMaxPool", "MatMulNBits"])
+def test_an_attribute_that_nobody_knows_is_refused(name):
+    x = numbers(U8, 1, 2, 4, 4)
+    at = (scale(0.05), U8(3))
+    operands = {
+        "QLinearAdd": (x, *at, x, *at, *at),
+        "QLinearConv": (x, *at, numbers(U8, 2, 2, 1, 1), *at, *at),
+        "NhwcMaxPool": (x,),
+        "MatMulNBits": (np.ones((1, 32), np.float32), numbers(U8, 2, 1, 16), np.ones(2, np.float32)),
+    }.get(name, (x, *at, *at))
+    known = {"K": 32, "N": 2, "bits": 4, "block_size": 32} if name == "MatMulNBits" else {}
+    known |= {"kernel_shape": [2, 2]} if "Pool" in name else {}
+    arrays = [np.asarray(a) for a in operands]
+    gk.load(model(name, arrays, (0,), 1, 21, known))
+    with pytest.raises(UnsupportedError, match=rf"{name}.*attributes .*rounding_of_others"):
+        gk.load(model(name, arrays, (0,), 1, 21, {**known, "rounding_of_others": 1}))

@@ -1,30 +1,23 @@
-"""ONNX Runtime's quantised operators, in its domain com.microsoft, as operators of the standard.
+"""Quantised operators, as what they mean: dequantised operands, the float operator, a quantisation.
 
-Each becomes what it means: dequantised operands, the float operator, a quantisation. Passes make integers of that again
-(`graphkit.passes.quantise`). The meanings are those of ONNX Runtime's documentation of contributed operators
-(docs/ContribOperators.md) and of its kernels.
+Passes make integers of that again (`graphkit.passes.quantise`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.errors import InvalidModel
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.onnx_io.upgrade import ALWAYS, BUILT, NodeView, Results, upgrade
+from graphkit.onnx_io.upgrade import NodeView, Results
+from graphkit.onnx_io.upgrade.contrib import contrib
+from graphkit.onnx_io.upgrade.contrib.convolution import window
+from graphkit.onnx_io.upgrade.contrib.layout import channels_first, channels_last, rank_of
 from graphkit.ops import F, constant
 from graphkit.ops.axes import reshape_like
-
-DOMAIN = "com.microsoft"
-
-
-def microsoft(*operators: str) -> Callable[[Any], Any]:
-    """Declare the decorated function as what builds the results of these operators."""
-    return upgrade(*operators, below=ALWAYS, becomes=BUILT, domain=DOMAIN)
 
 
 def dequantised(node: NodeView, place: int, axis: int = 1) -> Value:
@@ -41,77 +34,55 @@ def quantised(node: NodeView, y: Value, place: int, like: Value) -> Results:
     return (F.quantize_linear(y, node.operand(place), zero),)
 
 
-def channels_first(x: Value, node: NodeView) -> Value:
-    """[N, *spatial, C] as [N, C, *spatial]."""
-    rank = _rank(x, node)
-    turned: Value = F.transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    return turned
-
-
-def channels_last(x: Value, node: NodeView) -> Value:
-    """[N, C, *spatial] as [N, *spatial, C]."""
-    turned: Value = F.transpose(x, perm=(0, *range(2, _rank(x, node)), 1))
-    return turned
-
-
-def _rank(x: Value, node: NodeView) -> int:
-    if x.rank is None:
-        raise UnsupportedError(f"{node.op_type} of a tensor of unknown rank is not supported")
-    return x.rank
-
-
-@microsoft("QuantizeLinear")
+@contrib("QuantizeLinear")
 def _quantize_linear(node: NodeView) -> Results:
     return (F.quantize_linear(node.operand(0), node.operand(1), node.input(2), axis=node.take("axis", 1)),)
 
 
-@microsoft("DequantizeLinear")
+@contrib("DequantizeLinear")
 def _dequantize_linear(node: NodeView) -> Results:
     return (dequantised(node, 0, axis=node.take("axis", 1)),)
 
 
-@microsoft("QLinearAdd", "QLinearMul")
+@contrib("QLinearAdd", "QLinearMul")
 def _binary(node: NodeView) -> Results:
     apply = F.add if node.op_type == "QLinearAdd" else F.mul
     return quantised(node, apply(dequantised(node, 0), dequantised(node, 3)), 6, node.operand(0))
 
 
-@microsoft("QLinearSigmoid")
+@contrib("QLinearSigmoid")
 def _sigmoid(node: NodeView) -> Results:
     return quantised(node, F.sigmoid(dequantised(node, 0)), 3, node.operand(0))
 
 
-@microsoft("QLinearLeakyRelu")
+@contrib("QLinearLeakyRelu")
 def _leaky_relu(node: NodeView) -> Results:
     y = F.leaky_relu(dequantised(node, 0), alpha=node.take("alpha", 0.01))
     return quantised(node, y, 3, node.operand(0))
 
 
-@microsoft("QLinearAveragePool", "QLinearGlobalAveragePool")
+@contrib("QLinearAveragePool", "QLinearGlobalAveragePool")
 def _average_pool(node: NodeView) -> Results:
     last = bool(node.take("channels_last", 0))
     x = dequantised(node, 0)
-    if last:
-        x = channels_first(x, node)
+    first = channels_first(x, rank_of(node, x)) if last else x
     if node.op_type == "QLinearGlobalAveragePool":
-        y = F.global_average_pool(x)
+        y = F.global_average_pool(first)
     else:
-        for flag in ("ceil_mode", "count_include_pad"):
-            node.attrs[flag] = bool(node.attrs.get(flag, 0))
-        y = F.average_pool(x, **node.attrs)
-    (result,) = quantised(node, y, 3, node.operand(0))
-    assert result is not None
-    return (channels_last(result, node) if last else result,)
+        ceil, padded = (bool(node.take(name, 0)) for name in ("ceil_mode", "count_include_pad"))
+        y = F.average_pool(first, ceil_mode=ceil, count_include_pad=padded, **window(node))
+    return quantised(node, channels_last(y, rank_of(node, x)) if last else y, 3, node.operand(0))
 
 
-@microsoft("NhwcMaxPool")
+@contrib("NhwcMaxPool")
 def _nhwc_max_pool(node: NodeView) -> Results:
-    node.attrs["ceil_mode"] = bool(node.attrs.get("ceil_mode", 0))
-    y, _ = F.max_pool(channels_first(node.operand(0), node), **node.attrs)
-    return (channels_last(y, node),)
+    x = node.operand(0)
+    rank = rank_of(node, x)
+    y, _ = F.max_pool(channels_first(x, rank), **window(node), ceil_mode=bool(node.take("ceil_mode", 0)))
+    return (channels_last(y, rank),)
 
 
-@microsoft("QLinearConcat")
+@contrib("QLinearConcat")
 def _concat(node: NodeView) -> Results:
     if len(node.inputs) % 3 != 2:
         raise InvalidModel(f"{node.label}: {len(node.inputs) - 2} operands are no triples of tensor, scale, zero point")
@@ -119,16 +90,16 @@ def _concat(node: NodeView) -> Results:
     return quantised(node, F.concat(*parts, axis=node.require("axis")), 0, node.operand(2))
 
 
-@microsoft("QLinearConv")
+@contrib("QLinearConv")
 def _conv(node: NodeView) -> Results:
     last = bool(node.take("channels_last", 0))
-    x, others = node.operand(0), node.inputs[1:]
-    operands: Any = (channels_first(x, node) if last else x, *others)
-    y: Value = F.q_linear_conv(*operands, **node.attrs)
-    return (channels_last(y, node) if last else y,)
+    x, others = node.operand(0), cast(Any, (*(node.operand(i) for i in range(1, 8)), node.input(8)))
+    rank = rank_of(node, x, node.operand(3)) if last else 0
+    y = F.q_linear_conv(channels_first(x, rank) if last else x, *others, **window(node))
+    return (channels_last(y, rank) if last else y,)
 
 
-@microsoft("QLinearSoftmax")
+@contrib("QLinearSoftmax")
 def _softmax(node: NodeView) -> Results:
     x, opset, axis = dequantised(node, 0), node.require("opset"), node.take("axis")
     if opset >= 13:
@@ -139,7 +110,7 @@ def _softmax(node: NodeView) -> Results:
     return quantised(node, y, 3, node.operand(0))
 
 
-@microsoft("QLinearReduceMean")
+@contrib("QLinearReduceMean")
 def _reduce_mean(node: NodeView) -> Results:
     axes = node.take("axes")
     wanted = None if axes is None else constant(np.asarray(axes, np.int64))
@@ -147,13 +118,13 @@ def _reduce_mean(node: NodeView) -> Results:
     return quantised(node, y, 3, node.operand(0))
 
 
-@microsoft("QLinearWhere")
+@contrib("QLinearWhere")
 def _where(node: NodeView) -> Results:
     y = F.where(node.operand(0), dequantised(node, 1), dequantised(node, 4))
     return quantised(node, y, 7, node.operand(1))
 
 
-@microsoft("QGemm")
+@contrib("QGemm")
 def _gemm(node: NodeView) -> Results:
     turn_a, turn_b = bool(node.take("transA", 0)), bool(node.take("transB", 0))
     alpha = node.take("alpha", 1.0)
@@ -174,20 +145,20 @@ def _scaled(node: NodeView, product: Value, scale: Value, bias: Value | None) ->
     return (F.cast(y, to=scale.dtype),)
 
 
-@microsoft("MatMulIntegerToFloat")
+@contrib("MatMulIntegerToFloat")
 def _product_to_float(node: NodeView) -> Results:
     product = F.mat_mul_integer(node.operand(0), node.operand(1), node.input(4), node.input(5))
     return _scaled(node, product, F.mul(node.operand(2), node.operand(3)), node.input(6))
 
 
-@microsoft("DynamicQuantizeMatMul")
+@contrib("DynamicQuantizeMatMul")
 def _dynamic_product(node: NodeView) -> Results:
     a, a_scale, a_zero = F.dynamic_quantize_linear(node.operand(0))
     product = F.mat_mul_integer(a, node.operand(1), a_zero, node.input(3))
     return _scaled(node, product, F.mul(a_scale, node.operand(2)), node.input(4))
 
 
-@microsoft("MatMulInteger16")
+@contrib("MatMulInteger16")
 def _product_of_16_bits(node: NodeView) -> Results:
     a, b = node.operand(0), node.operand(1)
     wide = DType.UINT32 if a.dtype is b.dtype is DType.UINT16 else DType.INT32

@@ -1,4 +1,4 @@
-"""ONNX Runtime's quantised layers: QAttention, QEmbedLayerNormalization, DynamicQuantizeLSTM, as those of floats.
+"""Quantised layers: QAttention, QEmbedLayerNormalization, DynamicQuantizeLSTM, as those of floats.
 
 Weights are dequantised, and the layer is that of the same name without quantisation. ONNX Runtime quantises the
 operands of a DynamicQuantizeLSTM's products at run time; here they stay floats, and results are nearer to those of the
@@ -14,31 +14,31 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.onnx_io.upgrade import NodeView, Results, run
-from graphkit.onnx_io.upgrade.microsoft_quantised import microsoft
+from graphkit.onnx_io.upgrade.contrib import contrib
 from graphkit.ops import F, apply
 from graphkit.ops.rnn.layers import LSTM
 
 
-def _as(node: NodeView, op_type: str, *inputs: Value | None, domain: str = "") -> Results:
-    """The results of the node as one of `op_type` on these operands."""
+def _as(node: NodeView, op_type: str, *inputs: Value | None) -> Results:
+    """The results of the node as one of `op_type`, of the same domain, on these operands."""
     name = node.op_type
-    node.op_type, node.domain, node.inputs = op_type, domain, list(inputs)
+    node.op_type, node.inputs = op_type, list(inputs)
     results = run(node)
     if results is None:
         raise UnsupportedError(f"{name} needs {op_type}, which is not implemented")
     return results
 
 
-@microsoft("QAttention")
+@contrib("QAttention")
 def _attention(node: NodeView) -> Results:
     operands: Any = (*node.inputs, *[None] * 9)[:9]
     x, w, bias, x_scale, w_scale, mask, x_zero, w_zero, past = operands
     image = F.dequantize_linear(x, x_scale, x_zero)
     weights = F.dequantize_linear(w, w_scale, w_zero, axis=1)
-    return _as(node, "Attention", image, weights, bias, mask, past, domain="com.microsoft")
+    return _as(node, "Attention", image, weights, bias, mask, past)
 
 
-@microsoft("QEmbedLayerNormalization")
+@contrib("QEmbedLayerNormalization")
 def _embedding(node: NodeView) -> Results:
     operands: Any = (*node.inputs, *[None] * 18)[:18]
     tokens, segments, *others = operands
@@ -48,19 +48,20 @@ def _embedding(node: NodeView) -> Results:
         None if v is None else F.dequantize_linear(v, scale, zero)
         for v, scale, zero in zip(quantised, scales, zeros, strict=True)
     ]
-    return _as(node, "EmbedLayerNormalization", tokens, segments, *floats, mask, domain="com.microsoft")
+    return _as(node, "EmbedLayerNormalization", tokens, segments, *floats, mask)
 
 
-@microsoft("DynamicQuantizeLSTM")
+@contrib("DynamicQuantizeLSTM")
 def _lstm(node: NodeView) -> Results:
     """W: [directions, input, 4 * hidden], R: [directions, hidden, 4 * hidden], scales: [directions] or one for each of
     the last axis, [directions, 4 * hidden]."""
     operands: Any = (*node.inputs, *[None] * 12)[:12]
     x, w, r, bias, lengths, h, c, peepholes, w_scale, w_zero, r_scale, r_zero = operands
     weights = [_weights(*given) for given in ((w, w_scale, w_zero), (r, r_scale, r_zero))]
-    fields = {name: value for name, value in node.attrs.items() if name != "input_forget"}
-    fields["input_forget"] = bool(node.attrs.get("input_forget", 0))
-    return apply(LSTM(**fields), x, *weights, bias, lengths, h, c, peepholes)  # type: ignore[no-any-return]
+    fields = node.taken("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size")
+    layer = LSTM(**fields, input_forget=bool(node.take("input_forget", 0)))
+    results: Results = apply(layer, x, *weights, bias, lengths, h, c, peepholes)
+    return results
 
 
 def _weights(w: Value, scale: Value | None, zero: Value | None) -> Value:

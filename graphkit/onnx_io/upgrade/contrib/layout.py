@@ -1,0 +1,28 @@
+"""Tensors whose channels stand last, for operators of the standard, whose channels stand first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Value
+from graphkit.onnx_io.upgrade import NodeView
+from graphkit.ops import F
+
+
+def rank_of(node: NodeView, *values: Value) -> int:
+    """How many axes those of `values` have of which that is known; all have as many."""
+    ranks = [v.rank for v in values if v.rank is not None]
+    if not ranks:
+        raise UnsupportedError(f"{node.label}: channels last of a tensor of unknown rank")
+    return ranks[0]
+
+
+def channels_first(x: Any, rank: int) -> Any:
+    """[N, *spatial, C] as [N, C, *spatial]."""
+    return F.transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
+
+
+def channels_last(x: Any, rank: int) -> Any:
+    """[N, C, *spatial] as [N, *spatial, C]."""
+    return F.transpose(x, perm=(0, *range(2, rank), 1))
