@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from graphkit.errors import GraphkitError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops import Op, operator
+from graphkit.ops.evaluate import run_node
 from graphkit.ops.sequence.elements import holds_maps
-from graphkit.ops.xp import numpy_xp
 
 
 class Apart(NamedTuple):
@@ -44,7 +42,4 @@ def make(makers: Mapping[str, Node], named: dict[str, Any]) -> None:
     """Put maps in the place of the tensors that they are made of; raises RuntimeFailure, naming the node."""
     for name, node in makers.items():
         if name in named:
-            try:
-                named[name] = operator(node, Op).reference(numpy_xp, named[name])
-            except GraphkitError as error:
-                raise type(error)(f"{node.describe()}: {error}") from error
+            (named[name],) = run_node(node, [named[name]])
