@@ -314,15 +314,46 @@ def test_effects_and_the_debug_log(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert _base.effect(graph, graph) == f"{operators(graph).total()} nodes"
 
 
-def test_work_is_linear(steps: Any) -> None:
+def _residual(h: Any, i: int, inputs: list[Value]) -> Any:
+    w, b = parameter(4, 4, name=f"w{i}"), parameter(4, name=f"b{i}")
+    inputs += [w, b]
+    return F.add(h, F.relu(F.add(F.mat_mul(h, w), b)))
+
+
+def _quantised(h: Any, i: int, inputs: list[Value]) -> Any:
+    at = np.float32(0.1), np.uint8(3)
+    w = F.dequantize_linear(np.eye(4, dtype=np.int8), np.float32(0.5))
+    x = F.dequantize_linear(F.quantize_linear(h, *at), *at)
+    return F.add(x, F.sigmoid(F.dequantize_linear(F.quantize_linear(F.mat_mul(x, w), *at), *at)))
+
+
+def _quantised_by_its_own_maximum(h: Any, i: int, inputs: list[Value]) -> Any:
+    at = F.reduce_max(h, keepdims=False), np.uint8(3)
+    return F.dequantize_linear(F.quantize_linear(F.sigmoid(h), *at), *at)
+
+
+def _dynamically_quantised(h: Any, i: int, inputs: list[Value]) -> Any:
+    x, scale, zero = F.dynamic_quantize_linear(h)
+    product = F.mat_mul_integer(x, np.eye(4, dtype=np.uint8), zero)
+    return F.mul(F.cast(product, to="float32"), F.mul(scale, np.float32(0.5)))
+
+
+def _by_a_sequence(h: Any, i: int, inputs: list[Value]) -> Any:
+    pair = F.sequence_insert(F.sequence_construct(h), F.neg(h))
+    return F.add(F.sequence_at(pair, np.int64(1)), F.sequence_at(pair, np.int64(-2)))
+
+
+BLOCKS = [_residual, _quantised, _quantised_by_its_own_maximum, _dynamically_quantised, _by_a_sequence]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda f: f.__name__.strip("_"))
+def test_work_is_linear(steps: Any, block: Callable[[Any, int, list[Value]], Any]) -> None:
     def work(layers: int) -> int:
         x = data("N", 4)
         h: Any = x
         inputs: list[Value] = [x]
         for i in range(layers):
-            w, b = parameter(4, 4, name=f"w{i}"), parameter(4, name=f"b{i}")
-            inputs += [w, b]
-            h = F.add(h, F.relu(F.add(F.mat_mul(h, w), b)))
+            h = block(h, i, inputs)
         graph = Graph(inputs, [h])
         return int(steps(lambda: prepared(graph)))
 

@@ -34,8 +34,8 @@ def integers(graph: Graph) -> Graph:
     QLinearConv, QLinearMatMul and QGemm, sums and products of elements QLinearAdd and QLinearMul, functions of one
     tensor's elements tables. Products whose result is not quantised become MatMulIntegerToFloat. What has no such form
     stays between its dequantisations and quantisations; so does all of a graph that writes states, as training does.
-    Results are those of the nodes replaced up to one step of the
-    quantisation; of float32 results, up to rounding. Linear.
+    Results are those of the nodes replaced up to one step of the quantisation; of float32 results, up to rounding.
+    Linear.
     """
     if graph.updates:
         return graph

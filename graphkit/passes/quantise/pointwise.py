@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from graphkit.errors import GraphkitError
@@ -61,7 +59,7 @@ def table(end: Node, y: Quantised, readers: Readers) -> Value | None:
     assert given is not None
     if not members and given.same_parameters(y):
         return given.x
-    elements = _elements(source, members, end, given)
+    elements = _elements(source, members, end, given, y)
     return None if elements is None else fused_node(TableLookup(), (given.x, elements), (*members, end))
 
 
@@ -104,7 +102,7 @@ def _is_elementwise(node: Node) -> bool:
     )
 
 
-def _elements(source: Value, members: list[Node], end: Node, given: Quantised) -> Value | None:
+def _elements(source: Value, members: list[Node], end: Node, given: Quantised, y: Quantised) -> Value | None:
     """The results for all integers of the source's type: a constant, where all that they depend on is."""
     least, most = bounds(given.x.dtype)
     integers = constant(np.arange(least, most + 1, dtype=given.x.dtype.numpy))
@@ -118,22 +116,10 @@ def _elements(source: Value, members: list[Node], end: Node, given: Quantised) -
     result = table[end.output]
     if result.shape != (256,):
         return None
-    leaves = list(_leaves(result))
-    if any(array_of(v) is None for v in leaves):
+    # All other operands are constants: see _region.
+    if any(array_of(v) is None for q in (given, y) for v in (q.scale, q.zero)):
         return result
     try:
         return constant(evaluate(Graph([], [result]), [])[0])
     except GraphkitError:  # it fails when it runs, if it ever does
         return None
-
-
-def _leaves(result: Value) -> Iterator[Value]:
-    pending, seen = [result], {result}
-    while pending:
-        value = pending.pop()
-        operands = () if value.node is None else value.node.operands
-        if not operands:
-            yield value
-        fresh = [v for v in operands if v not in seen]
-        seen.update(fresh)
-        pending += fresh
