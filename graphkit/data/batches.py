@@ -98,7 +98,7 @@ class Batches:
         while self._epoch == epoch:
             index = self._index
             self.position = (epoch, index + 1)
-            yield self._batch(indices, index)
+            yield self._batch(indices, index, epoch)
 
     def order(self, epoch: int) -> np.ndarray:
         """int64 [samples]: the order in which an epoch visits the samples."""
@@ -106,13 +106,17 @@ class Batches:
             return np.arange(len(self.dataset))
         return self.dataset.order(self.seed, epoch, self.batch_size * self.ranks)
 
-    def _batch(self, indices: np.ndarray, index: int) -> Batch:
+    def _batch(self, indices: np.ndarray, index: int, epoch: int) -> Batch:
         width = self.batch_size * self.ranks
         whole = indices[index * width : (index + 1) * width]
         low, high = (len(whole) * r // self.ranks for r in (self.rank, self.rank + 1))
         part = whole[low:high]
-        inputs, targets = self.dataset.take(part)
+        inputs, targets = self._made(part, epoch)
         return Batch(inputs, targets, len(part), len(whole))
+
+    def _made(self, places: np.ndarray, epoch: int) -> tuple[Any, Any]:
+        """(inputs, targets) of samples for a batch of that epoch."""
+        return self.dataset.take(places)
 
     def __repr__(self) -> str:
         shard = f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""

@@ -51,7 +51,7 @@ def test_digits_split():
 def test_the_attribution_is_beside_the_numbers():
     from pathlib import Path
 
-    text = (Path(data.__file__).parent / "digits.LICENSE.txt").read_text()
+    text = (Path(data.__file__).parent / "files" / "digits.LICENSE.txt").read_text()
     assert "Alpaydin" in text
     assert "Kaynak" in text
     assert "CC BY 4.0" in text
