@@ -19,11 +19,12 @@ import onnx
 from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit import config
-from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
+from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context, limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial, unique_names
+from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial
+from graphkit.ir.names import unique_names
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import OptionalType, TensorType, Type
@@ -337,7 +338,7 @@ class Builder:
                 raise
             kind = InvalidModel if isinstance(error, UsageError) else type(error)
             raise kind(f"{where}: {error}") from error
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except BAD_VALUE as error:
             raise InvalidModel(f"{where}: operands and attributes do not fit: {error}") from error
         for index, name in enumerate(raw.outputs):
             if name:

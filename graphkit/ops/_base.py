@@ -16,7 +16,8 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedOperator, UsageError, did_you_mean
 from graphkit.ir.dims import Dim
-from graphkit.ir.graph import Graph, Node, Value, snake_case
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import snake_case
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops import _calls
