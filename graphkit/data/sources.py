@@ -279,7 +279,7 @@ def _csv(path: Path, _axes: Axes) -> Dataset:
     columns = [i for i in range(len(first)) if i != target]
     sample = second if header else first
     textual = target < len(sample) and not _is_number(sample[target])
-    options = {
+    options: dict[str, Any] = {
         "delimiter": ",",
         "skiprows": 1 if header else 0,
         "encoding": "utf-8-sig",
@@ -287,8 +287,8 @@ def _csv(path: Path, _axes: Axes) -> Dataset:
         "comments": None,
     }
     try:
-        x = np.loadtxt(path, np.float32, usecols=columns, ndmin=2, **options)  # type: ignore[call-overload]
-        y = np.loadtxt(path, str if textual else np.float64, usecols=target, ndmin=1, **options)  # type: ignore[call-overload]
+        x = np.loadtxt(path, np.float32, usecols=columns, ndmin=2, **options)
+        y = np.loadtxt(path, str if textual else np.float64, usecols=target, ndmin=1, **options)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
     if textual:
