@@ -19,7 +19,8 @@ from onnx import GraphProto, ModelProto
 
 from graphkit.errors import UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.atomic import write_whole
-from graphkit.ir.graph import Graph, Names, Node, Operator, Value
+from graphkit.ir.graph import Graph, Node, Operator, Value
+from graphkit.ir.names import Names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io import initializers
