@@ -88,8 +88,6 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     try:
         with np.errstate(all="ignore"):
             result = _computed(op, xp, operands)
-    except GraphkitError as error:
-        raise type(error)(f"{node.describe()}: {error}") from error
     except Exception as error:
         raise failure_of(node, error) from error
     outputs = result if isinstance(result, tuple) else (result,)
@@ -135,8 +133,11 @@ def _result_bytes(node: Node, op: Op, operands: Sequence[Any]) -> int:
     return sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
 
 
-def failure_of(node: Node, error: Exception) -> OutOfMemory | RuntimeFailure:
-    """What to raise for an error of another library, or of Python, in a node: it names the node."""
+def failure_of(node: Node, error: Exception) -> GraphkitError:
+    """What to raise for an error in a node, which it names: one of our own as such, else an OutOfMemory or a
+    RuntimeFailure."""
+    if isinstance(error, GraphkitError):
+        return type(error)(f"{node.describe()}: {error}")
     if lacks_memory(error):
         return OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}")
     return RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}")
