@@ -226,6 +226,20 @@ def test_sequences_of_a_loop_are_resolved_in_steps_that_grow_with_them(fill: boo
     assert left["SequenceAt"] == left["ConcatFromSequence"] == left["SequenceInsert"] == 0
 
 
+def test_loops_in_loops_are_resolved_in_steps_that_grow_with_their_depth(steps: Any) -> None:
+    def nested(depth: int) -> Graph:
+        def inside(level: int, state: Value) -> Any:
+            if not level:
+                return F.sin(F.sequence_at(F.sequence_construct(state, F.cos(state)), at(-1)))
+            return looped(lambda _, inner: [inside(level - 1, inner)], [state], [], at(3))
+
+        return gk.Model({"y": inside(depth, gk.input("x", [2]))}, name="net").graph
+
+    few, many = nested(3), nested(12)
+    assert steps(lambda: resolve_sequences(many)) < 30 * steps(lambda: resolve_sequences(few))
+    assert "SequenceAt" not in operators(resolve_sequences(many))
+
+
 def test_rows_whose_size_grows_are_no_rows_of_one_tensor() -> None:
     """A state that broadcasting makes larger, in a body that declares what it starts with."""
     h, w = gk.input("h", [2, 1], dtype="float64"), gk.input("w", [2, 3], dtype="float64")
