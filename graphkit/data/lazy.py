@@ -34,13 +34,13 @@ class LazyDataset(Dataset):
 
     - workers: how many processes make samples, ahead of whoever takes the batches, or `Workers` that several data sets
       share; 0 makes each batch when it is asked for. No bit of a batch depends on it;
-    - on_damaged: what a sample does that raises DamagedSample. "raise" ends the epoch there. "skip" puts the next sample
-      of the data set that is whole in its place, so that batches keep their sizes and a run goes on where it was; the
-      changes at random are those of the sample that is left out. `damaged` has the message of each by its number, which
-      is also a warning, once. More than 1,000 in a row are an error;
-    - shuffle_window: an epoch's order goes from block to block of samples that lie beside each other, and mixes those of
-      so many samples at a time (see `order.windowed`), for data that are read best from front to back. None: any
-      sample may follow any other.
+    - on_damaged: what becomes of a sample that raises DamagedSample. "raise" ends the epoch there. "skip" puts the next
+      sample of the data set that is whole in its place, so that batches keep their sizes and a run goes on where it
+      was; changes at random are those of the sample that is left out. `damaged` has the message of each by its number,
+      which is also a warning, once. More than 1,000 in a row are an error;
+    - shuffle_window: an epoch's order goes from block to block of samples that lie beside each other, and mixes so many
+      samples at a time (see `order.windowed`), for data that are read best from front to back. None: any sample may
+      follow any other.
     """
 
     augments = False

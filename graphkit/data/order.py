@@ -32,7 +32,7 @@ def _permutation(count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def windowed(count: int, seed: int, epoch: int, window: int) -> np.ndarray:
-    """int64 [count]: a shuffled order whose neighbours lie in few places, for samples that are read one after the other.
+    """int64 [count]: a shuffled order whose neighbours lie in few places, for samples read one after the other.
 
     The samples are cut into blocks of window / 16, rounded up, that stay together; the order of the blocks is
     `permutation`, and each `window` samples of what comes out of it are shuffled among themselves. Whoever reads ahead

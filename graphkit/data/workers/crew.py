@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import pickle
@@ -262,10 +263,8 @@ class Crew:
             task.slot = None
 
     def _send(self, worker: _Worker, message: Any, files: list[int] | None = None) -> None:
-        try:
+        with contextlib.suppress(Closed):  # `_receive` finds that it has ended
             worker.connection.send(message, files or ())
-        except Closed:
-            pass  # `_receive` finds that it has ended
 
     def _receive(self, seconds: float) -> None:
         # An interrupt comes out here, where no message is half taken.

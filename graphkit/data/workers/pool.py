@@ -108,7 +108,7 @@ class Made(NamedTuple):
 
 
 class Run:
-    """Batches of one data set in their order, of which some are made ahead. Leaving the `with` block gives up the rest."""
+    """Batches of one data set in their order, some made ahead. Leaving the `with` block gives up the rest."""
 
     def __init__(
         self, workers: Workers, crew: Crew, data: LazyDataset, parts: Iterator[np.ndarray],

@@ -125,7 +125,7 @@ class _Worker:
             layout = arena.layout(found.name, *found.made(places, key, making))
         except Closed:
             raise
-        except BaseException as error:  # whatever the code of a data set does
+        except BaseException as error:  # noqa: BLE001 - who waits for the batch is told
             self._connection.send(("failed", task, self._progress.sample, *_described(error)))
         else:
             self._connection.send(("made", task, layout, making.damaged, making.replaced))
@@ -147,6 +147,6 @@ def _described(error: BaseException) -> tuple[bytes | None, str, str]:
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
-    except Exception:  # code of the exception's class
+    except Exception:  # noqa: BLE001 - code of the exception's class
         return None, line, trace
     return pickled, line, trace

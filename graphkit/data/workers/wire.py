@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -66,8 +67,6 @@ class Connection:
 
     def close(self) -> None:
         """For the other side too, also where another process has this end."""
-        try:
+        with contextlib.suppress(OSError):  # the other side has ended
             self._end.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other side has ended
-            pass
         self._end.close()
