@@ -31,16 +31,24 @@ if TYPE_CHECKING:
 # Batches that a worker is asked for: the one that it makes, and the next.
 _IN_HAND = 2
 
+# Batches whose memory may be with whoever has taken them. Further ones are copies: each takes two files, of which a
+# process has a thousand.
+_LENT = 64
+
 # How often, in seconds, somebody who waits for a batch looks whether workers go on.
 _LOOK = 1.0
 
 
 @dataclass(eq=False)
 class Task:
-    """A batch that somebody has asked for. size: bytes that it takes, as far as that is known."""
+    """A batch that somebody has asked for. size: bytes that it takes, as far as that is known.
+
+    It does not keep the data set, which may end the workers when it goes.
+    """
 
     number: int
-    data: LazyDataset
+    data: int
+    name: str
     places: np.ndarray
     key: tuple[int, int] | None
     slot: Slot | None = None
@@ -95,10 +103,12 @@ class Crew:
         self._pending: deque[Task] = deque()
         self._free: deque[Slot] = deque()
         self._slots: dict[int, Slot] = {}
-        self._parcels: weakref.WeakKeyDictionary[LazyDataset, tuple[int, Parcel]] = weakref.WeakKeyDictionary()
+        # Data sets by number, as they are sent.
+        self._parcels: dict[int, Parcel] = {}
+        self._numbers: weakref.WeakKeyDictionary[LazyDataset, int] = weakref.WeakKeyDictionary()
         # What others leave here, who may come at any moment, within this class's own work too: data sets that are gone,
-        # with their files, and tasks for which nobody waits.
-        self._forgotten: deque[tuple[int, int]] = deque()
+        # and tasks for which nobody waits.
+        self._forgotten: deque[int] = deque()
         self._abandoned: deque[Task] = deque()
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
@@ -106,6 +116,8 @@ class Crew:
         self.broken: WorkerError | None = None
         pages = [anonymous("progress", Progress.SIZE) for _ in range(count)]
         try:
+            for page in pages:
+                Progress(mmap.mmap(page, Progress.SIZE)).between()
             self._processes = started(pages)
             for process, page in zip(self._processes.each, pages, strict=True):
                 worker = _Worker(process, page)
@@ -117,18 +129,24 @@ class Crew:
                 os.close(page)
 
     @property
+    def of_this_process(self) -> bool:
+        """And not of one that this process was forked from."""
+        return self._processes.of_this_process
+
+    @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
     def ask(self, data: LazyDataset, places: np.ndarray, key: tuple[int, int] | None) -> Task:
         """Have a batch made, of the samples at `places`, behind those that were asked for before."""
         with self._lock, uninterrupted:
-            task = Task(self._next(), data, places, key, error=self.broken)
-            if self.broken is None:
-                if data not in self._parcels:
-                    self._register(data)
-                self._pending.append(task)
-                self._dispatch()
+            if self.broken is not None:
+                return Task(self._next(), 0, data.name, places, key, error=self.broken)
+            if data not in self._numbers:
+                self._register(data)
+            task = Task(self._next(), self._numbers[data], data.name, places, key)
+            self._pending.append(task)
+            self._dispatch()
         return task
 
     def finish(self, task: Task, meanwhile: Callable[[], None]) -> tuple[Any, Any]:
@@ -150,6 +168,8 @@ class Crew:
 
     def abandon(self, tasks: list[Task]) -> None:
         """Nobody waits for these any more."""
+        if not self.of_this_process:
+            return
         self._abandoned.extend(tasks)
         # Whoever has the lock comes to `_dispatch`.
         if self._lock.acquire(blocking=False):
@@ -161,21 +181,24 @@ class Crew:
 
     def close(self) -> None:
         """End all processes. Arrays of batches that were handed out stay."""
-        if not self._processes.of_this_process:
+        if not self.of_this_process:
             return
         with uninterrupted:
             self.broken = self.broken or WorkerError("the workers have ended")
+            # A thread that waits for a batch leaves it when it looks around. Not for ever: it may be this one, which
+            # the collector of garbage has interrupted.
+            alone = self._lock.acquire(timeout=2 * _LOOK)
             for worker in self._workers:
                 worker.connection.close()
             self._processes.end()
             self._selector.close()
             for slot in self._slots.values():
                 slot.close()
-            for file in [*(parcel.file for _, parcel in self._parcels.values()), *(f for _, f in self._forgotten)]:
-                os.close(file)
-            self._workers, self._slots = [], {}
-            self._forgotten.clear()
-            self._parcels.clear()
+            for parcel in self._parcels.values():
+                os.close(parcel.file)
+            self._workers, self._slots, self._parcels = [], {}, {}
+            if alone:
+                self._lock.release()
 
     # --- from here on, with the lock ------------------------------------------------------------
 
@@ -185,22 +208,23 @@ class Crew:
 
     def _register(self, data: LazyDataset) -> None:
         parcel = packed(data.name, data)
-        number = self._next()
-        self._parcels[data] = number, parcel
-        weakref.finalize(data, self._forgotten.append, (number, parcel.file)).atexit = False
+        number = self._numbers[data] = self._next()
+        self._parcels[number] = parcel
+        weakref.finalize(data, self._forgotten.append, number).atexit = False
 
     def _lend(self, task: Task, layout: Layout) -> tuple[Any, Any]:
         slot, task.slot = task.slot, None
         assert slot is not None, "it is lent once"
-        return slot.lend(layout)
+        lent = sum(other.lent for other in self._slots.values())
+        return slot.lend(layout) if lent < _LENT else slot.copied(layout)
 
     def _dispatch(self) -> None:
         """Give tasks to workers that have few, and take memory back that is not needed."""
         if self._abandoned:
             self._give_up()
         while self._forgotten:
-            number, file = self._forgotten.popleft()
-            os.close(file)
+            number = self._forgotten.popleft()
+            os.close(self._parcels.pop(number).file)
             for worker in self._workers:
                 if number in worker.data:
                     worker.data.remove(number)
@@ -224,17 +248,17 @@ class Crew:
                 self._send(worker, ("forget", unwanted))
 
     def _give(self, worker: _Worker, task: Task) -> None:
-        number, parcel = self._parcels[task.data]
-        if number not in worker.data:
-            worker.data.add(number)
-            self._send(worker, ("data", number, task.data.name, parcel.spans, parcel.script), [parcel.file])
+        if task.data not in worker.data:
+            worker.data.add(task.data)
+            parcel = self._parcels[task.data]
+            self._send(worker, ("data", task.data, task.name, parcel.spans, parcel.script), [parcel.file])
         task.slot = slot = self._slot(worker)
         if slot.number not in worker.slots:
             worker.slots.add(slot.number)
             self._send(worker, ("slot", slot.number), [slot.file])
         slot.filled_by = worker.pid
         worker.tasks[task.number] = task
-        self._send(worker, ("make", task.number, number, task.places, task.key, slot.number))
+        self._send(worker, ("make", task.number, task.data, task.places, task.key, slot.number))
 
     def _slot(self, worker: _Worker) -> Slot:
         """Free memory, of the latest use; best what the worker has mapped."""
@@ -308,9 +332,9 @@ class Crew:
         self._workers.remove(worker)
         worker.connection.close()
         at = worker.tasks.get(worker.progress.task)
-        where = "between samples" if at is None else f"in sample {worker.progress.sample} of {at.data.name}"
+        where = "between samples" if at is None else f"in sample {worker.progress.sample} of {at.name}"
         for task in worker.tasks.values():
-            task.error = WorkerError(f"{task.data.name}: worker process {worker.pid} {how}, {where}")
+            task.error = WorkerError(f"{task.name}: worker process {worker.pid} {how}, {where}")
             self._give_back(task)
         if not worker.tasks or not self._workers:
             self.broken = WorkerError(f"worker process {worker.pid} {how}, {where}")
@@ -318,8 +342,11 @@ class Crew:
 
 def _raised(task: Task, pid: int, sample: int, pickled: bytes | None, line: str, trace: str) -> BaseException:
     """What a worker has raised, for whoever waits for the batch."""
-    error = None if pickled is None else pickle.loads(pickled)
-    where = f"{task.data.name}: sample {sample}" if sample >= 0 else f"{task.data.name} in a worker process"
+    error = None
+    if pickled is not None:
+        with contextlib.suppress(Exception):  # its class is known to the worker alone
+            error = pickle.loads(pickled)
+    where = f"{task.name}: sample {sample}" if sample >= 0 else f"{task.name} in a worker process"
     if isinstance(error, GraphkitError):
         error.add_note(f"in {where}, made by worker process {pid}")
         return error

@@ -151,17 +151,25 @@ class Slot:
 
     def lend(self, layout: Layout) -> tuple[Any, Any]:
         """The arrays of a batch, which keep the memory for as long as one of them, or a view, is there."""
-        root: np.ndarray | None = None
-        if layout.size:
-            if self._map is None or layout.size > len(self._map):
-                self._map = mapped(self.file, self.size)
-            root = np.frombuffer(self._map, np.uint8, layout.size)
-            self._lease = weakref.ref(root, self._back)
-        sides = [[_array(root, leaf) for leaf in side] for side in layout.leaves]
-        found = formed(sides[0], layout.forms[0]), formed(sides[1], layout.forms[1])
-        if root is None:
+        root = self._bytes(layout.size)
+        if not layout.size:
             self._released(self)
+        else:
+            self._lease = weakref.ref(root, self._back)
+        return _formed(root, layout)
+
+    def copied(self, layout: Layout) -> tuple[Any, Any]:
+        """The arrays of a batch, which leave the memory free."""
+        found = _formed(self._bytes(layout.size).copy(), layout)
+        self._released(self)
         return found
+
+    def _bytes(self, size: int) -> np.ndarray:
+        if not size:
+            return np.empty(0, np.uint8)
+        if self._map is None or size > len(self._map):
+            self._map = mapped(self.file, self.size)
+        return np.frombuffer(self._map, np.uint8, size)
 
     def _back(self, _: object) -> None:
         self._lease = None
@@ -173,10 +181,13 @@ class Slot:
         os.close(self.file)
 
 
-def _array(root: np.ndarray | None, leaf: Leaf) -> np.ndarray:
+def _formed(root: np.ndarray, layout: Layout) -> tuple[Any, Any]:
+    inputs, targets = ([_array(root, leaf) for leaf in side] for side in layout.leaves)
+    return formed(inputs, layout.forms[0]), formed(targets, layout.forms[1])
+
+
+def _array(root: np.ndarray, leaf: Leaf) -> np.ndarray:
     size = int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
-    if root is None or not size:
-        return np.empty(leaf.shape, leaf.dtype)
     return root[leaf.offset : leaf.offset + size].view(leaf.dtype).reshape(leaf.shape)
 
 

@@ -26,7 +26,8 @@ class Workers:
 
     Each batch is made by one worker, straight into memory that it shares with this process; nothing is copied when it
     is handed out. Arrays of a batch may be kept and written: its memory is used again when no array, and no view of
-    one, is left. Batches come in their order, with the same bits for any count.
+    one, is left. Of whoever keeps more than 64 batches, further ones are copies. Batches come in their order, with the
+    same bits for any count.
 
     ahead: how many batches, at most, are made or ready before somebody takes them (default: two for each worker);
     ahead_bytes: how much memory, at most, these take (default: GRAPHKIT_AHEAD_MEMORY), judged by the batches before
@@ -60,10 +61,14 @@ class Workers:
     def start(self) -> None:
         """Start the processes, unless they run."""
         from graphkit.data.workers.crew import Crew
+        from graphkit.executor.run.interruption import uninterrupted
 
+        if self._crew is not None and not self._crew.of_this_process:
+            self._crew = None
         if self._crew is None and self.count:
-            self._crew = Crew(self.count, self._timeout, self._memory)
-            self._end = weakref.finalize(self, self._crew.close)
+            with uninterrupted:
+                self._crew = Crew(self.count, self._timeout, self._memory)
+                self._end = weakref.finalize(self, self._crew.close)
 
     @property
     def pids(self) -> list[int]:

@@ -77,10 +77,10 @@ class Processes(NamedTuple):
 
     def end(self) -> None:
         """Wait until they have ended, whose connections are closed; those that do not are killed."""
-        self.over.set()
         deadline = time.monotonic() + _GRACE
         for process in self.each:
             process.wait_until(deadline)
+        self.over.set()
 
 
 def started(pages: Sequence[int]) -> Processes:
