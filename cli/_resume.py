@@ -14,6 +14,7 @@ from graphkit.errors import UsageError
 # Of one call, not of the run; the number of epochs has rules of its own.
 _OF_A_CALL = {
     "model", "folder", "resume", "overwrite", "epochs", "as_json", "trace", "external_root", "places", "micro_batches",
+    "workers",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._processes import ARGUMENTS, Job, process_options
 from graphkit.cli._resume import kept, taken_over
 from graphkit.cli._training import make_optimizer
+from graphkit.cores import loading_workers
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -157,6 +158,16 @@ _SKIPPED, _RECORDED = 2, 10
     help="Write a trace of ten runs, from the third on, for Perfetto or Chrome to this .json file, and print the time "
     "of each operator. Of several processes, one trace of all, with what is on its way between them.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    help="Processes that make the samples of data that are not in memory (default: one for every two cores); 0: none.",
+)
+@click.option(
+    "--on-damaged",
+    type=click.Choice(["raise", "skip"]),
+    help="A sample of such data that cannot be read: end, naming it (the default), or take the next whole one.",
+)
 @click.option("--seed", type=click.IntRange(0), default=None, help="Seed of data order and dropout.")
 @click.option(
     "--precision",
@@ -248,7 +259,8 @@ def _train(
         with store.working():
             net = _network(model, external_root, axes, o)
             options = source_options(o["data_options"])
-            train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], options, axes)
+            parts = read_data(net, o["data_spec"], o["valid_spec"], options, axes)
+            train_set, valid_set = _skipping(parts, o["on_damaged"])
             trainer = _trainer(data.described(net, train_set), optimizer, store, o)
             if resume and folder is not None:
                 trainer.resume(folder)
@@ -267,12 +279,33 @@ def _train(
         history = [] if over else trainer.fit(
             train_set, valid_set, epochs=epochs, batch_size=o["batch_size"],
             metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=run,
-            checkpoint_every=o["checkpoint_every"], on_epoch=_teller(store, as_json) if writes else None,
+            checkpoint_every=o["checkpoint_every"], workers=_workers(o["workers"], train_set, valid_set),
+            on_epoch=_teller(store, as_json) if writes else None,
         )  # fmt: skip
     if recorded is not None and not alone:
         write_merged(recorded, trainer, store, trace)
     if writes:
         _report(trainer, store, None if over else folder, folder, history, recorded, trace, as_json)
+
+
+def _skipping(parts: Splits, on_damaged: str | None) -> Splits:
+    """The data with the choice of what damaged samples do."""
+    from graphkit.data import LazyDataset, Splits
+
+    if on_damaged is None:
+        return parts
+    if not any(isinstance(part, LazyDataset) for part in parts):
+        raise UsageError(f"--on-damaged {on_damaged}: the data are in memory, with no sample that could be damaged")
+    return Splits(*(p.configured(on_damaged=on_damaged) if isinstance(p, LazyDataset) else p for p in parts))
+
+
+def _workers(given: int | None, *parts: Dataset) -> int:
+    """How many processes make samples; by themselves, none for arrays in memory."""
+    from graphkit.data import LazyDataset
+
+    if given is None:
+        return loading_workers() if any(isinstance(part, LazyDataset) for part in parts) else 0
+    return given
 
 
 def _network(

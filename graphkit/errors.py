@@ -36,6 +36,10 @@ class InputError(UsageError):
     """A fed array does not fit the graph's input: name, rank, dtype, dimension or value."""
 
 
+class DamagedSample(InputError):
+    """A sample of a data set cannot be read: the message names the file, or the record, and what is wrong with it."""
+
+
 class PassOrderError(UsageError):
     """Graph passes in an order that their declarations rule out; the message names the pass and what it lacks."""
 
@@ -78,6 +82,10 @@ class RuntimeFailure(GraphkitError):
 
 class NotFinite(RuntimeFailure):
     """A value that must be finite is NaN or infinite; the message says what made it."""
+
+
+class WorkerError(RuntimeFailure):
+    """A process that makes samples failed, was ended or does not go on; the message names data set and sample."""
 
 
 class OutOfMemory(RuntimeFailure, MemoryError):

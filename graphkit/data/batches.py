@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 class Batch:
     """One rank's part of a batch; unpacks to (inputs, targets).
 
-    `size` counts its samples, `global_size` those of all ranks together.
+    `size` counts its samples, `global_size` those of all ranks together; `replaced`, of its samples, those that stand
+    in for damaged ones.
     """
 
     inputs: Any
     targets: np.ndarray | None
     size: int
     global_size: int
+    replaced: int = 0
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.inputs, self.targets))
@@ -107,16 +109,16 @@ class Batches:
         return self.dataset.order(self.seed, epoch, self.batch_size * self.ranks)
 
     def _batch(self, indices: np.ndarray, index: int, epoch: int) -> Batch:
+        part, size = self._part(indices, index)
+        inputs, targets = self.dataset.take(part)
+        return Batch(inputs, targets, len(part), size)
+
+    def _part(self, indices: np.ndarray, index: int) -> tuple[np.ndarray, int]:
+        """Which samples of an epoch's order are this rank's part of a batch, and how many the whole batch has."""
         width = self.batch_size * self.ranks
         whole = indices[index * width : (index + 1) * width]
         low, high = (len(whole) * r // self.ranks for r in (self.rank, self.rank + 1))
-        part = whole[low:high]
-        inputs, targets = self._made(part, epoch)
-        return Batch(inputs, targets, len(part), len(whole))
-
-    def _made(self, places: np.ndarray, epoch: int) -> tuple[Any, Any]:
-        """(inputs, targets) of samples for a batch of that epoch."""
-        return self.dataset.take(places)
+        return whole[low:high], len(whole)
 
     def __repr__(self) -> str:
         shard = f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graphkit.data.dataset import Axes, Dataset, Splits
+from graphkit.data.lazy import LazyDataset
+from graphkit.data.workers.pool import Workers
 from graphkit.errors import InputError, UsageError, did_you_mean
 
 
@@ -46,6 +48,9 @@ TEXT_SOURCES = ("sentences:", "text:")
 # What `load` and `read` say to a loader; all else are options.
 _GIVEN = ("path", "test_fraction", "seed", "axes", "like")
 
+# What lazy data of any source have a choice of.
+_OF_LAZY = ("workers", "on_damaged", "shuffle_window")
+
 
 def load(
     spec: str | os.PathLike[str],
@@ -76,15 +81,21 @@ def load(
     - "text:FILE": tokens and the token that follows each: see TokenStream. The end of the file is the test part.
       options: level, min_count, size, vocabulary, length.
 
+    Of lazy data, whose samples are made when their batch is, options are also those of LazyDataset.configured: workers,
+    on_damaged, shuffle_window. Both parts share the workers.
+
     test_fraction is 0.2, and 0.1 for text. `axes` are those of Dataset: which axis counts the samples, for inputs
     where it is not the first. Splits are stratified by class and keep the original order: see Dataset.split. A
     vocabulary is made of the training part. Raises InputError, naming the file, for whatever cannot be read or is not
     finite, UsageError for an option that the source does not have.
     """
+    options, choices = _divided(options)
     loader = _loader(os.fspath(spec), axes, options)
     given: dict[str, Any] = {} if test_fraction is None else {"test_fraction": test_fraction}
     parts = loader(seed=seed, **given)
-    return parts if isinstance(parts, Splits) else parts.split(seed=seed, **given)
+    if not isinstance(parts, Splits):
+        parts = parts.split(seed=seed, **given)
+    return Splits(*(_configured(part, choices) for part in parts))
 
 
 def read(
@@ -100,15 +111,32 @@ def read(
     held_out=False leaves out the test part of a set that comes in two. like: data of the same kind, whose way from
     cells to numbers is taken: those that a model was trained on, for what it is validated on.
     """
+    options, choices = _divided(options)
     parts = _loader(os.fspath(spec), axes, options)(test_fraction=None, like=like)
     if isinstance(parts, Dataset):
-        return parts
-    return parts.train.joined(parts.test, str(spec)) if held_out else parts.train
+        return _configured(parts, choices)
+    return _configured(parts.train.joined(parts.test, str(spec)) if held_out else parts.train, choices)
 
 
 def names() -> list[str]:
     """The data sets that come with the package."""
     return list(_BUILT_IN)
+
+
+def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of the source, and those of LazyDataset.configured, with one Workers for all parts."""
+    choices = {name: value for name, value in options.items() if name in _OF_LAZY and value is not None}
+    if isinstance(choices.get("workers"), int):
+        choices["workers"] = Workers(choices["workers"])
+    return {name: value for name, value in options.items() if name not in _OF_LAZY}, choices
+
+
+def _configured(data: Dataset, choices: dict[str, Any]) -> Dataset:
+    if not choices:
+        return data
+    if not isinstance(data, LazyDataset):
+        raise UsageError(f"{data.name}: its samples are in memory; {', '.join(choices)} is for those that are not")
+    return data.configured(**choices)
 
 
 # --- from a spec to a loader ----------------------------------------------------------------------------

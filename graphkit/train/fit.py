@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.data import Batch, Dataset, Iterated
+from graphkit.data import Batch, Dataset, Iterated, LazyDataset
 from graphkit.errors import UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
@@ -22,6 +22,7 @@ from graphkit.train.metrics import Metric
 from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.replaced import Replaced
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
@@ -55,6 +56,8 @@ class Fit:
         # Of several processes: samples of all, and the time for which this one waits.
         self._pace: Pace | None = None
         self._logged: dict[str, float] = {}
+        skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
+        self._replaced = Replaced() if skips else None
         self._background = BackgroundWork(0)
 
     def run(self) -> list[dict[str, float]]:
@@ -107,6 +110,9 @@ class Fit:
             trainer._recurrent_state.reset()
         batches = self._batches()
         measured = trainer._metrics(self.metrics)
+        if self._replaced is not None:
+            self._replaced.reset()
+            measured.append(self._replaced)
         self._restore(measured)
         count = length_of(batches)
         self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
@@ -161,6 +167,8 @@ class Fit:
             found, results = trainer._step(inputs, batch.targets, batch.size)
         loss = float(found)
         position.batch += 1
+        if self._replaced is not None:
+            self._replaced.add(batch.replaced)
         position.skipped += trainer.skipped - skipped
         if results or math.isfinite(loss):  # else the step was skipped
             trainer._recurrent_state.keep(results)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Batch, Dataset, Iterated, as_dataset
+from graphkit.data import Batch, Dataset, Iterated, Workers, as_dataset
+from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
 from graphkit.executor.report.plan import Plan
@@ -389,6 +390,7 @@ class Trainer:
         checkpoint_every: int | None = None,
         progress: bool | None = None,
         prefetch: int = 2,
+        workers: int | Workers | None = None,
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
     ) -> list[dict[str, float]]:
         """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
@@ -412,7 +414,9 @@ class Trainer:
         checkpoint, by every rank that was given it.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
-        computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
+        computed, on threads of their own; 0: nothing goes on beside the steps. workers: processes that make the samples
+        of lazy data sets, and of objects with a length and items, for this call, or `gk.data.Workers` that live longer
+        (default: those of the data set, if any). No bit of the results depends on either.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
@@ -427,9 +431,10 @@ class Trainer:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
             bar = stack.enter_context(ProgressBar(progress if writes else False))
             log = JsonLog(path if writes else None)
+            given = self._data(train), None if valid is None else self._data(valid)
+            ours, held_out = stack.enter_context(employed(workers, *given))
             self._fit = Fit(
-                self, self._data(train), None if valid is None else self._data(valid), metrics, batch_size, path,
-                checkpoint_every, prefetch, bar, log, on_epoch,
+                self, ours, held_out, metrics, batch_size, path, checkpoint_every, prefetch, bar, log, on_epoch
             )  # fmt: skip
             try:
                 return self._fit.run()
@@ -464,12 +469,14 @@ class Trainer:
         *,
         batch_size: int = 256,
         prefetch: int = 2,
+        workers: int | Workers | None = None,
     ) -> dict[str, float]:
         """Metrics of the inference graph over a data set, with the moving averages where there are any.
 
-        prefetch: as for `fit`.
+        prefetch, workers: as for `fit`.
         """
-        return self._scores(self._data(data), metrics_, batch_size, prefetch, ProgressBar(False))
+        with employed(workers, self._data(data)) as (found,):
+            return self._scores(found, metrics_, batch_size, prefetch, ProgressBar(False))
 
     def _scores(
         self, data: Dataset | Iterated, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar

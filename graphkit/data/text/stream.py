@@ -69,7 +69,7 @@ class _StreamBatches(Batches):
         length, low = self.dataset.length, self.rank * self.batch_size
         whole = indices[index * length : (index + 1) * length]
         part = whole[:, low : low + self.batch_size]
-        inputs, targets = self._made(part, epoch)
+        inputs, targets = self.dataset.take(part)
         return Batch(inputs, targets, part.size, whole.size)
 
 
