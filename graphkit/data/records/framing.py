@@ -89,7 +89,8 @@ def record_at(data: memoryview, place: int) -> tuple[memoryview, int] | None:
 
 def _in_parts(data: memoryview, first: int) -> tuple[memoryview, int] | None:
     parts: list[bytes | memoryview] = []
-    place, kind, expected = first, FIRST, (FIRST,)
+    place, kind = first, FIRST
+    expected: tuple[int, ...] = (FIRST,)
     while kind != LAST:
         if len(data) - place < _HEAD_SIZE:
             return None

@@ -146,7 +146,7 @@ def opened(path: Path) -> StoredFile:
 
 def _read(file: StoredFile, begin: int, size: int) -> memoryview:
     # Of the heap, which gives the same block again once nobody refers to its records: its pages are there already.
-    block = memoryview(np.empty(size, np.uint8))
+    block = np.empty(size, np.uint8).data
     file.read_into(block, begin)
     return block.toreadonly()
 
