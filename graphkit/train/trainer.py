@@ -414,8 +414,8 @@ class Trainer:
         checkpoint, by every rank that was given it.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
-        computed, on threads of their own; 0: nothing is. workers: processes that make the samples of lazy data sets, and
-        of objects with a length and items, or `gk.data.Workers` (default: those of the data). No bit depends on either.
+        computed, on threads of their own; 0: nothing is. workers: processes that make samples of lazy data sets and of
+        objects with a length and items, or `gk.data.Workers` (default: those of the data). No bit depends on either.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
