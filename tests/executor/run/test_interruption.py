@@ -10,6 +10,9 @@ HEAD = """
 import os, signal, sys, threading, time
 import numpy as np, graphkit as gk
 
+# Whoever started the tests in the background left it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class Alarm:
     '''A signal after so many seconds, and how long after it the block was left.'''
     def __init__(self, seconds): self.seconds = seconds
