@@ -415,22 +415,20 @@ class Trainer:
         checkpoint, by every rank that was given it.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
-        computed, on threads of their own; 0: nothing goes on beside the steps. workers: processes that make the samples
-        of lazy data sets, and of objects with a length and items, for this call, or `gk.data.Workers` that live longer
-        (default: those of the data set, if any). No bit of the results depends on either.
+        computed, on threads of their own. workers: processes that make the samples of lazy data sets, and of objects
+        with a length and items, or `gk.data.Workers` (default: those of the data set). No bit depends on either.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         self._plan(epochs)
-        writes = self._writes
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
         path = None if held is None else held.path
         with contextlib.ExitStack() as stack:
-            if held is not None and writes:
+            if held is not None and self._writes:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
-            bar = stack.enter_context(ProgressBar(progress if writes else False))
-            log = JsonLog(path if writes else None)
+            bar = stack.enter_context(ProgressBar(progress if self._writes else False))
+            log = JsonLog(path if self._writes else None)
             given = self._data(train), None if valid is None else self._data(valid)
             ours, held_out = stack.enter_context(employed(workers, *given))
             self._fit = Fit(
