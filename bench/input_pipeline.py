@@ -11,16 +11,19 @@ All take turns; the fastest epoch of each counts.
 With --workers, what worker processes cost instead, in two tables. Batches of 64 images [3, 224, 224] in float32 that
 are there already, so that a sample is a copy: the copy of such a batch by one thread, the batch made in this process,
 by workers, and what is left of that to this process. And `fit` of each network on arrays in memory, against `fit` where
-workers make the augmented images: their ratio is about 1 where workers have cores of their own.
+workers make the augmented images: their ratio is about 1 where workers have cores of their own. Whether they have,
+`busy` shows: arrays in memory again, beside a process that has nothing to do with it and computes as long for each step.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
+import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -155,7 +158,8 @@ def by_workers(options: argparse.Namespace) -> None:
     for name, net in networks().items():
         with Workers(options.workers) as pool:
             lines.append([name, *beside_steps(net, augmented, pool, options)])
-    head = ["network", "batch", "fit, in memory", f"fit, workers={options.workers}", "ratio"]
+    workers = f"fit, workers={options.workers}"
+    head = ["network", "batch", "fit, in memory", workers, "busy", "to in memory", "to busy"]
     print()
     print(table(head, lines))
 
@@ -177,7 +181,27 @@ def beside_steps(net: gk.Model, data: Dataset, pool: Workers, options: argparse.
 
     ways = {"batch": batch, "without": fit(ready, None), "with": fit(data, pool)}
     found = taking_turns(ways, options.rounds, options.batches)
-    return [*(f"{ms:.2f}" for ms in found.values()), f"{found['with'] / found['without']:.3f}"]
+    with busy(found["batch"], found["without"]):
+        found |= taking_turns({"busy": fit(ready, None)}, options.rounds, options.batches)
+    ratios = (found["with"] / found[other] for other in ("without", "busy"))
+    return [*(f"{ms:.2f}" for ms in found.values()), *(f"{ratio:.2f}" for ratio in ratios)]
+
+
+@contextlib.contextmanager
+def busy(milliseconds: float, of: float) -> Iterator[None]:
+    """A process that unpacks, as the augmented images are, for so many milliseconds of every `of`, or all the time."""
+    program = (
+        f"import time, zlib\nfile = zlib.compress(bytes(range(256)) * 20)\nwhile True:\n"
+        f"    end = time.perf_counter() + {milliseconds / 1e3}\n"
+        f"    while time.perf_counter() < end:\n        zlib.decompress(file)\n"
+        f"    time.sleep({max(0.0, of - milliseconds) / 1e3})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def row(label: list[str], found: dict[str, float]) -> list[str]:
