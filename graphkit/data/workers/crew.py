@@ -92,12 +92,12 @@ class _Worker:
 class Crew:
     """Processes that make batches, from their start to their end. Calls of several threads wait for each other.
 
-    timeout: seconds after which a worker that is still in the same sample is ended. memory: bytes that slots may keep
-    while no array looks at them.
+    timeout: seconds after which a worker that is still in the same sample is ended. spare, memory: how many slots, and
+    how many bytes of slots, are kept while no array looks at them.
     """
 
-    def __init__(self, count: int, timeout: float, memory: int):
-        self._timeout, self._memory = timeout, memory
+    def __init__(self, count: int, timeout: float, spare: int, memory: int):
+        self._timeout, self._spare, self._memory = timeout, spare, memory
         self._lock = threading.Lock()
         self._number = 0
         self._pending: deque[Task] = deque()
@@ -275,7 +275,10 @@ class Crew:
         return slot
 
     def _trim(self) -> None:
-        while self._free and sum(slot.size for slot in self._slots.values() if not slot.lent) > self._memory:
+        while self._free and (
+            len(self._free) > self._spare
+            or sum(slot.size for slot in self._slots.values() if not slot.lent) > self._memory
+        ):
             slot = self._free.popleft()
             del self._slots[slot.number]
             for worker in self._workers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import weakref
@@ -83,7 +84,7 @@ class Arena:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """An array in this memory, but for elements that are no plain numbers, which `layout` refuses."""
-        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if not size or _refused(dtype):
             return np.empty(shape, dtype)
         offset = -(-self._top // _ALIGNED) * _ALIGNED
@@ -187,7 +188,7 @@ def _formed(root: np.ndarray, layout: Layout) -> tuple[Any, Any]:
 
 
 def _array(root: np.ndarray, leaf: Leaf) -> np.ndarray:
-    size = int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
+    size = math.prod(leaf.shape) * leaf.dtype.itemsize
     return root[leaf.offset : leaf.offset + size].view(leaf.dtype).reshape(leaf.shape)
 
 

@@ -67,7 +67,7 @@ class Workers:
             self._crew = None
         if self._crew is None and self.count:
             with uninterrupted:
-                self._crew = Crew(self.count, self._timeout, self._memory)
+                self._crew = Crew(self.count, self._timeout, self._ahead, self._memory)
                 self._end = weakref.finalize(self, self._crew.close)
 
     @property
