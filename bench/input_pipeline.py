@@ -12,7 +12,7 @@ With --workers, what worker processes cost instead, in two tables. Batches of 64
 are there already, so that a sample is a copy: the copy of such a batch by one thread, the batch made in this process,
 by workers, and what is left of that to this process. And `fit` of each network on arrays in memory, against `fit` where
 workers make the augmented images: their ratio is about 1 where workers have cores of their own. Whether they have,
-`busy` shows: arrays in memory again, beside a process that has nothing to do with it and computes as long for each step.
+`busy` shows: arrays in memory again, beside a process that has nothing to do with it and computes as long a step.
 """
 
 from __future__ import annotations
