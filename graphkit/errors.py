@@ -120,6 +120,9 @@ class DeclarationWarning(FileWarning):
     """A file declares a shape that a tensor does not have; the declaration is ignored."""
 
 
+# What Python and numpy raise for a value that does not fit what is done with it.
+BAD_VALUE = (ArithmeticError, LookupError, TypeError, ValueError)
+
 # What numpy says, as a ValueError, of arrays that are larger than its own limits.
 _TOO_LARGE = ("array is too big", "Maximum allowed", "maximum supported", "iterator is too large")
 

@@ -32,8 +32,9 @@ class Source(NamedTuple):
 
 SOURCES = (
     Source("npz", "files.arrays:load", (".npz",)),
-    Source("csv", "files.delimited:load", (".csv",)),
+    Source("table", "tables.dataset:load", (".csv", ".tsv", ".parquet")),
     Source("mnist", "files.mnist:load", recognises="files.mnist:is_mnist"),
+    Source("ratings", "tables.ratings:load", recognises="tables.ratings:is_ratings"),
     Source("sentences", "text.sentences:load"),
     Source("text", "text.stream:load"),
 )
@@ -45,7 +46,7 @@ _BUILT_IN = {"digits": "files.digits:load"}
 TEXT_SOURCES = ("sentences:", "text:")
 
 # What `load` and `read` say to a loader; all else are options.
-_GIVEN = ("path", "test_fraction", "seed", "axes")
+_GIVEN = ("path", "test_fraction", "seed", "axes", "like")
 
 # What lazy data of any source have a choice of.
 _OF_LAZY = ("workers", "on_damaged", "shuffle_window")
@@ -68,8 +69,13 @@ def load(
     - file.npz: `x` and `y` (or `targets`, `labels`); other names are inputs of those names, but for `classes`, a list
       of texts: the names of the classes; x_train, y_train, x_test, y_test are the two parts. float64 becomes float32,
       everything else stays as it is;
-    - file.csv: one sample per line, a header if the first line is not numeric. The target is the column called y,
-      target, label or class, else the last; whole numbers become int64, text becomes classes in sorted order;
+    - file.csv, file.tsv, file.parquet, or "table:FILE": a sample per row, in text below a header if the first line is
+      not numeric. The target is the column called y, target, label or class, else the last; whole numbers become int64,
+      text becomes classes in sorted order. Numbers are the input `x`, float32 [N, columns]; text becomes a column for
+      each value. options: target, columns, drop, categorical, categories, missing, indicator, scale, header, delimiter;
+      see docs/tables.md;
+    - "ratings:FOLDER", or the folder, or a file: MovieLens' u.data, ratings.dat or ratings.csv; see Ratings. options:
+      held_out;
     - "sentences:FOLDER": a sentence per line, NAME.pos and NAME.neg or a CLASS.txt for each class: see Sentences.
       options: level, min_count, size, vocabulary, length, bucket;
     - "text:FILE": tokens and the token that follows each: see TokenStream. The end of the file is the test part.
@@ -92,13 +98,21 @@ def load(
     return Splits(*(_configured(part, choices) for part in parts))
 
 
-def read(spec: str | os.PathLike[str], *, held_out: bool = True, axes: Axes | None = None, **options: Any) -> Dataset:
+def read(
+    spec: str | os.PathLike[str],
+    *,
+    held_out: bool = True,
+    axes: Axes | None = None,
+    like: Dataset | None = None,
+    **options: Any,
+) -> Dataset:
     """All samples of a data set, unsplit; the train part first where there are two. Other arguments: as for `load`.
 
-    held_out=False leaves out the test part of a set that comes in two.
+    held_out=False leaves out the test part of a set that comes in two. like: data of the same kind, whose way from
+    cells to numbers is taken: those that a model was trained on, for what it is validated on.
     """
     options, choices = _divided(options)
-    parts = _loader(os.fspath(spec), axes, options)(test_fraction=None)
+    parts = _loader(os.fspath(spec), axes, options)(test_fraction=None, like=like)
     if isinstance(parts, Dataset):
         return _configured(parts, choices)
     return _configured(parts.train.joined(parts.test, str(spec)) if held_out else parts.train, choices)
@@ -192,11 +206,13 @@ def _pair(loader: Callable[..., Any], suffix: str) -> Callable[..., Dataset | Sp
     @functools.wraps(loader)
     def load_pair(path: Path, **options: Any) -> Dataset | Splits:
         train, test = path / f"train{suffix}", path / f"test{suffix}"
-        first = loader(train, **options)
         if not test.exists():
-            found: Dataset | Splits = first
+            found: Dataset | Splits = loader(train, **options)
             return found
-        whole = _whole(first, train)
+        known = inspect.signature(loader).parameters
+        options |= {"test_fraction": None} if "test_fraction" in known else {}
+        whole = _whole(loader(train, **options), train)
+        options |= {"like": whole} if "like" in known else {}
         held_out = _whole(loader(test, **options), test)
         # Each file is numbered by its own classes.
         return Splits(whole, held_out if whole.classes is None else held_out.renumbered(whole.classes))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+
+from graphkit.errors import UsageError
 
 # By the name of a metric, what its `state` gave.
 MetricStates = dict[str, dict[str, np.ndarray]]
@@ -48,9 +51,34 @@ class Position:
     def finished(self) -> bool:
         return self.epoch >= self.until and not self.within
 
-    def begin(self, epochs: int) -> None:
-        """A run of so many epochs from here."""
-        self.start, self.until = self.epoch, self.epoch + epochs
+    def plan(self, epochs: int | None, resumed: bool) -> None:
+        """Say where the run that `fit` was called for begins and ends.
+
+        It is the one that stands here, whose `epochs` count from where it began (None: those that it was given), or,
+        where that is finished and not `resumed`, another one of so many (None: 1). Raises UsageError for fewer epochs
+        than the run has begun.
+        """
+        if self.finished and not resumed:
+            self.start, self.until = self.epoch, self.epoch + (1 if epochs is None else epochs)
+            return
+        until = self._end(epochs)
+        if until < self.epoch + self.within:
+            raise UsageError(f"epochs={epochs}: the run that goes on stands {self}; epochs counts from where it began")
+        self.until = until
+        if self.finished:
+            done = self.until - self.start
+            more = f"epochs={done + 1} makes one more"
+            warnings.warn(f"nothing is left to train: the run has its {done} epochs; {more}", stacklevel=3)
+
+    def left(self, epochs: int | None, resumed: bool) -> int:
+        """How many epochs a run that is planned so has before it."""
+        if self.finished and not resumed:
+            return 1 if epochs is None else epochs
+        return max(self._end(epochs) - self.epoch, 0)
+
+    def _end(self, epochs: int | None) -> int:
+        """Where the run that goes on ends."""
+        return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:
         """The epoch under way is over."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +20,12 @@ from graphkit import config
 from graphkit.data import Batch, Dataset, Iterated, Workers, as_dataset
 from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import UsageError
 from graphkit.executor.report.plan import Plan
-from graphkit.executor.run.feeds import convert
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
-from graphkit.ir.types import TensorType, Type
+from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.simplify.sequences import resolve_sequences
@@ -44,12 +42,14 @@ from graphkit.train.average import ema as moving_average
 from graphkit.train.background import BackgroundWork
 from graphkit.train.distributed import DistributedInference, DistributedStepper
 from graphkit.train.fit import Fit, first, length_of
+from graphkit.train.inputs import Inputs, by_name
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
+from graphkit.train.selection import ParameterSelection, select_parameters
 from graphkit.train.statistics import over_processes
 from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
@@ -174,8 +174,7 @@ class Trainer:
         self._resumed = False
         self._fit: Fit | None = None
         self._recurrent_state = RecurrentState(net, carry or {})
-        self._input_types = net.input_types
-        self._input_names = net.inputs
+        self._inputs = Inputs(net.input_types)
         refused = {
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
             "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm,
@@ -191,7 +190,7 @@ class Trainer:
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self.ema = moving_average(ema)
-        selection = steps.ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
+        selection = ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
         frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
         # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
@@ -204,7 +203,7 @@ class Trainer:
         if straight_through:
             graph = pass_through_rounding(graph)
         graph = over_processes(graph, kvstore if sync_batch_norm else None)
-        trained = steps.select_parameters(graph, selection)
+        trained = select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
             "device": device,
@@ -357,8 +356,8 @@ class Trainer:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is not None:
             self.kvstore.begin_step()
-        compared = self._targets.fitted(_by_name(targets, self._targets.names, "targets"))
-        feeds = _by_name(inputs, self._input_names, "inputs") | compared
+        compared = self._targets.fitted(by_name(targets, self._targets.names, "targets"))
+        feeds = by_name(inputs, self._inputs.names, "inputs") | compared
         with self._working():
             return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
 
@@ -422,7 +421,8 @@ class Trainer:
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
-        self._plan(epochs)
+        self.position.plan(epochs, self._resumed)
+        self._resumed = False
         writes = self._writes
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
         path = None if held is None else held.path
@@ -443,27 +443,7 @@ class Trainer:
 
     def left(self, epochs: int | None = None) -> int:
         """How many epochs a `fit` of so many would end."""
-        position = self.position
-        if position.finished and not self._resumed:
-            return 1 if epochs is None else epochs
-        return max((position.until if epochs is None else position.start + epochs) - position.epoch, 0)
-
-    def _plan(self, epochs: int | None) -> None:
-        """Where the run that `fit` was called for begins and ends."""
-        position, resumed, self._resumed = self.position, self._resumed, False
-        if position.finished and not resumed:
-            position.begin(1 if epochs is None else epochs)
-            return
-        until = position.until if epochs is None else position.start + epochs
-        if until < position.epoch + position.within:
-            raise UsageError(
-                f"epochs={epochs}: the run that goes on stands {position}; epochs counts from where it began"
-            )
-        position.until = until
-        if position.finished:
-            done = position.until - position.start
-            more = f"epochs={done + 1} makes one more"
-            warnings.warn(f"nothing is left to train: the run has its {done} epochs; {more}", stacklevel=3)
+        return self.position.left(epochs, self._resumed)
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
         output = self.net.graph.outputs[self.net.outputs.index(self._output)]
@@ -471,7 +451,7 @@ class Trainer:
         return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
 
     def _data(self, given: Any) -> Dataset | Iterated:
-        kinds = {n: t for n, t in self._input_types.items() if n not in self._recurrent_state.names}
+        kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         found = as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
         if self._pipeline is not None:
             self._pipeline.follow(found)
@@ -480,10 +460,7 @@ class Trainer:
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy."""
         inputs = self._recurrent_state.named(batch.inputs)
-        if batch.size:
-            types = self._input_types
-            inputs = {n: _converted(n, types[n], a) if n in types else a for n, a in inputs.items()}
-        return replace(batch, inputs=inputs)
+        return replace(batch, inputs=self._inputs.converted(inputs) if batch.size else inputs)
 
     def evaluate(
         self,
@@ -541,30 +518,6 @@ class Trainer:
         saving.resume(self, folder)
 
 
-def _converted(name: str, kind: Type, array: Any) -> Any:
-    """The array for an input; of a batch that the model does not take, the error names what frees it."""
-    try:
-        return convert(name, kind, array)
-    except InputError as error:
-        shape = kind.shape if isinstance(kind, TensorType) else None
-        given = np.shape(array)
-        if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
-            raise
-        raise InputError(
-            f"{error}; its batches are of {shape[0]}: free_batch(net) (--free-batch) makes it take any, or "
-            f"axes={{{name!r}: ...}} (--batch-axis) says which axis counts samples, if not the first"
-        ) from None
-
-
 def _patterns(given: Sequence[str]) -> Sequence[str]:
     """Shell patterns; one alone is no sequence of letters."""
     return (given,) if isinstance(given, str) else given
-
-
-def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return dict(given)
-    arrays = given if isinstance(given, tuple) else (given,)
-    if len(arrays) != len(names):
-        raise InputError(f"{len(names)} {what} are expected ({', '.join(names)}), {len(arrays)} given")
-    return dict(zip(names, arrays, strict=True))
