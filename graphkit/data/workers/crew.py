@@ -114,6 +114,7 @@ class Crew:
         self._workers: list[_Worker] = []
         # Why no batch can be made any more.
         self.broken: WorkerError | None = None
+        self._closed = False
         pages = [anonymous("progress", Progress.SIZE) for _ in range(count)]
         try:
             for page in pages:
@@ -161,7 +162,7 @@ class Crew:
                 if task.layout is not None:
                     with uninterrupted:
                         return self._lend(task, task.layout)
-                if self.broken is not None and not self._workers:
+                if self.broken is not None and (self._closed or not self._workers):
                     raise self.broken
                 self._receive(min(_LOOK, self._timeout))
             meanwhile()
@@ -184,9 +185,11 @@ class Crew:
         if not self.of_this_process:
             return
         with uninterrupted:
-            self.broken = self.broken or WorkerError("the workers have ended")
-            # A thread that waits for a batch leaves it when it looks around. Not for ever: it may be this one, which
-            # the collector of garbage has interrupted.
+            self.broken, self._closed = WorkerError("the workers have ended"), True
+            # It wakes a thread that waits for a batch, which gives it up. Not for ever: that thread may be this one,
+            # which the collector of garbage has interrupted.
+            for worker in self._workers:
+                worker.connection.end()
             alone = self._lock.acquire(timeout=2 * _LOOK)
             for worker in self._workers:
                 worker.connection.close()
@@ -293,6 +296,8 @@ class Crew:
     def _receive(self, seconds: float) -> None:
         # An interrupt comes out here, where no message is half taken.
         events = self._selector.select(seconds)
+        if self._closed:
+            return
         with uninterrupted:
             for key, _ in events:
                 self._take(key.data)
@@ -327,17 +332,23 @@ class Crew:
             self._give_back(task)
 
     def _lost(self, worker: _Worker, how: str) -> None:
-        """A worker has ended: an error in the place of every batch that it was asked for."""
+        """A worker has ended: an error in the place of the batch that it was at; others make the rest."""
         self._selector.unregister(worker.connection)
         self._workers.remove(worker)
         worker.connection.close()
         at = worker.tasks.get(worker.progress.task)
         where = "between samples" if at is None else f"in sample {worker.progress.sample} of {at.name}"
-        for task in worker.tasks.values():
-            task.error = WorkerError(f"{task.name}: worker process {worker.pid} {how}, {where}")
+        error = WorkerError(f"worker process {worker.pid} {how}, {where}")
+        tasks = [*worker.tasks.values()]
+        for task in tasks:
             self._give_back(task)
-        if not worker.tasks or not self._workers:
-            self.broken = WorkerError(f"worker process {worker.pid} {how}, {where}")
+        if at is None and tasks:
+            at = tasks[0]
+        if at is None or not self._workers:
+            self.broken = error
+        if at is not None:
+            at.error = error
+        self._pending.extendleft(task for task in reversed(tasks) if task is not at and not task.abandoned)
 
 
 def _raised(task: Task, pid: int, sample: int, pickled: bytes | None, line: str, trace: str) -> BaseException:

@@ -27,8 +27,8 @@ _PROGRAM = (
     "main(*map(int, sys.argv[1:4]))"
 )
 
-# Seconds in which workers end by themselves.
-_GRACE = 0.5
+# Seconds in which workers end by themselves; and in which a process ends that has closed its files.
+_GRACE, _PATIENCE = 0.5, 10.0
 
 
 class Started:
@@ -47,7 +47,7 @@ class Started:
     def ending(self) -> str:
         """How it has ended, whose socket is closed."""
         try:
-            code = self._process.wait(_GRACE)
+            code = self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             return "has closed its connection"
         if code < 0:

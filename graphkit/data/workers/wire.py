@@ -65,8 +65,11 @@ class Connection:
             rest = rest[count:]
         return data
 
-    def close(self) -> None:
-        """For the other side too, also where another process has this end."""
+    def end(self) -> None:
+        """Nothing goes through any more: both sides see that, also where another process has this end too."""
         with contextlib.suppress(OSError):  # the other side has ended
             self._end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.end()
         self._end.close()

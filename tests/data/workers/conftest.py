@@ -29,8 +29,8 @@ def gone():
             return "X"
 
     def wait(pids):
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        # Not by the clock, which goes on while a machine stands still.
+        for _ in range(1500):
             if all(state(pid) in "XZ" for pid in pids):
                 return True
             time.sleep(0.02)
