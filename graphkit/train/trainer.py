@@ -414,9 +414,8 @@ class Trainer:
         checkpoint, by every rank that was given it.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
-        computed, on threads of their own; 0: nothing goes on beside the steps. workers: processes that make the samples
-        of lazy data sets, and of objects with a length and items, for this call, or `gk.data.Workers` that live longer
-        (default: those of the data set, if any). No bit of the results depends on either.
+        computed, on threads of their own; 0: nothing is. workers: processes that make samples of lazy data sets and of
+        objects with a length and items, or `gk.data.Workers` (default: those of the data). No bit depends on either.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
@@ -431,15 +430,13 @@ class Trainer:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
             bar = stack.enter_context(ProgressBar(progress if writes else False))
             log = JsonLog(path if writes else None)
-            given = self._data(train), None if valid is None else self._data(valid)
-            ours, held_out = stack.enter_context(employed(workers, *given))
+            data = self._data(train), None if valid is None else self._data(valid)
+            ours, held_out = stack.enter_context(employed(workers, *data))
             self._fit = Fit(
                 self, ours, held_out, metrics, batch_size, path, checkpoint_every, prefetch, bar, log, on_epoch
             )  # fmt: skip
-            try:
-                return self._fit.run()
-            finally:
-                self._fit = None
+            stack.callback(setattr, self, "_fit", None)
+            return self._fit.run()
 
     def left(self, epochs: int | None = None) -> int:
         """How many epochs a `fit` of so many would end."""
