@@ -30,7 +30,7 @@ def described(model: Model, data: Dataset) -> Model:
 def preprocessing_of(meta: Mapping[str, str]) -> Preprocess | None:
     """What pictures go through, by the metadata of a model; None where they do not say it.
 
-    Raises InputError for metadata that are damaged.
+    Raises InvalidModel for metadata that are damaged.
     """
     return Preprocess.from_json(meta[PREPROCESSING]) if PREPROCESSING in meta else None
 

@@ -13,7 +13,7 @@ import numpy as np
 from graphkit.data.images import numbers
 from graphkit.data.images.decode import Picture
 from graphkit.data.images.geometry import centred, shorter_side
-from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
 from graphkit.ir.types import DType
 
 # Means and standard deviations of ImageNet's training pictures, red, green, blue, and of CIFAR-10's.
@@ -178,7 +178,7 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess | None:
-        """What `to_json` wrote; None for text that somebody else wrote. Raises InputError for what is not whole."""
+        """What `to_json` wrote; None for text that somebody else wrote. Raises InvalidModel for what is not whole."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -186,10 +186,10 @@ class Preprocess:
         if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:
             return None
         if found.pop("version", None) != _VERSION:
-            raise InputError("preprocessing of pictures: it is of another version")
+            raise InvalidModel("metadata: preprocessing of pictures: it is of another version")
         known = {field.name for field in dataclasses.fields(cls)}
         if found.keys() != known:
-            raise InputError(f"preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}")
+            raise InvalidModel(f"metadata: preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}")
         try:
             if not isinstance(found["scale"], (int, float)):
                 raise TypeError(f"scale is {found['scale']!r}")
@@ -200,4 +200,4 @@ class Preprocess:
                 raise TypeError(f"crop is {found['crop']!r}")
             return cls(**found)
         except (TypeError, ValueError, OverflowError, UsageError) as error:
-            raise InputError(f"preprocessing of pictures: {error}") from None
+            raise InvalidModel(f"metadata: preprocessing of pictures: {error}") from None
