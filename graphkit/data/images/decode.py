@@ -89,7 +89,12 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
             raise InputError(f"{name}: a picture of {size} pixels is above Pillow's limit of {limit}")
         if image.mode.startswith(("I", "F")):
             raise InputError(f"{name}: its pixels have more than 8 bits ({image.mode}); give them as .npy")
+        if not image.width or not image.height:
+            raise InputError(f"{name}: a picture of {image.width} x {image.height} pixels")
         with _naming(name):
+            if image.format == "TIFF":
+                # Pillow turns these upright while it loads them.
+                image.load()
             turned = image.getexif().get(_ORIENTATION)
         yield Picture(image, name, turned if turned in range(2, 9) else 1)
 
