@@ -17,8 +17,10 @@ SHOWN, SAMPLES = 5, 8
 _PROBABILITIES = {"Softmax": False, "Sigmoid": False, "LogSoftmax": True}
 
 
-def best(model: Model, results: Mapping[str, np.ndarray], count: int | None) -> dict[str, Any] | None:
-    """The `count` best classes of every sample in an output, as `--json` shows them.
+def best(
+    model: Model, results: Mapping[str, np.ndarray], count: int | None, files: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """The `count` best classes of every sample in an output, as `--json` shows them. files: what the samples are of.
 
     count: None for what is shown unasked, which is nothing for a
     model without class names. Raises UsageError when no output gives classes.
@@ -38,18 +40,27 @@ def best(model: Model, results: Mapping[str, np.ndarray], count: int | None) -> 
         row = scores[place]
         order = np.argsort(-row, kind="stable")[: count or SHOWN]
         classes = [{"class": int(i), "name": _name(model, int(i)), "probability": float(row[i])} for i in order]
-        found.append({"sample": [int(i) for i in place], "classes": classes})
+        sample: dict[str, Any] = {"sample": [int(i) for i in place]}
+        if place and len(files) == scores.shape[0]:
+            sample["file"] = files[place[0]]
+        found.append({**sample, "classes": classes})
     return {"output": chosen, "samples": found}
 
 
 def table(found: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Columns and rows: sample, class, name, probability."""
     rows: list[Sequence[str]] = [
-        (",".join(map(str, s["sample"])), str(c["class"]), c["name"] or "", f"{c['probability']:.4f}")
+        (_sample(s), str(c["class"]), c["name"] or "", f"{c['probability']:.4f}")
         for s in found["samples"]
         for c in s["classes"]
     ]
     return ("sample", "class", "name", "probability"), rows
+
+
+def _sample(found: Mapping[str, Any]) -> str:
+    """The file of a sample and its place in that, or its place in the batch."""
+    place = [str(i) for i in found["sample"]]
+    return ",".join([found["file"], *place[1:]] if "file" in found else place)
 
 
 def _name(model: Model, index: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Inputs on the command line: NAME:SHAPE (filled) or NAME=FILE (.npy, .npz, or a picture)."""
+"""Inputs on the command line: NAME:SHAPE (filled), NAME=FILE (.npy, .npz, or a picture), or pictures alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
-from graphkit.cli._images import SUFFIXES, Images
 from graphkit.cli._output import log
 from graphkit.cli._values import empty, from_arrays, is_named
+from graphkit.data.description import preprocessing_of
 from graphkit.data.files.npz import read_arrays
+from graphkit.data.images.decode import SUFFIXES
+from graphkit.data.images.feeding import Said, picture_input, pictures_for
+from graphkit.data.images.folders import pictures_in
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
@@ -22,9 +25,9 @@ from graphkit.model import Model
 _TENSOR = TensorType("float32")
 
 
-def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Images) -> Feeds:
+def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Said) -> Feeds:
     """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
-    given, shapes = parse_inputs(model.input_types, texts, images)
+    given, shapes = parse_inputs(model.input_types, texts, images, model.meta)
     feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
     if feeds.announcement:
         log(feeds.announcement)
@@ -37,7 +40,7 @@ class Batch:
     symbolic leading dimensions, and how the rest is filled."""
 
     texts: tuple[str, ...]
-    images: Images
+    images: Said
     size: int | None
     fill: str
     seed: int
@@ -45,7 +48,8 @@ class Batch:
     def arrays(self, subject: Any, names: Sequence[str]) -> dict[str, Any]:
         """Arrays for the inputs `names` of a Model or Trainer; guessed dimensions are announced on stderr."""
         types = {subject.graph.name_of(v): v.type for v in subject.graph.inputs}
-        given, known = parse_inputs({name: types[name] for name in names}, self.texts, self.images)
+        kinds = {name: types[name] for name in names}
+        given, known = parse_inputs(kinds, self.texts, self.images, subject.graph.meta)
         for name in (*given, *known):
             if name not in names:
                 raise InputError(f"no input {name!r}{did_you_mean(name, names)}")
@@ -59,11 +63,12 @@ class Batch:
 
 
 def parse_inputs(
-    inputs: Mapping[str, Type], texts: tuple[str, ...], images: Images
+    inputs: Mapping[str, Type], texts: tuple[str, ...], images: Said, meta: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
-    `FILE.npz` alone takes every array whose name is an input's; `NAME=FILE.png` decodes a picture as `images` says. A
-    sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements; `NAME=` an empty sequence or optional."""
+    `FILE.npz` alone takes every array whose name is an input's; pictures (see `picture_files`) are decoded as `images`
+    says, and else the model's metadata. A sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements; `NAME=` an
+    empty sequence or optional."""
     given: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     first: dict[str, str] = {}
@@ -73,7 +78,12 @@ def parse_inputs(
             raise UsageError(f"input {name!r} is given twice: {first[name]} and {text}")
         first[name] = text
 
+    for name, paths in picture_files(inputs, texts).items():
+        first[name] = str(paths[0])
+        given[name] = pictures_for(paths, name, inputs[name], preprocessing_of(meta), images)
     for text in texts:
+        if _pictures(inputs, text) is not None:
+            continue
         name, separator, path = text.partition("=")
         if separator:
             once(name, text)
@@ -81,8 +91,6 @@ def parse_inputs(
                 raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
             if not isinstance(inputs[name], TensorType):
                 given[name] = _nested(name, inputs[name], path)
-            elif Path(path).suffix.lower() in SUFFIXES:
-                given[name] = images.read(Path(path), name, inputs[name])
             else:
                 given[name] = _array(Path(path), name)
         elif text.endswith(".npz"):
@@ -100,6 +108,44 @@ def parse_inputs(
     return given, shapes
 
 
+def picture_files(inputs: Mapping[str, Type], texts: tuple[str, ...]) -> dict[str, list[Path]]:
+    """The pictures among texts, by the input that they are for.
+
+    `NAME=FILE.png` is one, `NAME=FOLDER` all that lie in a folder; without a name files and folders together are the
+    batch of the only input that takes pictures.
+    """
+    found: dict[str, list[Path]] = {}
+    for text in texts:
+        if (named := _pictures(inputs, text)) is None:
+            continue
+        name, path = named
+        if name is not None and name in found:
+            raise UsageError(f"input {name!r} is given twice: {found[name][0]} and {path}")
+        name = picture_input(inputs) if name is None else name
+        found.setdefault(name, []).extend(_below(path) if path.is_dir() else [path])
+    return found
+
+
+def _pictures(inputs: Mapping[str, Type], text: str) -> tuple[str | None, Path] | None:
+    """(input or None, file or folder) where a text is of pictures."""
+    name, separator, path = text.partition("=")
+    if separator and name in inputs:
+        fits = isinstance(inputs[name], TensorType) and _names_pictures(path)
+        return (name, Path(path)) if fits else None
+    return (None, Path(text)) if _names_pictures(text) and (not separator or Path(text).exists()) else None
+
+
+def _names_pictures(path: str) -> bool:
+    return bool(path) and (Path(path).suffix.lower() in SUFFIXES or Path(path).is_dir())
+
+
+def _below(folder: Path) -> list[Path]:
+    found = pictures_in(folder)
+    if not found:
+        raise InputError(f"{folder}: there is no picture in it; known: {', '.join(sorted(SUFFIXES))}")
+    return found
+
+
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in map(_shape, texts):
@@ -112,7 +158,7 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, separator, sizes = text.rpartition(":")
     if not separator or not name:
-        raise UsageError(f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, or FILE.npz")
+        raise UsageError(f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, FILE.npz, or a picture")
     try:
         shape = tuple(int(part) for part in sizes.strip("[]() ").replace("x", ",").split(",") if part.strip())
     except ValueError:

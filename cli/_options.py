@@ -59,7 +59,7 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--fill", type=click.Choice(["random", "ones", "zeros", "arange"]), default="random", show_default=True,
         help="Values of inputs that are not given as files.",
     )(command)  # fmt: skip
-    return click.argument("inputs", nargs=-1, metavar="[NAME:SHAPE | NAME=FILE]...")(command)
+    return click.argument("inputs", nargs=-1, metavar="[NAME:SHAPE | NAME=FILE | PICTURE]...")(command)
 
 
 def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ def read_model(source: str, external_root: str | None = None) -> Model:
 def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--data-option", "data_options", multiple=True, metavar="NAME=VALUE",
-        help="Options of sentences: and text: data: level, min_count, size, length, ...; repeat.",
+        help="Options of the data, such as size=64 and augment=crop,flip of pictures, level=char of text; repeat.",
     )(command)  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from graphkit.model import Model
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write: .json or .onnx.")
 @click.option("-p", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the model; repeat.")
-@click.option("--dataset", help="Take image size, inputs, classes, vocabulary from a data set (digits, a folder, ...).")
+@click.option("--data", "--dataset", "dataset", help="Take image size, inputs, classes, vocabulary from a data set (digits, a folder, ...).")
 @data_option
 @click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
 @click.option("--seed", type=int, default=None, help="Seed of the initialisers.")
@@ -40,6 +40,7 @@ def command(
 
     \b
     graphkit build lenet --dataset digits -o net.json
+    graphkit build lenet --data photos/ --data-option size=64 -o net.json
     graphkit build resnet -p layers=50 -p classes=10 -o net.onnx
     graphkit build text_classifier --dataset sentences:reviews/ --data-option min_count=2 -o net.json
     graphkit build seq2seq -p decode=20 --weights run/ -o translate.onnx

@@ -63,21 +63,24 @@ def command(
 ) -> int:  # fmt: skip
     """Run MODEL (.json, .onnx, a training folder, or - for stdin) and show its outputs.
 
-    Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, or a picture (.png, .jpg, ...), which is resized to the
-    input's size, in RGB from 0 to 1 unless the options of pictures say otherwise, and as it is for uint8. What is not
-    given is guessed, and said. A sequence is NAME=FILE,FILE,... (NAME= for none), and NAME[0], NAME[1], ... in an .npz
-    file. Results that are maps are shown and written as two arrays, NAME.keys and NAME.values.
+    Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, a picture (.png, .jpg, ...) or a folder of pictures; of one
+    input that takes pictures the name may be left out, and several are a batch. Pictures go through what the model's
+    metadata say; else they are resized to the input's size, in RGB from 0 to 1, and as they are for uint8. The options
+    of pictures come first. What is not given is guessed, and said. A sequence is NAME=FILE,FILE,... (NAME= for none),
+    and NAME[0], NAME[1], ... in an .npz file. Results that are maps are shown and written as two arrays, NAME.keys and
+    NAME.values.
 
     \b
     graphkit run net.onnx
     graphkit run net.onnx x:16,1,8,8 --fill ones -o out.npz
     graphkit run net.onnx x=image.npy
     graphkit run net.onnx x=photo.jpg --image-mean 0.485,0.456,0.406 --image-std 0.229,0.224,0.225
-    graphkit run net.onnx x=photo.jpg --top 3
+    graphkit run net.onnx photo.jpg --top 3
+    graphkit run net.onnx photos/ --top 1 --json
     graphkit run net.onnx x:16,1,8,8 --profile trace.json
     graphkit run net.onnx x=image.npy --check-nan
     """
-    from graphkit.cli._inputs import feeds_for
+    from graphkit.cli._inputs import feeds_for, picture_files
 
     if output is not None and not output.endswith(".npz"):
         raise UsageError(f"{output}: outputs are written to an .npz file")
@@ -98,7 +101,8 @@ def command(
     if output is not None:
         write_whole(Path(output), [_npz(arrays)])
         log(f"wrote {output}")
-    classes = best(net, results, top)
+    pictures = list(picture_files(net.input_types, inputs).values())
+    classes = best(net, results, top, [str(path) for path in pictures[0]] if len(pictures) == 1 else ())
     rows = [(n, str(a.dtype), list(a.shape), _statistics(a)) for n, a in arrays.items()]
     rows += [(n, "", [], what) for n, what in empty_of(results).items()]
     origin = _origin(net, feeds, results) if check_nan else None

@@ -56,7 +56,8 @@ _SKIPPED, _RECORDED = 2, 10
 @click.option(
     "--data",
     "data_spec",
-    help="digits, a folder with MNIST idx files, an .npz or .csv file, sentences:FOLDER or text:FILE.",
+    help="digits, a folder of pictures or MNIST idx files, an .npz or .csv file, cifar:FOLDER, sentences:FOLDER or "
+    "text:FILE.",
 )
 @data_option
 @click.option(
@@ -207,6 +208,7 @@ def command(
 
     \b
     graphkit train net.json --data digits --epochs 10 -o run/
+    graphkit train net.json --data photos/ --data-option augment=crop,flip --epochs 20 -o run/
     graphkit train net.onnx --data mnist/ --optimizer adam --lr 1e-3 -o run/
     graphkit train net.onnx --data pets.npz --head classes=37 --train 'fc*' -o run/
     graphkit train bert.onnx --data reviews.npz --head classes=2 --head pool=first --head-at last_hidden_state -o run/
@@ -374,11 +376,10 @@ def _report(
 def read_data(
     net: Model, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None]
 ) -> Splits:
-    """What to train on, and to validate on. Text is numbered by the model's vocabulary, where it has one."""
+    """What to train on, and to validate on. Text is numbered, and pictures go through, what the model's metadata say."""
     from graphkit import data
 
-    if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in net.meta:
-        options = {"vocabulary": data.Vocabulary.from_json(net.meta["vocabulary"]), **options}
+    options = _of_model(net, spec) | options
     if valid_spec is None:
         train, valid = data.load(spec, axes=axes, **options)
     else:
@@ -386,9 +387,24 @@ def read_data(
         if train.vocabulary is not None:
             valid = data.read(valid_spec, **options | {"vocabulary": train.vocabulary})
         else:
-            valid = data.read(valid_spec, axes=axes)
+            valid = data.read(valid_spec, axes=axes, like=train)
     train = _numbered(net, train)
     return data.Splits(train, valid if train.classes is None else valid.renumbered(train.classes))
+
+
+def _of_model(net: Model, spec: str) -> dict[str, Any]:
+    """Options of data that the model gives: its vocabulary, what pictures go through; else the size of its input."""
+    from graphkit.data.description import preprocessing_of
+    from graphkit.data.images.feeding import options_for
+    from graphkit.data.sources import takes
+    from graphkit.data.text.vocabulary import Vocabulary
+
+    if "vocabulary" in net.meta and takes(spec, "vocabulary"):
+        return {"vocabulary": Vocabulary.from_json(net.meta["vocabulary"])}
+    if not takes(spec, "preprocess"):
+        return {}
+    known = preprocessing_of(net.meta)
+    return options_for(net.input_types) if known is None else {"preprocess": known}
 
 
 def _numbered(net: Model, train: Dataset) -> Dataset:

@@ -1,4 +1,4 @@
-"""Data sets: the handwritten digits that come with the package, files from disk, text, reproducible batches.
+"""Data sets: the handwritten digits that come with the package, files from disk, pictures, text, reproducible batches.
 
 Names load when they are first used: the processes that make samples import no more than their data set needs.
 """
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from graphkit.data.dataset import Dataset, Splits
     from graphkit.data.description import described
     from graphkit.data.foreign import Iterated, MapDataset, as_dataset
+    from graphkit.data.images.augment import Augment
+    from graphkit.data.images.dataset import Pictures
+    from graphkit.data.images.preprocess import Preprocess
     from graphkit.data.lazy import LazyDataset
     from graphkit.data.prefetching import prefetch
     from graphkit.data.sources import TEXT_SOURCES, load, names, read
@@ -22,8 +25,9 @@ if TYPE_CHECKING:
     from graphkit.data.workers.pool import Workers
 
 __all__ = [
-    "TEXT_SOURCES", "Batch", "Batches", "Dataset", "Iterated", "LazyDataset", "MapDataset", "Sentences", "Splits",
-    "TokenStream", "Vocabulary", "Workers", "as_dataset", "described", "load", "names", "prefetch", "read",
+    "TEXT_SOURCES", "Augment", "Batch", "Batches", "Dataset", "Iterated", "LazyDataset", "MapDataset", "Pictures",
+    "Preprocess", "Sentences", "Splits", "TokenStream", "Vocabulary", "Workers", "as_dataset", "described", "load",
+    "names", "prefetch", "read",
 ]  # fmt: skip
 
 # Public names by the module that defines them; no module has the name of one.
@@ -32,6 +36,9 @@ _HOMES = {
     "dataset": ("Dataset", "Splits"),
     "description": ("described",),
     "foreign": ("Iterated", "MapDataset", "as_dataset"),
+    "images.augment": ("Augment",),
+    "images.dataset": ("Pictures",),
+    "images.preprocess": ("Preprocess",),
     "lazy": ("LazyDataset",),
     "prefetching": ("prefetch",),
     "sources": ("TEXT_SOURCES", "load", "names", "read"),

@@ -13,6 +13,7 @@ from graphkit.data.batches import Batches
 from graphkit.errors import InputError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from graphkit.data.images.preprocess import Preprocess
     from graphkit.data.text.vocabulary import Vocabulary
 
 # Names under which files have the targets.
@@ -31,10 +32,12 @@ class Dataset:
     name, as recurrent states [layers, N, units] need it; None gives every batch the whole array (a sampling rate).
     Raises InputError when lengths differ, there is no sample, or a floating-point array holds NaN.
 
-    `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream); other data have none.
+    `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream), `preprocess` what pictures went
+    through (see Pictures); other data have none.
     """
 
     vocabulary: Vocabulary | None = None
+    preprocess: Preprocess | None = None
 
     def __init__(
         self,

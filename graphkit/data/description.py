@@ -1,16 +1,18 @@
-"""What a model's numbers mean, from the data it is trained on: the names of classes, the vocabulary of a text."""
+"""What a model's numbers mean, from the data it is trained on: names of classes, vocabulary, preprocessing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from graphkit.data.dataset import Dataset
+from graphkit.data.images.preprocess import Preprocess
 from graphkit.ir.types import TensorType
-from graphkit.model import CLASSES, VOCABULARY, Model
+from graphkit.model import CLASSES, PREPROCESSING, VOCABULARY, Model
 
 
 def described(model: Model, data: Dataset) -> Model:
-    """The model with the class names and the vocabulary of `data` in its metadata, where there are any.
+    """The model with class names, vocabulary and preprocessing of `data` in its metadata, where there are any.
 
     Names in the metadata go into every file that is written of the model, JSON and ONNX. Those of a data set with more
     classes than a model of one output gives are left out.
@@ -18,9 +20,19 @@ def described(model: Model, data: Dataset) -> Model:
     meta = dict(model.meta)
     if data.vocabulary is not None:
         meta[VOCABULARY] = data.vocabulary.to_json()
+    if data.preprocess is not None:
+        meta[PREPROCESSING] = data.preprocess.to_json()
     if data.classes is not None and _gives(model, len(data.classes)):
         meta[CLASSES] = json.dumps(data.classes, ensure_ascii=False)
     return model if meta == model.meta else Model.from_graph(model.graph, model.params.entries(), meta=meta)
+
+
+def preprocessing_of(meta: Mapping[str, str]) -> Preprocess | None:
+    """What pictures go through, by the metadata of a model; None where they do not say it.
+
+    Raises InvalidModel for metadata that are damaged.
+    """
+    return Preprocess.from_json(meta[PREPROCESSING]) if PREPROCESSING in meta else None
 
 
 def _gives(model: Model, count: int) -> bool:

@@ -34,6 +34,8 @@ SOURCES = (
     Source("npz", "files.arrays:load", (".npz",)),
     Source("table", "tables.dataset:load", (".csv", ".tsv", ".parquet")),
     Source("mnist", "files.mnist:load", recognises="files.mnist:is_mnist"),
+    Source("cifar", "images.cifar:load", recognises="images.cifar:is_cifar"),
+    Source("images", "images.folders:load", recognises="images.folders:is_pictures"),
     Source("ratings", "tables.ratings:load", recognises="tables.ratings:is_ratings"),
     Source("sentences", "text.sentences:load"),
     Source("text", "text.stream:load"),
@@ -76,6 +78,10 @@ def load(
       see docs/tables.md;
     - "ratings:FOLDER", or the folder, or a file: MovieLens' u.data, ratings.dat or ratings.csv; see Ratings. options:
       held_out;
+    - "images:FOLDER", or the folder: pictures, FOLDER/CLASS/a.png or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
+      validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. options: size, augment,
+      preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype;
+    - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files; the same options;
     - "sentences:FOLDER": a sentence per line, NAME.pos and NAME.neg or a CLASS.txt for each class: see Sentences.
       options: level, min_count, size, vocabulary, length, bucket;
     - "text:FILE": tokens and the token that follows each: see TokenStream. The end of the file is the test part.
@@ -116,6 +122,12 @@ def read(
     if isinstance(parts, Dataset):
         return _configured(parts, choices)
     return _configured(parts.train.joined(parts.test, str(spec)) if held_out else parts.train, choices)
+
+
+def takes(spec: str | os.PathLike[str], option: str) -> bool:
+    """Whether the source of a spec has that option."""
+    found, _ = _function(os.fspath(spec))
+    return option in inspect.signature(found).parameters
 
 
 def names() -> list[str]:

@@ -1,0 +1,115 @@
+"""Pictures as samples, read and decoded when their batch is made."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphkit.data.dataset import Dataset
+from graphkit.data.images.augment import Augment
+from graphkit.data.images.decode import Picture, opened
+from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.lazy import LazyDataset
+from graphkit.errors import DamagedSample, InputError
+
+
+class Store(Protocol):
+    """Where pictures are. Worker processes get a copy of it: it holds paths, and no open file."""
+
+    def __len__(self) -> int: ...
+
+    def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
+        """A picture that can be decoded within the block. Raises InputError, naming it."""
+
+
+class Files:
+    """A file for each picture, by its name below a folder."""
+
+    def __init__(self, folder: Path, names: Sequence[str]):
+        self.folder, self.names = folder, tuple(names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def path(self, number: int) -> Path:
+        return self.folder / self.names[number]
+
+    def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
+        return opened(self.path(number))
+
+
+class Joined:
+    """The pictures of several stores, one behind the other."""
+
+    def __init__(self, stores: Sequence[Store]):
+        self.stores = tuple(stores)
+        self._ends = np.cumsum([len(store) for store in self.stores])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
+        place = int(np.searchsorted(self._ends, number, side="right"))
+        return self.stores[place].open(number - int(self._ends[place - 1] if place else 0))
+
+
+class Pictures(LazyDataset):
+    """One input: float32 [C, H, W] or what else `preprocess` makes; targets int64 [N], the numbers of `classes`.
+
+    The pictures are those of `store`. One that cannot be read raises DamagedSample, naming the file.
+    """
+
+    preprocess: Preprocess
+    augment: Augment | None = None
+
+    def __init__(
+        self, store: Store, targets: Any, preprocess: Preprocess, *, classes: Sequence[str] | None = None,
+        name: str = "pictures",
+    ):  # fmt: skip
+        super().__init__(len(store), targets, classes=classes, name=name)
+        self.store, self.preprocess = store, preprocess
+
+    def augmented(self, augment: Augment | None) -> Pictures:
+        """The same pictures, with these changes at random in training; None: with none."""
+        found = copy.copy(self)
+        found.augment, found.augments = augment, augment is not None
+        return found
+
+    def sample(self, number: int, draw: np.random.Generator | None) -> tuple[np.ndarray, None]:
+        try:
+            with self.store.open(number) as picture:
+                if draw is None or self.augment is None:
+                    return self.preprocess.array(picture), None
+                return self.augment.array(picture, self.preprocess, draw), None
+        except InputError as error:
+            raise DamagedSample(str(error)) from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.preprocess.shape or super().shape
+
+    def joined(self, other: Dataset, name: str) -> Pictures:
+        if not isinstance(other, Pictures) or self.classes != other.classes or self.preprocess != other.preprocess:
+            raise InputError(f"{name}: train and test do not hold the same classes, or pictures of the same form")
+        found = copy.copy(self)
+        found.name, found.store = name, Joined((self.store, other.store))
+        found._numbers = np.concatenate([self._numbers, other._numbers + len(self.store)])
+        found.targets = np.concatenate([self.targets, other.targets])
+        found.damaged = {}
+        return found
+
+
+def looked_at(store: Store, most: int = 32) -> list[tuple[tuple[int, int], str]]:
+    """((width, height), mode) of some pictures, evenly from first to last; those that cannot be read are left out."""
+    return list(_headers(store, np.unique(np.linspace(0, len(store) - 1, min(most, len(store))).astype(int))))
+
+
+def _headers(store: Store, numbers: np.ndarray) -> Iterator[tuple[tuple[int, int], str]]:
+    for number in numbers:
+        with contextlib.suppress(InputError), store.open(int(number)) as picture:
+            yield picture.size, picture.mode

@@ -1,0 +1,121 @@
+"""Pictures in files, decoded by Pillow: bounded, upright, and no larger than they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError, MissingDependency
+
+# Names of files that are taken for pictures, and Pillow's names of the formats that are decoded, whatever the name.
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+
+# EXIF's tag of how a camera was held, and the values with which width and height change places.
+_ORIENTATION, _SIDEWAYS = 0x0112, frozenset({5, 6, 7, 8})
+
+# A JPEG is decoded to at least this many times the size that it is resized to, as Pillow's thumbnails are.
+_REDUCING_GAP = 2
+
+# What Pillow raises for files that are no picture, or not a whole one.
+_DAMAGED = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, RuntimeError,
+    SyntaxError, TypeError, ValueError, struct.error, zlib.error,
+)  # fmt: skip
+
+
+class Picture:
+    """A picture whose header was read. name: what errors call it; size: (width, height) of it upright; mode: Pillow's."""
+
+    def __init__(self, image: Any, name: str, orientation: int = 1):
+        self.name, self._image, self._orientation = name, image, orientation
+        width, height = image.size
+        self.size: tuple[int, int] = (height, width) if orientation in _SIDEWAYS else (width, height)
+        self.mode: str = image.mode
+
+    def decoded(self, mode: str, least: tuple[float, float] | None = None) -> tuple[Any, int]:
+        """(image, scale): Pillow's image, upright, in mode L, RGB or RGBA; a pixel of it is `scale` of the file's.
+
+        least: (width, height) that it will be resized to. A JPEG much larger is decoded at 1/2, 1/4 or 1/8 of its size
+        then, from fewer coefficients of its cosine transform; scale is 1 otherwise. Transparency is left out of L, RGB.
+        Raises InputError for a picture that is damaged.
+        """
+        from PIL import ImageOps
+
+        image, scale = self._image, 1
+        with _naming(self.name):
+            if least is not None and hasattr(image, "draft"):
+                width, height = least[::-1] if self._orientation in _SIDEWAYS else least
+                before = image.width
+                image.draft(image.mode, (width * _REDUCING_GAP, height * _REDUCING_GAP))
+                scale = -(-before // image.width)
+            if self._orientation != 1:
+                image = ImageOps.exif_transpose(image)
+            if image.mode == "P" and mode != "RGBA":
+                # Pillow warns of palettes with transparency, unless that is kept.
+                image = image.convert("RGBA")
+            image.load()
+            return (image if image.mode == mode else image.convert(mode)), scale
+
+
+@contextlib.contextmanager
+def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
+    """The picture in a file, or in the bytes of one; within the block it can be decoded.
+
+    name: what errors call it (default: the path). Raises InputError for what is no picture, for one above Pillow's limit
+    of pixels (before anything is decoded) and for pixels of more than 8 bits; MissingDependency without Pillow. Of an
+    animation it is the first picture. Colours of 16 bits, as PNG has them, are cut to their high byte.
+    """
+    name = name if name is not None else str(source) if isinstance(source, Path) else "a picture"
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingDependency(
+            f"{name}: pictures need Pillow; install it with: pip install 'graphkit[images]'"
+        ) from None
+    with _naming(name):
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS)
+    with image:
+        limit = Image.MAX_IMAGE_PIXELS
+        if limit is not None and image.width * image.height > limit:
+            size = f"{image.width} x {image.height}"
+            raise InputError(f"{name}: a picture of {size} pixels is above Pillow's limit of {limit}")
+        if image.mode.startswith(("I", "F")):
+            raise InputError(f"{name}: its pixels have more than 8 bits ({image.mode}); give them as .npy")
+        if not image.width or not image.height:
+            raise InputError(f"{name}: a picture of {image.width} x {image.height} pixels")
+        with _naming(name):
+            if image.format == "TIFF":
+                # Pillow turns these upright while it loads them.
+                image.load()
+            turned = image.getexif().get(_ORIENTATION)
+        yield Picture(image, name, turned if turned in range(2, 9) else 1)
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """What Pillow raises becomes an error that names the picture."""
+    from PIL import Image
+
+    try:
+        yield
+    except Image.UnidentifiedImageError:
+        raise InputError(f"{name} cannot be read as a picture: it is none of {', '.join(_FORMATS)}") from None
+    except (*_DAMAGED, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InputError(f"{name} cannot be read as a picture: {error or type(error).__name__}") from None
+
+
+def of_pixels(pixels: np.ndarray) -> Picture:
+    """A picture of uint8 [H, W] or [H, W, 3]. Raises MissingDependency without Pillow."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingDependency("pictures need Pillow; install it with: pip install 'graphkit[images]'") from None
+    return Picture(Image.fromarray(pixels), "an array")

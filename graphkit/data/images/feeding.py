@@ -1,0 +1,169 @@
+"""Pictures for an input of a model: in its layout, size and type, as its metadata or the caller say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.data.images.decode import opened
+from graphkit.data.images.preprocess import OF_CHANNELS, Preprocess
+from graphkit.errors import InputError, UsageError
+from graphkit.ir.limits import require_memory
+from graphkit.ir.types import DType, TensorType, Type
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a caller says of the pictures for a model; None: what its metadata say, or else what is usual.
+
+    That is the whole picture resized to the size of the input, (pixel * scale - mean) / std with scale 1/255, mean 0
+    and std 1 in an input of floats, and pixels as they are in one of uint8.
+    """
+
+    scale: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    layout: str | None = None
+
+
+def pictures_for(
+    paths: Sequence[Path], name: str, kind: Type, known: Preprocess | None = None, said: Said | None = None
+) -> np.ndarray:
+    """The array of one picture, or several, for input `name` of that type. known: what the model's metadata say.
+
+    Raises InputError, naming the file, for pictures and inputs that do not fit.
+    """
+    first = paths[0]
+    tensor = _takes_pictures(first, name, kind)
+    _fits_batch(paths, name, tensor)
+    try:
+        wanted = _wanted(first, name, tensor, known, said or Said())
+    except InputError:
+        raise
+    except UsageError as error:
+        raise InputError(f"{first}: {error}") from None
+    made: list[np.ndarray] = []
+    for path in paths:
+        array = wanted.array(path)
+        if not made:
+            require_memory(len(paths) * array.nbytes, f"{len(paths)} pictures")
+        elif array.shape != made[0].shape:
+            raise InputError(
+                f"{path}: it has the shape {list(array.shape)}, and {first} {list(made[0].shape)}; {name!r} has no size "
+                "that both come to"
+            )
+        made.append(array)
+    return made[0] if tensor.rank == 3 else np.stack(made)
+
+
+def picture_input(inputs: Mapping[str, Type]) -> str:
+    """The name of the only input that takes pictures. Raises InputError where there is none, or more than one."""
+    found = [name for name, kind in inputs.items() if _may_be_picture(kind)]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{name} {kind}" for name, kind in inputs.items())
+    raise InputError(f"{'several inputs take' if found else 'no input takes'} pictures ({listed}); say which: NAME=FILE")
+
+
+def options_for(inputs: Mapping[str, Type]) -> dict[str, Any]:
+    """What the only input that takes pictures says of them, as options of `folders.load`: layout, size, colours."""
+    found = [kind for kind in inputs.values() if _may_be_picture(kind)]
+    if len(found) != 1 or not isinstance(found[0], TensorType):
+        return {}
+    first, last = (size in OF_CHANNELS for size in found[0].known_shape[-3::2])
+    if first == last:
+        return {}
+    layout = "NCHW" if first else "NHWC"
+    sizes = dict(zip(layout[1:], found[0].known_shape[-3:], strict=True))
+    size = (sizes["H"], sizes["W"])
+    free = not all(isinstance(side, int) for side in size)
+    found_options = {"layout": layout, "colours": OF_CHANNELS[sizes["C"]], "dtype": str(found[0].dtype)}
+    if found[0].dtype is DType.UINT8:
+        found_options |= {"mean": (), "std": ()}
+    return found_options if free else found_options | {"size": size}
+
+
+def _may_be_picture(kind: Type) -> bool:
+    if not isinstance(kind, TensorType) or not _is_number(kind.dtype) or kind.rank not in (3, 4):
+        return False
+    ends = kind.known_shape[-3], kind.known_shape[-1]
+    return any(not isinstance(size, int) or size in OF_CHANNELS for size in ends)
+
+
+def _is_number(dtype: DType) -> bool:
+    return dtype.is_float or dtype is DType.UINT8
+
+
+def _takes_pictures(path: Path, name: str, kind: Type) -> TensorType:
+    if not isinstance(kind, TensorType) or not _is_number(kind.dtype):
+        raise InputError(f"{path}: a picture fits inputs of floats or uint8; {name!r} is {kind}")
+    if kind.rank not in (3, 4):
+        raise InputError(f"{path}: a picture is [N, C, H, W] or [N, H, W, C], also without N; {name!r} is {kind}")
+    return kind
+
+
+def _fits_batch(paths: Sequence[Path], name: str, kind: TensorType) -> None:
+    size = 1 if kind.rank == 3 else kind.known_shape[0]
+    if isinstance(size, int) and size != len(paths):
+        given = "one picture" if len(paths) == 1 else f"{len(paths)} pictures, from {paths[0]} to {paths[-1]}"
+        raise InputError(f"{paths[0]}: {given}, and {name!r} is {kind}: it takes {size} at a time")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What an input wants; height and width are None where it takes any."""
+
+    preprocess: Preprocess
+    height: int | None
+    width: int | None
+
+    def array(self, path: Path) -> np.ndarray:
+        with opened(path) as picture:
+            if self.preprocess.size is not None or (self.height is None and self.width is None):
+                return self.preprocess.array(picture)
+            own = picture.size
+            size = (own[1] if self.height is None else self.height, own[0] if self.width is None else self.width)
+            return replace(self.preprocess, resize=size).array(picture)
+
+
+def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, said: Said) -> _Wanted:
+    layout = said.layout or (known.layout if known is not None else _layout(path, name, kind))
+    sizes = dict(zip(layout[1:], kind.known_shape[-3:], strict=True))
+    channels, height, width = (size if isinstance(size := sizes[axis], int) else None for axis in "CHW")
+    if channels not in (None, *OF_CHANNELS):
+        raise InputError(f"{path}: a picture has 1, 3 or 4 channels; {name!r} is {kind}")
+    dtype = str(kind.dtype)
+    changes: dict[str, Any] = {"layout": layout, "dtype": dtype}
+    changes |= {field: value for field in ("scale", "mean", "std") if (value := getattr(said, field)) is not None}
+    if known is None:
+        size = None if height is None or width is None else (height, width)
+        plain = Preprocess(resize=size, colours=OF_CHANNELS[channels or 3], layout=layout)
+        return _Wanted(replace(plain, **changes), height, width)
+    made = known.size or (None, None)
+    fits = all(
+        have is None or want is None or have == want
+        for have, want in zip((known.channels, *made), (channels, height, width), strict=True)
+    )
+    if not fits:
+        size_of = "any size" if known.size is None else f"{made[0]} x {made[1]} pixels"
+        raise InputError(
+            f"{path}: the model's metadata say that pictures are {known.colours} of {size_of}, and {name!r} is {kind}"
+        )
+    if dtype == "uint8" and known.dtype != "uint8":
+        # The network has the arithmetic in itself.
+        changes = {"scale": 1 / 255, "mean": (), "std": (), **changes}
+    return _Wanted(replace(known, **changes), height, width)
+
+
+def _layout(path: Path, name: str, kind: TensorType) -> str:
+    first, last = kind.known_shape[-3], kind.known_shape[-1]
+    if (first in OF_CHANNELS) == (last in OF_CHANNELS):
+        raise InputError(
+            f"{path}: the shape does not say where the channels of {name!r}, {kind}, are: "
+            "add --image-layout NCHW or NHWC"
+        )
+    return "NCHW" if first in OF_CHANNELS else "NHWC"

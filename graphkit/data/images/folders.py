@@ -1,0 +1,223 @@
+"""Folders of pictures: one folder for each class, in parts for training and testing or not; or a list of files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from graphkit.data.dataset import Dataset, Splits
+from graphkit.data.images.augment import Augment
+from graphkit.data.images.dataset import Files, Pictures, Store, looked_at
+from graphkit.data.images.decode import SUFFIXES
+from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
+from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.errors import GraphkitWarning, InputError
+
+# Folders of the parts, the first one that is there; "test" where there is no part for validation.
+_TRAIN, _HELD_OUT = "train", ("val", "valid", "validation", "test")
+
+# The size of pictures where nobody says it, unless all are alike and have no side above _SMALL.
+_USUAL, _SMALL = 224, 96
+
+
+class Found(NamedTuple):
+    """Pictures that were found, with the class of each: its number, and what the numbers mean."""
+
+    store: Files
+    targets: np.ndarray
+    classes: tuple[str, ...] | None
+
+
+def is_pictures(folder: Path) -> bool:
+    """Whether there are folders with pictures in a folder, or in its folder `train`."""
+    top = folder / _TRAIN if (folder / _TRAIN).is_dir() else folder
+    with contextlib.suppress(OSError):
+        return any(
+            Path(inner.name).suffix.lower() in SUFFIXES
+            for entry in os.scandir(top) if not entry.name.startswith(".") and entry.is_dir()
+            for inner in os.scandir(entry)
+        )  # fmt: skip
+    return False
+
+
+def load(
+    path: Path, *, like: Dataset | None = None, preprocess: Preprocess | None = None,
+    augment: Augment | str | None = None, size: Size | None = None, resize: Size | None = None,
+    crop: Size | None = None, filter: str | None = None, colours: str | None = None,
+    scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
+    layout: str | None = None, dtype: str | None = None,
+) -> Dataset | Splits:  # fmt: skip
+    """Pictures below FOLDER/CLASS, or FOLDER/train/CLASS and FOLDER/val/CLASS (or valid, validation, test), or of a list.
+
+    A list has lines of a path and a class with a tab between them; paths are relative to its folder, and classes that
+    are all whole numbers are the targets themselves. Classes are in the order of their names. Hidden files are left out,
+    others that are no pictures by their names are warned of.
+
+    preprocess: what pictures go through; what else is given takes the place of its parts (see preprocess_of, Preprocess).
+    Without one it is that of `like`, pictures that a model was trained on, or else: the size of the pictures if all
+    that are looked at are alike and none is above 96 pixels, and 224 otherwise; grey if all are; ImageNet's mean and
+    standard deviation for colours, 0.5 for greys. augment: changes of the training part at random, see Augment.parse.
+    Raises InputError, naming file or folder.
+    """
+    if path.is_dir():
+        parts = _parts(path)
+    elif path.is_file():
+        parts = {str(path): _listed(path)}
+    else:
+        raise InputError(f"{path}: no such folder, and no list of pictures")
+    if preprocess is None and isinstance(like, Pictures):
+        preprocess = like.preprocess
+    base = preprocess or usual(next(iter(parts.values())).store, size, colours)
+    chosen = preprocess_of(
+        base, size=size, resize=resize, crop=crop, filter=filter, colours=colours, scale=scale, mean=mean, std=std,
+        layout=layout, dtype=dtype,
+    )  # fmt: skip
+    train, *held_out = (
+        Pictures(found.store, found.targets, chosen, classes=found.classes, name=name) for name, found in parts.items()
+    )
+    train = train.augmented(augment_of(augment))
+    return Splits(train, held_out[0].renumbered(train.classes or ())) if held_out else train
+
+
+def usual(store: Store, size: Size | None = None, colours: str | None = None) -> Preprocess:
+    """What pictures go through of which nobody says more. See `load`."""
+    seen = [] if size is not None and colours is not None else looked_at(store)
+    grey = (colours or ("L" if seen and {mode for _, mode in seen} <= {"1", "L"} else "RGB")) == "L"
+    alike = {wh for wh, _ in seen}
+    width, height = next(iter(alike)) if len(alike) == 1 else (_USUAL, _USUAL)
+    if max(width, height) > _SMALL:
+        width = height = _USUAL
+    found = replace(Preprocess.of_size(height, width), colours="L" if grey else "RGB")
+    mean, std = ((0.5,), (0.5,)) if grey else IMAGENET
+    if colours in ("BGR", "RGBA"):
+        mean, std = (mean[::-1], std[::-1]) if colours == "BGR" else ((0.5,), (0.5,))
+    return replace(found, colours=colours or found.colours, mean=mean, std=std)
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The pictures of a folder by their names, sorted; not those of folders in it."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from None
+    return [folder / name for name in names if Path(name).suffix.lower() in SUFFIXES and (folder / name).is_file()]
+
+
+# --- folders of classes --------------------------------------------------------------------------------------
+
+
+def _parts(folder: Path) -> dict[str, Found]:
+    """One part, or that for training and that held out, by what they are called."""
+    if not (folder / _TRAIN).is_dir():
+        return {str(folder): _classes(folder, every=True)}
+    held_out = next((folder / name for name in _HELD_OUT if (folder / name).is_dir()), None)
+    parts = {str(folder / _TRAIN): _classes(folder / _TRAIN, every=True)}
+    if held_out is not None:
+        parts[str(held_out)] = _classes(held_out, every=False)
+    return parts
+
+
+def _classes(folder: Path, every: bool) -> Found:
+    """The pictures of a folder with a folder for each class. every: a class without pictures is an error."""
+    names: list[str] = []
+    targets: list[int] = []
+    classes: list[str] = []
+    strange: list[str] = []
+    for entry in _entries(folder):
+        if not _is_folder(entry):
+            strange.append(entry.name)
+            continue
+        if not _is_text(entry.name):
+            raise InputError(f"{str(folder / entry.name)!r}: the name of a class is text in UTF-8")
+        found = list(_files(Path(entry.path), entry.name, (), strange))
+        if not found and every:
+            raise InputError(f"{entry.path}: no picture of that class in it; known: {', '.join(sorted(SUFFIXES))}")
+        names += found
+        targets += [len(classes)] * len(found)
+        classes.append(entry.name)
+    if not names:
+        held = ", ".join(strange[:8]) or "nothing"
+        raise InputError(f"{folder}: no folder of a class with pictures in it; it holds {held}")
+    if strange:
+        some = ", ".join(map(repr, strange[:5])) + (", ..." if len(strange) > 5 else "")
+        warnings.warn(f"{folder}: {len(strange)} that are no pictures are left out: {some}", GraphkitWarning, stacklevel=4)
+    return Found(Files(folder, names), np.array(targets, np.int64), tuple(classes))
+
+
+def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange: list[str]) -> Iterator[str]:
+    """The pictures in a folder and the folders in it, by their names `below` that of the classes.
+
+    outer: device and inode of the folders that this one lies in, which a link may lead back to.
+    """
+    status = folder.stat()
+    here = (status.st_dev, status.st_ino)
+    if here in outer:
+        raise InputError(f"{folder}: a link that leads back to a folder that it lies in")
+    for entry in _entries(folder):
+        name = f"{below}/{entry.name}"
+        if _is_folder(entry):
+            yield from _files(Path(entry.path), name, (*outer, here), strange)
+        elif Path(entry.name).suffix.lower() in SUFFIXES:
+            yield name
+        else:
+            strange.append(name)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder and not hidden, in the order of names."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link that leads to itself
+        raise InputError(f"{entry.path}: {error.strerror}") from None
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8, as metadata are."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --- lists --------------------------------------------------------------------------------------------------
+
+
+def _listed(path: Path) -> Found:
+    names: list[str] = []
+    labels: list[str] = []
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no list of pictures: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if not line:
+            continue
+        fields = line.split("\t")
+        if len(fields) != 2 or not all(fields):
+            raise InputError(f"{path}, line {number}: a path, a tab and a class are expected, not {line[:80]!r}")
+        names.append(fields[0])
+        labels.append(fields[1])
+    if not names:
+        raise InputError(f"{path}: a list without a picture")
+    if all(label.isdecimal() and len(label) < 10 for label in labels):
+        return Found(Files(path.parent, names), np.array(labels, np.int64), None)
+    classes = sorted(set(labels))
+    numbers = {name: number for number, name in enumerate(classes)}
+    return Found(Files(path.parent, names), np.array([numbers[label] for label in labels], np.int64), tuple(classes))

@@ -1,0 +1,73 @@
+"""Where a picture is cut and how far it is scaled: sizes and windows, by torchvision's formulas, in pixels."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+# How often a window is drawn before the middle of the picture is taken, or nothing is erased.
+_TRIES = 10
+
+
+class Window(NamedTuple):
+    """A part of a picture: its left upper corner, which may lie outside, and its size."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """(width, height) with the shorter one of `side` pixels, in proportion: torchvision's Resize."""
+    short, long = sorted(size)
+    other = max(1, int(side * long / short))
+    return (side, other) if size[0] <= size[1] else (other, side)
+
+
+def centred(size: tuple[int, int], width: int, height: int) -> Window:
+    """The middle of a picture, beyond its edges where it is smaller: torchvision's CenterCrop."""
+    return Window(_start(size[0], width), _start(size[1], height), width, height)
+
+
+def _start(have: int, want: int) -> int:
+    return -((want - have) // 2) if want > have else round((have - want) / 2)
+
+
+def resized_crop(
+    size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], draw: np.random.Generator
+) -> Window:
+    """A window of `scale` of the picture's area and a `ratio` of width to height: torchvision's RandomResizedCrop.
+
+    The share of the area is uniform, the ratio's logarithm too. Where ten draws do not fit into the picture, it is the
+    middle, as large as the bounds of the ratio let it be.
+    """
+    width, height = size
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_TRIES):
+        area = width * height * draw.uniform(*scale)
+        aspect = math.exp(draw.uniform(low, high))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return Window(int(draw.integers(width - w + 1)), int(draw.integers(height - h + 1)), w, h)
+    aspect = width / height
+    w = width if aspect <= ratio[1] else max(1, round(height * ratio[1]))
+    h = height if aspect >= ratio[0] else max(1, round(width / ratio[0]))
+    return Window((width - w) // 2, (height - h) // 2, w, h)
+
+
+def erased(
+    size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], draw: np.random.Generator
+) -> Window | None:
+    """What is erased: torchvision's RandomErasing; None where ten draws did not fit into the picture."""
+    width, height = size
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_TRIES):
+        area = width * height * draw.uniform(*scale)
+        aspect = math.exp(draw.uniform(low, high))
+        h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w < width and 0 < h < height:
+            return Window(int(draw.integers(width - w + 1)), int(draw.integers(height - h + 1)), w, h)
+    return None

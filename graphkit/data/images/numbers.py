@@ -1,0 +1,43 @@
+"""From pixels to numbers, by a table of what each of the 256 values of a channel becomes."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from graphkit.ir.types import DType
+
+
+@functools.lru_cache(maxsize=64)
+def table(
+    scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: str, channels: int
+) -> np.ndarray:
+    """[channels, 256]: (pixel * scale - mean) / std, computed in float64 and rounded once.
+
+    mean, std: one number for each channel, one for all, or none (0 and 1).
+    """
+    values = np.arange(256) * scale
+    offset = np.broadcast_to(np.array(mean or 0.0), channels)[:, None]
+    spread = np.broadcast_to(np.array(std or 1.0), channels)[:, None]
+    found = ((values - offset) / spread).astype(DType(dtype).numpy)
+    found.flags.writeable = False
+    return found
+
+
+def planes(pixels: np.ndarray, of_channel: np.ndarray) -> np.ndarray:
+    """[C, H, W] of uint8 [H, W, C], each channel through its row of a `table`: read once, written once."""
+    channels = pixels.shape[2]
+    out = np.empty((channels, *pixels.shape[:2]), of_channel.dtype)
+    for channel in range(channels):
+        # Not "raise", which goes through a buffer; no uint8 is outside of the table.
+        np.take(of_channel[channel], pixels[:, :, channel], out=out[channel], mode="clip")
+    return out
+
+
+def interleaved(pixels: np.ndarray, of_channel: np.ndarray) -> np.ndarray:
+    """[H, W, C] of the same."""
+    out = np.empty(pixels.shape, of_channel.dtype)
+    for channel in range(pixels.shape[2]):
+        out[:, :, channel] = of_channel[channel][pixels[:, :, channel]]
+    return out

@@ -1,0 +1,203 @@
+"""Preprocess: what a network's pictures go through on their way to its input, in training and ever after."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit.data.images import numbers
+from graphkit.data.images.decode import Picture
+from graphkit.data.images.geometry import centred, shorter_side
+from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
+from graphkit.ir.types import DType
+
+# Means and standard deviations of ImageNet's training pictures, red, green, blue, and of CIFAR-10's.
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+# Colours: Pillow's mode that has them, and how many channels there are.
+_COLOURS = {"L": ("L", 1), "RGB": ("RGB", 3), "BGR": ("RGB", 3), "RGBA": ("RGBA", 4)}
+OF_CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
+LAYOUTS = ("NCHW", "NHWC")
+_DTYPES = ("float32", "float16", "bfloat16", "float64", "uint8")
+# Pillow's numbers of its filters.
+_FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+
+# The longest side, and the most pixels, that a picture is resized to.
+_LONGEST, _MOST = 1 << 15, 1 << 27
+
+# Above this side pictures are resized to a little more than is cut out of them, as is usual with ImageNet.
+_SMALL, _MARGIN = 96, 0.875
+
+_SCHEMA, _VERSION = "graphkit.preprocessing", 1
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """From a picture to an array: resized, cut, and (pixel * scale - mean) / std in each channel.
+
+    - resize: the length of the shorter side, the other in proportion; or (height, width); None: as it is;
+    - filter: nearest, box, bilinear, hamming, bicubic or lanczos, as Pillow has them: when they make smaller, they look
+      at all pixels;
+    - crop: (height, width) of the middle that is cut out, with black where the picture is smaller; None: all of it;
+    - colours: RGB, BGR, L (grey) or RGBA; transparency is dropped, not blended, where they have none;
+    - scale, mean, std: of pixels from 0 to 255; mean and std have one number, or one for each channel in the order of
+      `colours`, and are of scaled pixels;
+    - layout: NCHW or NHWC; dtype: float32, float16, bfloat16, float64, or uint8, which takes the pixels as they are.
+
+    Raises UsageError for values that are none of these.
+    """
+
+    resize: int | tuple[int, int] | None = None
+    filter: str = "bilinear"
+    crop: tuple[int, int] | None = None
+    colours: str = "RGB"
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    layout: str = "NCHW"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for field, known in (
+            ("filter", _FILTERS), ("colours", _COLOURS), ("layout", LAYOUTS), ("dtype", _DTYPES),
+        ):  # fmt: skip
+            value = getattr(self, field)
+            if value not in known:
+                raise UsageError(f"{field} of pictures: {value!r}{did_you_mean(str(value), known)}")
+        for field, sizes in (("resize", self.resize), ("crop", self.crop)):
+            flat = sizes if isinstance(sizes, tuple) else () if sizes is None else (sizes,)
+            if any(isinstance(s, bool) or not isinstance(s, int) or not 1 <= s <= _LONGEST for s in flat) or (
+                isinstance(sizes, tuple) and len(sizes) != 2
+            ):
+                raise UsageError(f"{field} of pictures: {sizes!r} is no size; sides are from 1 to {_LONGEST} pixels")
+            if math.prod(flat) > _MOST:
+                raise UsageError(f"{field} of pictures: {sizes!r} is above {_MOST} pixels")
+        if not math.isfinite(self.scale):
+            raise UsageError(f"scale of pictures: {self.scale!r} cannot be used")
+        for field, values in (("mean", self.mean), ("std", self.std)):
+            if values and len(values) not in (1, self.channels):
+                raise UsageError(f"{field} of pictures: {len(values)} numbers for {self.channels} channels")
+            if not all(map(math.isfinite, values)) or (field == "std" and 0 in values):
+                raise UsageError(f"{field} of pictures: {list(values)} holds a number that cannot be used")
+        if self.dtype == "uint8" and (self.scale, self.mean, self.std) != (1 / 255, (), ()):
+            raise UsageError("uint8 takes pixels as they are; scale, mean and std are for floats")
+
+    @classmethod
+    def of_size(cls, height: int, width: int, **fields: Any) -> Preprocess:
+        """What is usual for a network of that size: the shorter side resized, and the middle cut out.
+
+        Above 96 pixels the shorter side is the longer one of the size divided by 0.875, as for ImageNet (256 for 224);
+        below that nothing of a square picture is cut off.
+        """
+        longer = max(height, width)
+        return cls(
+            **{"resize": longer if longer <= _SMALL else round(longer / _MARGIN), "crop": (height, width), **fields}
+        )
+
+    @property
+    def channels(self) -> int:
+        return _COLOURS[self.colours][1]
+
+    @property
+    def mode(self) -> str:
+        """Pillow's name of the colours."""
+        return _COLOURS[self.colours][0]
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) that every picture comes to; None where it depends on the picture."""
+        return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """Of an array: [C, H, W] or [H, W, C]; None where it depends on the picture."""
+        if self.size is None:
+            return None
+        return (self.channels, *self.size) if self.layout == "NCHW" else (*self.size, self.channels)
+
+    def image(self, picture: Picture) -> Any:
+        """Pillow's image of a picture, resized and cut."""
+        size = self._resized(picture.size)
+        if self.crop is None:
+            return self.part(picture, (0, 0, *picture.size), size)
+        left, top, width, height = centred(size, self.crop[1], self.crop[0])
+        right, bottom = left + width, top + height
+        if min(left, top) < 0 or right > size[0] or bottom > size[1]:
+            return self.part(picture, (0, 0, *picture.size), size).crop((left, top, right, bottom))
+        across, down = (have / want for have, want in zip(picture.size, size, strict=True))
+        return self.part(picture, (left * across, top * down, right * across, bottom * down), (width, height))
+
+    def part(self, picture: Picture, box: tuple[float, float, float, float], size: tuple[int, int]) -> Any:
+        """Pillow's image of a part of the picture, (left, top, right, bottom), resized to (width, height).
+
+        Raises InputError for a picture that is damaged, or larger when it is resized than pictures may be.
+        """
+        if size[0] * size[1] > _MOST:
+            raise InputError(f"{picture.name}: resized it has {size[0]} x {size[1]} pixels, which is above {_MOST}")
+        part = box[2] - box[0], box[3] - box[1]
+        if size == part:
+            decoded, _ = picture.decoded(self.mode)
+            return decoded if size == picture.size else decoded.crop(box)
+        whole = (picture.size[0] * size[0] / part[0], picture.size[1] * size[1] / part[1])
+        decoded, scale = picture.decoded(self.mode, whole)
+        left, top, right, bottom = (edge / scale for edge in box)
+        within = (left, top, min(right, decoded.width), min(bottom, decoded.height))
+        return decoded.resize(size, _FILTERS[self.filter], box=within)
+
+    def numbers(self, image: Any) -> np.ndarray:
+        """The array of an image that has its size: [C, H, W] or [H, W, C]."""
+        pixels = np.asarray(image)
+        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+        pixels = pixels[:, :, ::-1] if self.colours == "BGR" else pixels
+        if self.dtype == "uint8":
+            return np.ascontiguousarray(pixels.transpose(2, 0, 1) if self.layout == "NCHW" else pixels)
+        table = numbers.table(self.scale, self.mean, self.std, self.dtype, self.channels)
+        return (numbers.planes if self.layout == "NCHW" else numbers.interleaved)(pixels, table)
+
+    def array(self, picture: Picture) -> np.ndarray:
+        """The array of a picture: [C, H, W] or [H, W, C]. Raises InputError for one that is damaged."""
+        return self.numbers(self.image(picture))
+
+    def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) of the whole picture behind the resizing."""
+        if self.resize is None:
+            return size
+        return self.resize[::-1] if isinstance(self.resize, tuple) else shorter_side(size, self.resize)
+
+    # --- as metadata -----------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """What the metadata of a model have under "preprocessing"."""
+        return json.dumps({"schema": _SCHEMA, "version": _VERSION, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Preprocess | None:
+        """What `to_json` wrote; None for text that somebody else wrote. Raises InvalidModel for what is not whole."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:
+            return None
+        if found.pop("version", None) != _VERSION:
+            raise InvalidModel("metadata: preprocessing of pictures: it is of another version")
+        known = {field.name for field in dataclasses.fields(cls)}
+        if found.keys() != known:
+            raise InvalidModel(f"metadata: preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}")
+        try:
+            if not isinstance(found["scale"], (int, float)):
+                raise TypeError(f"scale is {found['scale']!r}")
+            found |= {"mean": tuple(map(float, found["mean"])), "std": tuple(map(float, found["std"]))}
+            for field in ("resize", "crop"):
+                found[field] = tuple(found[field]) if isinstance(found[field], list) else found[field]
+            if isinstance(found["crop"], int):
+                raise TypeError(f"crop is {found['crop']!r}")
+            return cls(**found)
+        except (TypeError, ValueError, OverflowError, UsageError) as error:
+            raise InvalidModel(f"metadata: preprocessing of pictures: {error}") from None
