@@ -26,6 +26,7 @@ COMMANDS = {
     "grad": "Write the gradient graph of a model, or check it numerically.",
     "inspect": "Show what is in a model.",
     "plan": "Show the memory plan of a model.",
+    "records": "Pack pictures into a record file, list or check one.",
     "ops": "List operators, and how a model's operators are supported.",
     "bench": "Time a model, side by side with ONNX Runtime.",
     "doctor": "Report on this installation and machine.",

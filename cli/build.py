@@ -26,7 +26,12 @@ from graphkit.model import Model
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write: .json or .onnx.")
 @click.option("-p", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the model; repeat.")
-@click.option("--data", "--dataset", "dataset", help="Take image size, inputs, classes, vocabulary from a data set (digits, a folder, ...).")
+@click.option(
+    "--data",
+    "--dataset",
+    "dataset",
+    help="Take image size, inputs, classes, vocabulary from a data set (digits, a folder, ...).",
+)
 @data_option
 @click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
 @click.option("--seed", type=int, default=None, help="Seed of the initialisers.")

@@ -376,7 +376,7 @@ def _report(
 def read_data(
     net: Model, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None]
 ) -> Splits:
-    """What to train on, and to validate on. Text is numbered, and pictures go through, what the model's metadata say."""
+    """What to train on, and to validate on: text and pictures as the model's metadata say."""
     from graphkit import data
 
     options = _of_model(net, spec) | options

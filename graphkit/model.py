@@ -37,8 +37,8 @@ _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.Weak
 
 _STORED_ROLES = ("parameter", "state")
 
-# Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, the vocabulary of a text, and what
-# pictures go through (see graphkit.data.images.preprocess).
+# Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, the vocabulary of a text, and
+# what pictures go through (see graphkit.data.images.preprocess).
 CLASSES, VOCABULARY, PREPROCESSING = "classes", "vocabulary", "preprocessing"
 
 

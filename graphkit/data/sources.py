@@ -36,6 +36,7 @@ SOURCES = (
     Source("mnist", "files.mnist:load", recognises="files.mnist:is_mnist"),
     Source("cifar", "images.cifar:load", recognises="images.cifar:is_cifar"),
     Source("images", "images.folders:load", recognises="images.folders:is_pictures"),
+    Source("records", "records.dataset:load", (".rec",)),
     Source("ratings", "tables.ratings:load", recognises="tables.ratings:is_ratings"),
     Source("sentences", "text.sentences:load"),
     Source("text", "text.stream:load"),
@@ -81,6 +82,7 @@ def load(
     - "images:FOLDER", or the folder: pictures, FOLDER/CLASS/a.png or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
       validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. options: size, augment,
       preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype;
+    - file.rec, or "records:FILE": the pictures of a record file of MXNet's; the same options. See docs/records.md;
     - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files; the same options;
     - "sentences:FOLDER": a sentence per line, NAME.pos and NAME.neg or a CLASS.txt for each class: see Sentences.
       options: level, min_count, size, vocabulary, length, bucket;

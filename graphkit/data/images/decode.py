@@ -32,7 +32,7 @@ _DAMAGED = (
 
 
 class Picture:
-    """A picture whose header was read. name: what errors call it; size: (width, height) of it upright; mode: Pillow's."""
+    """A picture whose header was read. name: what errors call it; size: (width, height), upright; mode: Pillow's."""
 
     def __init__(self, image: Any, name: str, orientation: int = 1):
         self.name, self._image, self._orientation = name, image, orientation
@@ -69,9 +69,9 @@ class Picture:
 def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
     """The picture in a file, or in the bytes of one; within the block it can be decoded.
 
-    name: what errors call it (default: the path). Raises InputError for what is no picture, for one above Pillow's limit
-    of pixels (before anything is decoded) and for pixels of more than 8 bits; MissingDependency without Pillow. Of an
-    animation it is the first picture. Colours of 16 bits, as PNG has them, are cut to their high byte.
+    name: what errors call it (default: the path). Raises InputError for what is no picture, for one above Pillow's
+    limit of pixels (before anything is decoded) and for pixels of more than 8 bits; MissingDependency without Pillow.
+    Of an animation it is the first picture. Colours of 16 bits, as PNG has them, are cut to their high byte.
     """
     name = name if name is not None else str(source) if isinstance(source, Path) else "a picture"
     try:

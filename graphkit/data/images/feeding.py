@@ -53,8 +53,8 @@ def pictures_for(
             require_memory(len(paths) * array.nbytes, f"{len(paths)} pictures")
         elif array.shape != made[0].shape:
             raise InputError(
-                f"{path}: it has the shape {list(array.shape)}, and {first} {list(made[0].shape)}; {name!r} has no size "
-                "that both come to"
+                f"{path}: it has the shape {list(array.shape)}, and {first} {list(made[0].shape)}; {name!r} has no "
+                "size that both come to"
             )
         made.append(array)
     return made[0] if tensor.rank == 3 else np.stack(made)
@@ -66,7 +66,9 @@ def picture_input(inputs: Mapping[str, Type]) -> str:
     if len(found) == 1:
         return found[0]
     listed = ", ".join(f"{name} {kind}" for name, kind in inputs.items())
-    raise InputError(f"{'several inputs take' if found else 'no input takes'} pictures ({listed}); say which: NAME=FILE")
+    raise InputError(
+        f"{'several inputs take' if found else 'no input takes'} pictures ({listed}); say which: NAME=FILE"
+    )
 
 
 def options_for(inputs: Mapping[str, Type]) -> dict[str, Any]:

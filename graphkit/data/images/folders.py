@@ -38,12 +38,14 @@ class Found(NamedTuple):
 def is_pictures(folder: Path) -> bool:
     """Whether there are folders with pictures in a folder, or in its folder `train`."""
     top = folder / _TRAIN if (folder / _TRAIN).is_dir() else folder
-    with contextlib.suppress(OSError):
-        return any(
-            Path(inner.name).suffix.lower() in SUFFIXES
-            for entry in os.scandir(top) if not entry.name.startswith(".") and entry.is_dir()
-            for inner in os.scandir(entry)
-        )  # fmt: skip
+    with contextlib.suppress(OSError), os.scandir(top) as entries:
+        return any(_has_pictures(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
+    return False
+
+
+def _has_pictures(folder: str) -> bool:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return any(Path(entry.name).suffix.lower() in SUFFIXES for entry in entries)
     return False
 
 
@@ -54,13 +56,13 @@ def load(
     scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
     layout: str | None = None, dtype: str | None = None,
 ) -> Dataset | Splits:  # fmt: skip
-    """Pictures below FOLDER/CLASS, or FOLDER/train/CLASS and FOLDER/val/CLASS (or valid, validation, test), or of a list.
+    """Pictures below FOLDER/CLASS, or FOLDER/train/CLASS and FOLDER/val/CLASS (valid, validation, test), or of a list.
 
     A list has lines of a path and a class with a tab between them; paths are relative to its folder, and classes that
-    are all whole numbers are the targets themselves. Classes are in the order of their names. Hidden files are left out,
-    others that are no pictures by their names are warned of.
+    are all whole numbers are the targets themselves. Classes are in the order of their names. Hidden files are left
+    out, others that are no pictures by their names are warned of.
 
-    preprocess: what pictures go through; what else is given takes the place of its parts (see preprocess_of, Preprocess).
+    preprocess: what pictures go through; what else is given takes the place of its parts (see Preprocess).
     Without one it is that of `like`, pictures that a model was trained on, or else: the size of the pictures if all
     that are looked at are alike and none is above 96 pixels, and 224 otherwise; grey if all are; ImageNet's mean and
     standard deviation for colours, 0.5 for greys. augment: changes of the training part at random, see Augment.parse.
@@ -69,7 +71,7 @@ def load(
     if path.is_dir():
         parts = _parts(path)
     elif path.is_file():
-        parts = {str(path): _listed(path)}
+        parts = {str(path): listed(path)}
     else:
         raise InputError(f"{path}: no such folder, and no list of pictures")
     if preprocess is None and isinstance(like, Pictures):
@@ -101,10 +103,16 @@ def usual(store: Store, size: Size | None = None, colours: str | None = None) ->
     return replace(found, colours=colours or found.colours, mean=mean, std=std)
 
 
+def find(folder: Path) -> Found:
+    """The pictures of a folder with a folder for each class. Raises InputError, naming the folder."""
+    return _classes(folder, every=True)
+
+
 def pictures_in(folder: Path) -> list[Path]:
     """The pictures of a folder by their names, sorted; not those of folders in it."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from None
     return [folder / name for name in names if Path(name).suffix.lower() in SUFFIXES and (folder / name).is_file()]
@@ -147,7 +155,9 @@ def _classes(folder: Path, every: bool) -> Found:
         raise InputError(f"{folder}: no folder of a class with pictures in it; it holds {held}")
     if strange:
         some = ", ".join(map(repr, strange[:5])) + (", ..." if len(strange) > 5 else "")
-        warnings.warn(f"{folder}: {len(strange)} that are no pictures are left out: {some}", GraphkitWarning, stacklevel=4)
+        warnings.warn(
+            f"{folder}: {len(strange)} that are no pictures are left out: {some}", GraphkitWarning, stacklevel=4
+        )
     return Found(Files(folder, names), np.array(targets, np.int64), tuple(classes))
 
 
@@ -198,7 +208,8 @@ def _is_text(name: str) -> bool:
 # --- lists --------------------------------------------------------------------------------------------------
 
 
-def _listed(path: Path) -> Found:
+def listed(path: Path) -> Found:
+    """The pictures of a list: see `load`."""
     names: list[str] = []
     labels: list[str] = []
     try:

@@ -10,9 +10,7 @@ from graphkit.ir.types import DType
 
 
 @functools.lru_cache(maxsize=64)
-def table(
-    scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: str, channels: int
-) -> np.ndarray:
+def table(scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: str, channels: int) -> np.ndarray:
     """[channels, 256]: (pixel * scale - mean) / std, computed in float64 and rounded once.
 
     mean, std: one number for each channel, one for all, or none (0 and 1).

@@ -14,7 +14,6 @@ from graphkit.data.images import numbers
 from graphkit.data.images.decode import Picture
 from graphkit.data.images.geometry import centred, shorter_side
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
-from graphkit.ir.types import DType
 
 # Means and standard deviations of ImageNet's training pictures, red, green, blue, and of CIFAR-10's.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -189,7 +188,9 @@ class Preprocess:
             raise InvalidModel("metadata: preprocessing of pictures: it is of another version")
         known = {field.name for field in dataclasses.fields(cls)}
         if found.keys() != known:
-            raise InvalidModel(f"metadata: preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}")
+            raise InvalidModel(
+                f"metadata: preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}"
+            )
         try:
             if not isinstance(found["scale"], (int, float)):
                 raise TypeError(f"scale is {found['scale']!r}")

@@ -12,6 +12,7 @@ from graphkit.errors import InputError
 
 # flag: uint32, label: float32, id and id2: uint64, without padding.
 _HEADER = struct.Struct("<IfQQ")
+SIZE = _HEADER.size
 
 
 class IRHeader(NamedTuple):

@@ -25,14 +25,14 @@ class RecordStream:
     A record shares its memory with its neighbours, as long as any of them is referred to: `bytes(record)` for one that
     is kept. on_damaged: "raise" ends in InputError, which says where; "skip" goes on at the next record, and `damaged`
     says what was left out. `position` is where the record that comes next begins, which
-    is where iterating begins: it may be set before.
+    is where iterating begins: it may be set before; `began` is where the one that was given last does.
     """
 
     def __init__(self, path: str | Path, *, on_damaged: str = "raise"):
         if on_damaged not in ON_DAMAGED:
             raise InputError(f"on_damaged is one of {', '.join(ON_DAMAGED)}, not {on_damaged!r}")
         self.path = Path(path)
-        self.position = 0
+        self.position = self.began = 0
         self.damaged: list[Damage] = []
         self._skips = on_damaged == "skip"
         self._file = opened(self.path)
@@ -55,7 +55,7 @@ class RecordStream:
         place, size, head, head_size = 0, len(block), HEAD.unpack_from, HEAD.size
         while size - place >= head_size:
             magic, word = head(block, place)
-            first = place + head_size
+            start, first = place, place + head_size
             end = first + word
             # Of a record in one part the word is its length. `record_at` looks at all others.
             if end <= size and magic == MAGIC and word <= LONGEST:
@@ -69,7 +69,7 @@ class RecordStream:
                 if found is None:
                     return
                 record, place = found
-            self.position = begin + place
+            self.began, self.position = begin + start, begin + place
             yield record
 
     def _lost(self, block: memoryview, begin: int, torn: Torn) -> int:
@@ -118,6 +118,17 @@ class RecordFile:
         except Torn as torn:
             raise InputError(f"{self.named(number)}: damaged at byte {begin + torn.position}: {torn.reason}") from None
         return found[0]
+
+    def beginning(self, number: int, count: int) -> memoryview:
+        """The first bytes of a record, fewer where it has fewer; what is behind them is not read, nor looked at."""
+        begin, end = int(self.positions[number]), int(self._ends[number])
+        data = _read(self._file, begin, min(HEAD.size + count, end - begin))
+        if len(data) < HEAD.size:
+            return self[number][:count]
+        magic, word = HEAD.unpack_from(data)
+        if magic != MAGIC or not count <= word <= LONGEST:  # damaged, in parts, or short
+            return self[number][:count]
+        return data[HEAD.size :]
 
     def named(self, number: int) -> str:
         """How errors call a record."""

@@ -1,0 +1,104 @@
+"""Pictures in a record file as a data set."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+
+from graphkit.data.dataset import Dataset
+from graphkit.data.images.augment import Augment
+from graphkit.data.images.dataset import Pictures
+from graphkit.data.images.decode import Picture, opened
+from graphkit.data.images.folders import usual
+from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
+from graphkit.data.images.preprocess import Preprocess
+from graphkit.data.records.header import SIZE, IRHeader, unpack
+from graphkit.data.records.reading import RecordFile
+from graphkit.errors import InputError
+
+
+class RecordPictures:
+    """A picture for each record, behind its header. Worker processes open the file again."""
+
+    def __init__(self, records: RecordFile):
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
+        name = self.records.named(number)
+        try:
+            _, data = unpack(self.records[number])
+        except InputError as error:
+            raise error if str(error).startswith(name) else InputError(f"{name}: {error}") from None
+        return opened(bytes(data), name)
+
+
+def load(
+    path: Path, *, like: Dataset | None = None, preprocess: Preprocess | None = None,
+    augment: Augment | str | None = None, size: Size | None = None, resize: Size | None = None,
+    crop: Size | None = None, filter: str | None = None, colours: str | None = None,
+    scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
+    layout: str | None = None, dtype: str | None = None,
+) -> Dataset:  # fmt: skip
+    """The pictures of a .rec file, in the order of its .idx; options are those of folders of pictures.
+
+    Targets are the labels of the headers: int64 [N] where all are whole numbers from 0, else float32 [N], or
+    [N, labels] where a record has several. Names of classes are the lines of NAME.classes.txt beside NAME.rec, if it is
+    there. Raises InputError, naming the file and the record.
+    """
+    store = RecordPictures(RecordFile(path))
+    if not len(store):
+        raise InputError(f"{path}: there is no record in it")
+    targets = labels_of(store.records)
+    classes = _classes(path, targets)
+    if preprocess is None and isinstance(like, Pictures):
+        preprocess = like.preprocess
+    chosen = preprocess_of(
+        preprocess or usual(store, size, colours), size=size, resize=resize, crop=crop, filter=filter,
+        colours=colours, scale=scale, mean=mean, std=std, layout=layout, dtype=dtype,
+    )  # fmt: skip
+    return Pictures(store, targets, chosen, classes=classes, name=str(path)).augmented(augment_of(augment))
+
+
+def labels_of(records: RecordFile) -> np.ndarray:
+    """The labels of all records, by their headers alone. Raises InputError where one has more of them than another."""
+    found = [_header(records, number).label for number in range(len(records))]
+    sizes = np.array([np.size(label) for label in found])
+    if (sizes != sizes[0]).any():
+        odd = int(np.flatnonzero(sizes != sizes[0])[0])
+        raise InputError(f"{records.named(odd)}: {sizes[odd]} labels, and {sizes[0]} in the first")
+    labels = np.array(found, np.float32)
+    whole = labels.ndim == 1 and bool(np.isfinite(labels).all() and (labels == np.round(labels)).all())
+    return labels.astype(np.int64) if whole and (labels >= 0).all() else labels
+
+
+def classes_file(path: Path) -> Path:
+    """Where the names of the classes of a record file are, if it has any."""
+    return path.with_suffix(".classes.txt")
+
+
+def _header(records: RecordFile, number: int) -> IRHeader:
+    try:
+        head = records.beginning(number, SIZE)
+        several = int.from_bytes(head[:4], "little") if len(head) >= SIZE else 0
+        return unpack(records.beginning(number, SIZE + 4 * several) if several else head)[0]
+    except InputError as error:
+        name = records.named(number)
+        raise error if str(error).startswith(name) else InputError(f"{name}: {error}") from None
+
+
+def _classes(path: Path, targets: np.ndarray) -> list[str] | None:
+    file = classes_file(path)
+    if targets.dtype != np.int64 or not file.exists():
+        return None
+    try:
+        names = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: no list of classes: {error}") from None
+    if targets.max() >= len(names):
+        raise InputError(f"{file}: {len(names)} classes, and {path.name} has the label {targets.max()}")
+    return names

@@ -1,0 +1,138 @@
+"""Folders and lists of pictures packed into a record file, as MXNet's im2rec does it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from graphkit.data import order
+from graphkit.data.images.decode import Picture, opened
+from graphkit.data.images.folders import Found, find, listed
+from graphkit.data.images.geometry import shorter_side
+from graphkit.data.records.dataset import classes_file
+from graphkit.data.records.header import pack
+from graphkit.data.records.writing import RecordWriter
+from graphkit.errors import InputError, UsageError
+from graphkit.ir.atomic import write_whole
+
+# Pillow's names of the formats that pictures are written in, and the filter that they are resized by.
+ENCODINGS = {"jpg": "JPEG", "png": "PNG"}
+_BILINEAR = 2
+
+
+class Item(NamedTuple):
+    """A picture to pack: its number in the list, what it is, and where."""
+
+    number: int
+    label: float | list[float]
+    path: Path
+
+
+@dataclass
+class Packed:
+    """What was written: how many records, their bytes, and pictures that were left out, with the reason."""
+
+    records: int = 0
+    bytes: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+
+def items_of(source: Path) -> tuple[list[Item], tuple[str, ...] | None]:
+    """(pictures, class names) of a folder with a folder for each class, of a list of paths and classes, or of a .lst.
+
+    A line of a .lst has a number, one label or several, and a path relative to the list, with tabs between them.
+    """
+    if source.suffix == ".lst":
+        return list(_lst(source)), None
+    found: Found = find(source) if source.is_dir() else listed(source)
+    places = range(len(found.store))
+    return [Item(n, float(found.targets[n]), found.store.path(n)) for n in places], found.classes
+
+
+def pack_pictures(
+    source: Path, output: Path, *, resize: int | None = None, quality: int = 95, encoding: str | None = None,
+    shuffle: bool = False, seed: int = 0, skip_damaged: bool = False, told: Callable[[int, int], None] | None = None,
+) -> Packed:  # fmt: skip
+    """Write the pictures of a source to output.rec and .idx, and class names to .classes.txt, each whole or not at all.
+
+    Files are taken as they are, byte for byte, unless they are resized (resize: the length of the shorter side, of
+    pictures that are larger) or have an encoding: jpg of some quality from 1 to 100, or png. shuffle: in an order that
+    the seed decides. skip_damaged: leave out what cannot be read. told: called with how many are done, of how many.
+    Raises InputError, naming the picture, UsageError for options that mean nothing.
+    """
+    if encoding is not None and encoding not in ENCODINGS:
+        raise UsageError(f"encoding is one of {', '.join(ENCODINGS)}, not {encoding!r}")
+    if not 1 <= quality <= 100 or (resize is not None and resize < 1):
+        raise UsageError(f"quality is from 1 to 100 and a side positive, not {quality} and {resize}")
+    items, classes = items_of(source)
+    if shuffle:
+        items = [items[i] for i in order.permutation(len(items), seed, 0)]
+    packed = Packed()
+    with RecordWriter(output) as writer:
+        for done, item in enumerate(items, 1):
+            try:
+                data = _content(item.path, resize, quality, encoding)
+            except InputError as error:
+                if not skip_damaged:
+                    raise
+                packed.damaged.append(str(error))
+                continue
+            record = pack((0, item.label, item.number, 0), data)
+            writer.write(record, item.number)
+            packed.records, packed.bytes = packed.records + 1, packed.bytes + len(record)
+            if told is not None:
+                told(done, len(items))
+        if not packed.records:
+            raise InputError(f"{source}: no picture is left to pack")
+        # Before the records have their name: what names them is never that of others.
+        classes_file(output).unlink(missing_ok=True)
+    if classes is not None:
+        write_whole(classes_file(output), ["".join(f"{name}\n" for name in classes).encode()])
+    return packed
+
+
+def _content(path: Path, resize: int | None, quality: int, encoding: str | None) -> bytes:
+    """The bytes to pack, of a picture whose header could be read."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    with opened(data, str(path)) as picture:
+        smaller = resize is not None and min(picture.size) > resize
+        if not smaller and encoding is None:
+            return data
+        return _encoded(picture, resize if smaller else None, quality, encoding or "jpg")
+
+
+def _encoded(picture: Picture, resize: int | None, quality: int, encoding: str) -> bytes:
+    mode = "L" if picture.mode in ("1", "L") else "RGBA" if encoding == "png" and picture.mode == "RGBA" else "RGB"
+    wanted = picture.size if resize is None else shorter_side(picture.size, resize)
+    image, _ = picture.decoded(mode, None if resize is None else (float(wanted[0]), float(wanted[1])))
+    if image.size != wanted:
+        image = image.resize(wanted, _BILINEAR)
+    made = io.BytesIO()
+    image.save(made, ENCODINGS[encoding], **({"quality": quality} if encoding == "jpg" else {}))
+    return made.getvalue()
+
+
+def _lst(path: Path) -> Iterator[Item]:
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no list of pictures: {error}") from None
+    for number, line in enumerate(lines, 1):
+        cells = line.removesuffix("\r").split("\t")
+        if cells == [""]:
+            continue
+        try:
+            key, *labels, name = cells
+            values = [float(label) for label in labels]
+            yield Item(int(key), values[0] if len(values) == 1 else values, path.parent / name)
+        except (ValueError, IndexError):
+            raise InputError(
+                f"{path}, line {number}: a number, labels and a path with tabs between them are expected, not "
+                f"{line[:80]!r}"
+            ) from None
