@@ -22,9 +22,9 @@ _LUMA = (0.299, 0.587, 0.114)
 # What a text that names a change gives it where it says no number: fields and their values.
 _NAMED: dict[str, tuple[tuple[str, ...], float]] = {
     "crop": (("crop",), 0.08),
-    "pad": (("pad",), 4),
+    "pad": (("pad",), 4.0),
     "flip": (("flip",), 0.5),
-    "rotate": (("rotate",), 10),
+    "rotate": (("rotate",), 10.0),
     "colour": (("brightness", "contrast", "saturation"), 0.4),
     "brightness": (("brightness",), 0.4),
     "contrast": (("contrast",), 0.4),
@@ -89,7 +89,7 @@ class Augment:
                 value = float(number) if colon else _NAMED[name][1]
             except ValueError:
                 raise UsageError(f"changes of pictures: {part.strip()!r}: {number!r} is no number") from None
-            if name == "pad" and value != int(value):
+            if name == "pad" and not value.is_integer():
                 raise UsageError(f"changes of pictures: {part.strip()!r}: pixels are whole")
             fields |= dict.fromkeys(_NAMED[name][0], int(value) if name == "pad" else value)
         return cls(**fields)

@@ -96,17 +96,17 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
                 # Pillow turns these upright while it loads them.
                 image.load()
             turned = image.getexif().get(_ORIENTATION)
-        yield Picture(image, name, turned if turned in range(2, 9) else 1)
+        yield Picture(image, name, turned if isinstance(turned, int) and 2 <= turned <= 8 else 1)
 
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
     """What Pillow raises becomes an error that names the picture."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         yield
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise InputError(f"{name} cannot be read as a picture: it is none of {', '.join(_FORMATS)}") from None
     except (*_DAMAGED, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{name} cannot be read as a picture: {error or type(error).__name__}") from None

@@ -83,7 +83,8 @@ def options_for(inputs: Mapping[str, Type]) -> dict[str, Any]:
     sizes = dict(zip(layout[1:], found[0].known_shape[-3:], strict=True))
     size = (sizes["H"], sizes["W"])
     free = not all(isinstance(side, int) for side in size)
-    found_options = {"layout": layout, "colours": OF_CHANNELS[sizes["C"]], "dtype": str(found[0].dtype)}
+    (channels,) = (count for count in OF_CHANNELS if count == sizes["C"])
+    found_options: dict[str, Any] = {"layout": layout, "colours": OF_CHANNELS[channels], "dtype": str(found[0].dtype)}
     if found[0].dtype is DType.UINT8:
         found_options |= {"mean": (), "std": ()}
     return found_options if free else found_options | {"size": size}
@@ -142,8 +143,8 @@ def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, s
     changes: dict[str, Any] = {"layout": layout, "dtype": dtype}
     changes |= {field: value for field in ("scale", "mean", "std") if (value := getattr(said, field)) is not None}
     if known is None:
-        size = None if height is None or width is None else (height, width)
-        plain = Preprocess(resize=size, colours=OF_CHANNELS[channels or 3], layout=layout)
+        whole = None if height is None or width is None else (height, width)
+        plain = Preprocess(resize=whole, colours=OF_CHANNELS[channels or 3], layout=layout)
         return _Wanted(replace(plain, **changes), height, width)
     made = known.size or (None, None)
     fits = all(

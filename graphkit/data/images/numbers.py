@@ -18,7 +18,7 @@ def table(scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: 
     values = np.arange(256) * scale
     offset = np.broadcast_to(np.array(mean or 0.0), channels)[:, None]
     spread = np.broadcast_to(np.array(std or 1.0), channels)[:, None]
-    found = ((values - offset) / spread).astype(DType(dtype).numpy)
+    found: np.ndarray = ((values - offset) / spread).astype(DType(dtype).numpy)
     found.flags.writeable = False
     return found
 
