@@ -69,9 +69,9 @@ def parse_inputs(
     """Arrays and shapes by input name.
 
     `NAME=FILE.npz` takes the array of that name, or the only one in the file; `FILE.npz` alone takes every array whose
-    name is an input's, a table (.csv, .tsv, .parquet) its columns; pictures (see `picture_files`) are decoded as `images`
-    says, and else the model's metadata. A sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements; `NAME=` an
-    empty sequence or optional.
+    name is an input's, a table (.csv, .tsv, .parquet) its columns; pictures (see `picture_files`) are decoded as
+    `images` says, and else the model's metadata. A sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements;
+    `NAME=` an empty sequence or optional.
     """
     given: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
