@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.checks.footprint import peak_bytes
 from graphkit.data import Batch, Dataset, Iterated
-from graphkit.errors import UsageError
+from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
 from graphkit.train.background import BackgroundWork
+from graphkit.train.callbacks import Callback
+from graphkit.train.calling import Calls
 from graphkit.train.gather import gather, reduced
 from graphkit.train.metrics import Metric
 from graphkit.train.pace import Pace
@@ -24,7 +27,6 @@ from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar
 
 if TYPE_CHECKING:
-    from graphkit.dist.kvstore import KVStore
     from graphkit.train.trainer import Trainer
 
 
@@ -34,7 +36,7 @@ class Fit:
 
     A step and the position after it, the end of an epoch with its record and checkpoint: each is one block that an
     interrupt does not divide. folder: the same on all ranks, of which the first writes. every: updates between
-    checkpoints within an epoch.
+    checkpoints within an epoch. log_every: updates between lines of the log within an epoch; 0: none.
     """
 
     trainer: Trainer
@@ -48,14 +50,17 @@ class Fit:
     bar: ProgressBar
     log: JsonLog
     on_epoch: Callable[[int, dict[str, float]], None] | None = None
+    callbacks: Sequence[Callback] = ()
+    log_every: int = 0
 
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
-        # Of several processes: samples of all, and the time for which this one waits.
+        # Samples of all processes, and the time for which this one waits.
         self._pace: Pace | None = None
         self._logged: dict[str, float] = {}
         self._background = BackgroundWork(0)
+        self.calls = Calls(self.trainer, self.callbacks)
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
@@ -65,15 +70,37 @@ class Fit:
                 "the last step was stopped in its middle: some parameters may be new, others old; resume() from a "
                 "checkpoint, or set torn = False to train with them as they are"
             )
-        self.log.begin(position.epoch, position.seconds)
+        self.log.begin(position.epoch, self.trainer.updates, position.seconds)
         history = []
+        ending: BaseException | None = None
         try:
-            while position.epoch < position.until:
+            self._begin()
+            while not position.finished:
                 history.append(self._epoch())
         except KeyboardInterrupt as interrupt:
+            ending = interrupt
             self._stopped(interrupt)
             raise
+        except Exception as error:
+            ending = error
+            raise
+        finally:
+            self._end(ending)
         return history
+
+    def _begin(self) -> None:
+        trainer, position = self.trainer, self.trainer.position
+        numbers = {"epoch": position.epoch, "until": position.until, "updates": trainer.updates}
+        resumed = position.within or position.epoch > position.start
+        self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
+
+    def _end(self, error: BaseException | None) -> None:
+        trainer, position = self.trainer, self.trainer.position
+        # Of an error, the one that is on its way matters.
+        with contextlib.nullcontext() if error is None else contextlib.suppress(Exception):
+            trainer._callback_states = trainer.callback_states
+        numbers = {"epoch": position.epoch, "updates": trainer.updates}
+        self.calls.end({**numbers, "finished": position.finished, "stopped": position.stopped}, error)
 
     def _epoch(self) -> dict[str, float]:
         trainer, position = self.trainer, self.trainer.position
@@ -84,16 +111,20 @@ class Fit:
             scores = trainer._scores(self.valid, self.metrics, self.batch_size, self.prefetch, self.bar)
         with trainer._interrupts:
             record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
-            position.end_epoch()
-            self.log.write(
-                "epoch",
-                epoch=position.epoch,
-                updates=trainer.updates,
-                learning_rate=trainer.learning_rate,
-                processes=self._ranks,
+            numbers = {
+                "epoch": position.epoch + 1,
+                "updates": trainer.updates,
+                "learning_rate": trainer.learning_rate,
+                "processes": self._ranks,
                 **self._logged,
+                **_memory(),
                 **record,
-            )
+            }
+            self.calls.epoch(numbers)
+            position.end_epoch()
+            self.log.write("epoch", **numbers)
+            if position.stopped is not None:
+                self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
             self._save()
         if self.on_epoch is not None:
             self.on_epoch(position.epoch, record)
@@ -110,16 +141,17 @@ class Fit:
         self._restore(measured)
         count = length_of(batches)
         self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
-        if self._ranks > 1:
-            self._pace = Pace(lambda: trainer._stepper.waited_seconds)
+        self._pace, self._logged = Pace(lambda: trainer._stepper.waited_seconds), {}
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
                 # A position after the last batch is that of the update, or the validation, behind it.
-                if count is None or position.batch < count:
+                if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
                         with trainer._interrupts:
                             self._step(batch, measured)
+                        if position.stopped is not None:
+                            break
                 with trainer._interrupts:
                     self._end_of_batches(measured)
             finally:
@@ -170,11 +202,32 @@ class Fit:
                 target = trainer._targets.names[0], first(batch.targets)
                 for pair in trainer._stepper.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)
-        if self._pace is not None:
-            self._pace.add(batch.global_size)
-        self.bar.advance(f"loss {loss:.4f}" if self._pace is None else f"loss {loss:.4f}, {self._pace}")
-        if self.every and trainer.updates > before and trainer.updates % self.every == 0:
+        assert self._pace is not None, "an epoch is under way"
+        self._pace.add(batch.global_size)
+        self.bar.advance(f"loss {loss:.4f}" if self._ranks == 1 else f"loss {loss:.4f}, {self._pace}")
+        updated = trainer.updates > before
+        if self.log_every and updated and trainer.updates % self.log_every == 0:
+            self._log_step(loss)
+        self.calls.step(
+            lambda: {
+                "epoch": position.epoch + 1, "batch": position.batch, "updates": trainer.updates, "loss": loss,
+                "learning_rate": trainer.learning_rate, "samples": batch.global_size,
+            }
+        )  # fmt: skip
+        if self.every and updated and trainer.updates % self.every == 0:
             self._save()
+
+    def _log_step(self, loss: float) -> None:
+        trainer = self.trainer
+        assert self._pace is not None, "an epoch is under way"
+        self.log.write(
+            "step",
+            epoch=trainer.position.epoch + 1,
+            updates=trainer.updates,
+            loss=loss,
+            learning_rate=trainer.learning_rate,
+            samples_per_second=self._pace.lap(),
+        )
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
@@ -197,7 +250,7 @@ class Fit:
             values = trainer._stepper.values(measured)
         else:
             values = reduced(trainer.kvstore, measured)
-            self._logged = self._paced(trainer.kvstore)
+        self._logged = self._paced()
         position.trained = {"loss": position.loss_sum / max(position.seen, 1), **values}
         if position.skipped:
             position.trained["skipped"] = position.skipped
@@ -205,12 +258,16 @@ class Fit:
         if self.every and self.valid is not None:
             self._save()
 
-    def _paced(self, store: KVStore) -> dict[str, float]:
-        """For the log: samples/s of all processes, and the mean share of time for which they waited for each other."""
-        assert self._pace is not None, "there are several processes"
-        mine = np.array([self._pace.waited, self._pace.seconds])
-        waited, seconds = store.pushpull("waited", mine)
-        return {"samples_per_second": self._pace.samples_per_second, "waiting": float(waited / seconds)}
+    def _paced(self) -> dict[str, float]:
+        """For the log: samples/s of all processes; of several, the mean share of time for which they waited for each
+        other."""
+        assert self._pace is not None, "an epoch is under way"
+        store = self.trainer.kvstore
+        paced = {"samples_per_second": self._pace.samples_per_second}
+        if store is None or self._ranks == 1:
+            return paced
+        waited, seconds = store.pushpull("waited", np.array([self._pace.waited, self._pace.seconds]))
+        return {**paced, "waiting": float(waited / seconds)}
 
     # --- checkpoints --------------------------------------------------------------------------------
 
@@ -262,6 +319,14 @@ class Fit:
                 self._save()
             where += f"; {self.folder} has a checkpoint of it"
         interrupt.add_note(where)
+
+
+def _memory() -> dict[str, int]:
+    """The peak of this process, where the system tells it."""
+    try:
+        return {"peak_memory": peak_bytes()}
+    except UnsupportedError:
+        return {}
 
 
 def length_of(data: Any) -> int | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+
+from graphkit.errors import UsageError
 
 # By the name of a metric, what its `state` gave.
 MetricStates = dict[str, dict[str, np.ndarray]]
@@ -22,7 +25,8 @@ class Position:
 
     loss_sum, seen: over the samples of the epoch so far; skipped: its steps that were not taken; metrics: the states of
     its metrics. trained: the record of the epoch without validation, once the last batch and the update after it are
-    done. seconds: that the run has taken.
+    done. seconds: that the run has taken. stopped: why the run ends with the epoch under way, or ended with the last
+    one, before `until`. first_update: how many updates there were before the run.
     """
 
     epoch: int = 0
@@ -37,6 +41,8 @@ class Position:
     skipped: int = 0
     trained: dict[str, float] | None = None
     seconds: float = 0.0
+    stopped: str | None = None
+    first_update: int = 0
     metrics: MetricStates = field(default_factory=dict)
 
     @property
@@ -46,11 +52,39 @@ class Position:
 
     @property
     def finished(self) -> bool:
-        return self.epoch >= self.until and not self.within
+        return not self.within and (self.epoch >= self.until or self.stopped is not None)
 
-    def begin(self, epochs: int) -> None:
-        """A run of so many epochs from here."""
+    def begin(self, epochs: int, updates: int = 0) -> None:
+        """A run of so many epochs from here, after so many updates."""
         self.start, self.until = self.epoch, self.epoch + epochs
+        self.stopped, self.first_update = None, updates
+
+    def go_on(self, epochs: int | None) -> None:
+        """The run goes on, to so many epochs from its beginning (None: as planned); it is finished if it has them.
+
+        A run that was stopped early goes on if that is more than was planned. Raises UsageError for less than is done.
+        """
+        until = self._until(epochs)
+        if until < self.epoch + self.within:
+            raise UsageError(f"epochs={epochs}: the run that goes on stands {self}; epochs counts from where it began")
+        if until > self.until:
+            self.stopped = None
+        self.until = until
+        if self.finished:
+            done = self.until - self.start
+            why = f"has its {done} epochs" if self.stopped is None else f"was ended {self}: {self.stopped}"
+            more = f"epochs={done + 1} makes one more" if self.stopped is None else f"epochs={done + 1} goes on"
+            warnings.warn(f"nothing is left to train: the run {why}; {more}", stacklevel=4)
+
+    def left(self, epochs: int | None) -> int:
+        """How many epochs are left of the run, if it goes on to so many from its beginning."""
+        until = self._until(epochs)
+        if self.stopped is not None and until <= self.until:
+            return int(self.within)
+        return max(until - self.epoch, 0)
+
+    def _until(self, epochs: int | None) -> int:
+        return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:
         """The epoch under way is over."""

@@ -97,6 +97,7 @@ def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> 
         position=trainer.position.describe(),
         run=trainer.run,
         notes=trainer.notes,
+        callbacks=trainer.callback_states,
         updates=stepper.updates,
         data_seed=trainer.seed,
         settings={
@@ -135,6 +136,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         trainer.executor.rng = saved.rng
         trainer.position = Position.read(saved.position, metric_states)
         trainer.notes = saved.notes
+        trainer._callback_states = saved.callbacks
         trainer.run, trainer.seed = saved.run, saved.data_seed
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
         stepper.spread()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +40,8 @@ from graphkit.train.arguments import POSITIVE, integer, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.background import BackgroundWork
+from graphkit.train.callbacks import Callback
+from graphkit.train.calling import States
 from graphkit.train.distributed import DistributedInference, DistributedStepper
 from graphkit.train.fit import Fit, first, length_of
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
@@ -172,6 +173,11 @@ class Trainer:
         self.torn = False
         self._resumed = False
         self._fit: Fit | None = None
+        # Why a callback wants the run to end; the states of callbacks outside of `fit`.
+        self.stop_reason: str | None = None
+        self._callback_states: States = {}
+        # What the learning rates of the optimizer's schedule are multiplied by; for callbacks, which keep it.
+        self.rate_scale = 1.0
         self._recurrent_state = RecurrentState(net, carry or {})
         self._input_types = net.input_types
         self._input_names = net.inputs
@@ -339,7 +345,30 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        return self.optimizer.rate(self.updates)
+        """Of the next update."""
+        return self.optimizer.rate(self.updates) * self.rate_scale
+
+    @property
+    def rank(self) -> int:
+        """Which process this one is, of those that train together; 0 writes."""
+        return 0 if self.kvstore is None else self.kvstore.rank
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the `fit` that goes on writes."""
+        return None if self._fit is None else self._fit.folder
+
+    @property
+    def callback_states(self) -> States:
+        """Of the callbacks of the `fit` that goes on, and of those before it, by name."""
+        return self._callback_states | ({} if self._fit is None else self._fit.calls.states())
+
+    def stop(self, reason: str) -> None:
+        """End the run: for callbacks. The epoch ends with the batch under way, its validation and its checkpoint.
+
+        reason: for the log, and whoever goes on. `fit` then returns; see `Callback` for several processes.
+        """
+        self.stop_reason = reason
 
     def step(self, inputs: Any, targets: Any) -> LazyScalar:
         """Train on one batch; return its mean loss. inputs, targets: an array, a tuple, or a dict by name.
@@ -391,6 +420,8 @@ class Trainer:
         progress: bool | None = None,
         prefetch: int = 2,
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
+        log_every: int = 50,
     ) -> list[dict[str, float]]:
         """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
 
@@ -402,15 +433,17 @@ class Trainer:
         already is not done again. Its results are, to the bit, those of a run without interruption.
 
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
-        every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch. Rank 0
-        writes and shows. Ctrl-C takes effect between two batches, or at once when it comes twice; a single process then
-        leaves a checkpoint of that position in the folder. The KeyboardInterrupt has a note that says where it stopped.
+        every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch, and one
+        every `log_every` updates (0: none). Rank 0 writes and shows. Ctrl-C takes effect between two batches, or at
+        once when it comes twice; a single process then leaves a checkpoint of that position in the folder. The
+        KeyboardInterrupt has a note that says where it stopped.
 
         A folder is that of one run, and of one process at a time: one with a model or a checkpoint that is not of this
         run is refused (UsageError), unless `overwrite`, which removes them; so is one that another process has.
 
         progress: a bar on stderr, by default on a terminal. on_epoch(number, record): called after each epoch and its
-        checkpoint, by every rank that was given it.
+        checkpoint, by every rank that was given it. callbacks: objects of subclasses of `gk.Callback`, whose states
+        are part of checkpoints.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
         computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
@@ -418,6 +451,8 @@ class Trainer:
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
+        log_every = integer("fit", "log_every", log_every, 0)
+        callbacks = [callbacks] if isinstance(callbacks, Callback) else callbacks
         self._plan(epochs)
         writes = self._writes
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
@@ -429,8 +464,9 @@ class Trainer:
             log = JsonLog(path if writes else None)
             self._fit = Fit(
                 self, self._data(train), None if valid is None else self._data(valid), metrics, batch_size, path,
-                checkpoint_every, prefetch, bar, log, on_epoch,
+                checkpoint_every, prefetch, bar, log, on_epoch, callbacks, log_every,
             )  # fmt: skip
+            self.stop_reason = None
             try:
                 return self._fit.run()
             finally:
@@ -438,27 +474,17 @@ class Trainer:
 
     def left(self, epochs: int | None = None) -> int:
         """How many epochs a `fit` of so many would end."""
-        position = self.position
-        if position.finished and not self._resumed:
+        if self.position.finished and not self._resumed:
             return 1 if epochs is None else epochs
-        return max((position.until if epochs is None else position.start + epochs) - position.epoch, 0)
+        return self.position.left(epochs)
 
     def _plan(self, epochs: int | None) -> None:
         """Where the run that `fit` was called for begins and ends."""
         position, resumed, self._resumed = self.position, self._resumed, False
         if position.finished and not resumed:
-            position.begin(1 if epochs is None else epochs)
-            return
-        until = position.until if epochs is None else position.start + epochs
-        if until < position.epoch + position.within:
-            raise UsageError(
-                f"epochs={epochs}: the run that goes on stands {position}; epochs counts from where it began"
-            )
-        position.until = until
-        if position.finished:
-            done = position.until - position.start
-            more = f"epochs={done + 1} makes one more"
-            warnings.warn(f"nothing is left to train: the run has its {done} epochs; {more}", stacklevel=3)
+            position.begin(1 if epochs is None else epochs, self.updates)
+        else:
+            position.go_on(epochs)
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
         output = self.net.graph.outputs[self.net.outputs.index(self._output)]
