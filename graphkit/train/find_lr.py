@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _DIVERGED, _SMOOTHING = 4.0, 0.9
 # Steps where data are fewer or more: at least, and at most, so many.
 _LEAST, _MOST = 60, 400
+# Batches at the beginning whose slope says nothing.
+_NOISY = 10
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
     if len(known) < 3:
         return None
     slopes = np.gradient(known)[: int(np.argmin(known)) + 1]
+    # The mean of the first few batches is as noisy as they are.
+    slopes[: min(_NOISY, len(slopes) // 5)] = np.inf
     steepest = int(np.argmin(slopes))
     return rates[steepest] if slopes[steepest] < 0 else None
 
