@@ -48,6 +48,8 @@ _PUBLIC = {
     "check_gradient": "graphkit.checks.gradcheck",
     "find_nonfinite": "graphkit.checks.nonfinite",
     "Trainer": "graphkit.train.trainer",
+    "Callback": "graphkit.train.callbacks",
+    "find_lr": "graphkit.train.find_lr",
     "GraphkitError": "graphkit.errors",
     "GraphkitWarning": "graphkit.errors",
 }
@@ -55,6 +57,7 @@ _MODULES = {
     "nn": "graphkit.frontend.layers",
     "init": "graphkit.frontend.initializers",
     "linalg": "graphkit.frontend.linalg",
+    "callbacks": "graphkit.train.callbacks",
     "optim": "graphkit.train.optim",
     "losses": "graphkit.train.losses",
     "metrics": "graphkit.train.metrics",

@@ -365,9 +365,12 @@ from graphkit.ops._functions import weight_only_mat_mul as weight_only_mat_mul
 from graphkit.ops._functions import where as where
 from graphkit.ops._functions import xor as xor
 from graphkit.ops._functions import zip_map as zip_map
+from graphkit.train import callbacks as callbacks
 from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
+from graphkit.train.callbacks import Callback as Callback
+from graphkit.train.find_lr import find_lr as find_lr
 from graphkit.train.trainer import Trainer as Trainer
 
 nn = _nn

@@ -48,13 +48,18 @@ def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
     return Footprint(planned, max(first - before, 0), max(later - before, 0))
 
 
+def peak_bytes() -> int:
+    """The peak of this process's resident memory so far. Raises UnsupportedError where the system does not say."""
+    return _kilobytes(_STATUS, "VmHWM")
+
+
 def _peak_of_run(executor: Any, feeds: Mapping[str, Any]) -> int:
     try:
         _CLEAR.write_text(_RESET_PEAK)
     except OSError as error:
         raise UnsupportedError(f"the peak of resident memory cannot be reset: {error}") from error
     executor.run(feeds)
-    return _kilobytes(_STATUS, "VmHWM")
+    return peak_bytes()
 
 
 def _kilobytes(path: Path, field: str) -> int:

@@ -32,7 +32,7 @@ class Checkpoint:
     arrays: what all processes have alike. parts: by rank, what each alone knows within an epoch. residuals: by rank,
     what compression has left out of the gradients that it has sent. position: as `Position.describe` gives it. run: a
     name that all checkpoints of a run have, and no other.
-    notes: of whoever trains, as JSON.
+    notes: of whoever trains, as JSON. callbacks: by the name of a callback, its state.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -45,6 +45,7 @@ class Checkpoint:
     data_seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    callbacks: dict[str, Any] = field(default_factory=dict)
     parts: Sequence[Mapping[str, np.ndarray]] = ({},)
     residuals: Sequence[Mapping[str, np.ndarray]] = ()
 

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.checks.footprint import peak_bytes
 from graphkit.data import Batch, Dataset, Iterated, LazyDataset
-from graphkit.errors import UsageError
+from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
-from graphkit.train.background import BackgroundWork
+from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.callbacks import Callback
+from graphkit.train.calling import Calls
+from graphkit.train.evaluation import LOSS, listed
 from graphkit.train.gather import gather, reduced
 from graphkit.train.metrics import Metric
 from graphkit.train.pace import Pace
@@ -25,7 +29,6 @@ from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.replaced import Replaced
 
 if TYPE_CHECKING:
-    from graphkit.dist.kvstore import KVStore
     from graphkit.train.trainer import Trainer
 
 
@@ -35,7 +38,7 @@ class Fit:
 
     A step and the position after it, the end of an epoch with its record and checkpoint: each is one block that an
     interrupt does not divide. folder: the same on all ranks, of which the first writes. every: updates between
-    checkpoints within an epoch.
+    checkpoints within an epoch. log_every: updates between lines of the log within an epoch; 0: none.
     """
 
     trainer: Trainer
@@ -49,16 +52,19 @@ class Fit:
     bar: ProgressBar
     log: JsonLog
     on_epoch: Callable[[int, dict[str, float]], None] | None = None
+    callbacks: Sequence[Callback] = ()
+    log_every: int = 0
 
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
-        # Of several processes: samples of all, and the time for which this one waits.
+        # Samples of all processes, and the time for which this one waits.
         self._pace: Pace | None = None
         self._logged: dict[str, float] = {}
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = Replaced() if skips else None
         self._background = BackgroundWork(0)
+        self.calls = Calls(self.trainer, self.callbacks)
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
@@ -68,15 +74,49 @@ class Fit:
                 "the last step was stopped in its middle: some parameters may be new, others old; resume() from a "
                 "checkpoint, or set torn = False to train with them as they are"
             )
-        self.log.begin(position.epoch, position.seconds)
+        self.log.begin(position.epoch, self.trainer.updates, position.seconds)
         history = []
+        ending: BaseException | None = None
         try:
-            while position.epoch < position.until:
+            self._begin()
+            while not position.finished:
                 history.append(self._epoch())
         except KeyboardInterrupt as interrupt:
+            ending = interrupt
             self._stopped(interrupt)
             raise
+        except Exception as error:
+            ending = error
+            raise
+        finally:
+            self._end(ending)
         return history
+
+    def _begin(self) -> None:
+        trainer, position = self.trainer, self.trainer.position
+        numbers = {"epoch": position.epoch, "until": position.until, "updates": trainer.updates}
+        resumed = position.within or position.epoch > position.start
+        trainer._run_updates = self._count_updates()
+        self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
+
+    def _count_updates(self) -> int | None:
+        """Of the whole run, where the schedule needs them. Raises UsageError for data that do not say their length."""
+        trainer, position = self.trainer, self.trainer.position
+        schedule = trainer.optimizer.schedule
+        if not schedule.is_open:
+            return None
+        count = length_of(self.train.batches(self.batch_size, seed=trainer.seed, rank=self._rank, ranks=self._ranks))
+        if count is None:
+            raise UsageError(f"{self.train.name} does not say its length: give steps= to the schedule, {schedule}")
+        return math.ceil(count / trainer.accumulate) * (position.until - position.start)
+
+    def _end(self, error: BaseException | None) -> None:
+        trainer, position = self.trainer, self.trainer.position
+        # Of an error, the one that is on its way matters.
+        with contextlib.nullcontext() if error is None else contextlib.suppress(Exception):
+            trainer._callback_states = trainer.callback_states
+        numbers = {"epoch": position.epoch, "updates": trainer.updates}
+        self.calls.end({**numbers, "finished": position.finished, "stopped": position.stopped}, error)
 
     def _epoch(self) -> dict[str, float]:
         trainer, position = self.trainer, self.trainer.position
@@ -84,19 +124,26 @@ class Fit:
             self._train()
         scores: dict[str, float] = {}
         if self.valid is not None:
-            scores = trainer._scores(self.valid, self.metrics, self.batch_size, self.prefetch, self.bar)
+            evaluation = trainer._evaluation
+            specs = listed(self.metrics)
+            specs = [LOSS, *specs] if evaluation.has_loss and LOSS not in specs else specs
+            scores = evaluation.scores(self.valid, specs, self.batch_size, self.prefetch, self.bar)
         with trainer._interrupts:
             record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
-            position.end_epoch()
-            self.log.write(
-                "epoch",
-                epoch=position.epoch,
-                updates=trainer.updates,
-                learning_rate=trainer.learning_rate,
-                processes=self._ranks,
+            numbers = {
+                "epoch": position.epoch + 1,
+                "updates": trainer.updates,
+                "learning_rate": trainer.learning_rate,
+                "processes": self._ranks,
                 **self._logged,
+                **_memory(),
                 **record,
-            )
+            }
+            self.calls.epoch(numbers)
+            position.end_epoch()
+            self.log.write("epoch", **numbers)
+            if position.stopped is not None:
+                self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
             self._save()
         if self.on_epoch is not None:
             self.on_epoch(position.epoch, record)
@@ -116,16 +163,17 @@ class Fit:
         self._restore(measured)
         count = length_of(batches)
         self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
-        if self._ranks > 1:
-            self._pace = Pace(lambda: trainer._stepper.waited_seconds)
+        self._pace, self._logged = Pace(lambda: trainer._stepper.waited_seconds), {}
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
                 # A position after the last batch is that of the update, or the validation, behind it.
-                if count is None or position.batch < count:
+                if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
                         with trainer._interrupts:
                             self._step(batch, measured)
+                        if position.stopped is not None:
+                            break
                 with trainer._interrupts:
                     self._end_of_batches(measured)
             finally:
@@ -175,14 +223,35 @@ class Fit:
             position.loss_sum += loss * batch.global_size
             position.seen += batch.global_size
             if batch.size:
-                target = trainer._targets.names[0], first(batch.targets)
+                target = trainer._targets.of(trainer._output), trainer._measured_target(batch.targets)
                 for pair in trainer._stepper.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)
-        if self._pace is not None:
-            self._pace.add(batch.global_size)
-        self.bar.advance(f"loss {loss:.4f}" if self._pace is None else f"loss {loss:.4f}, {self._pace}")
-        if self.every and trainer.updates > before and trainer.updates % self.every == 0:
+        assert self._pace is not None, "an epoch is under way"
+        self._pace.add(batch.global_size)
+        self.bar.advance(f"loss {loss:.4f}" if self._ranks == 1 else f"loss {loss:.4f}, {self._pace}")
+        updated = trainer.updates > before
+        if self.log_every and updated and trainer.updates % self.log_every == 0:
+            self._log_step(loss)
+        self.calls.step(
+            lambda: {
+                "epoch": position.epoch + 1, "batch": position.batch, "updates": trainer.updates, "loss": loss,
+                "learning_rate": trainer.learning_rate, "samples": batch.global_size,
+            }
+        )  # fmt: skip
+        if self.every and updated and trainer.updates % self.every == 0:
             self._save()
+
+    def _log_step(self, loss: float) -> None:
+        trainer = self.trainer
+        assert self._pace is not None, "an epoch is under way"
+        self.log.write(
+            "step",
+            epoch=trainer.position.epoch + 1,
+            updates=trainer.updates,
+            loss=loss,
+            learning_rate=trainer.learning_rate,
+            samples_per_second=self._pace.lap(),
+        )
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
@@ -205,7 +274,7 @@ class Fit:
             values = trainer._stepper.values(measured)
         else:
             values = reduced(trainer.kvstore, measured)
-            self._logged = self._paced(trainer.kvstore)
+        self._logged = self._paced()
         position.trained = {"loss": position.loss_sum / max(position.seen, 1), **values}
         if position.skipped:
             position.trained["skipped"] = position.skipped
@@ -213,12 +282,16 @@ class Fit:
         if self.every and self.valid is not None:
             self._save()
 
-    def _paced(self, store: KVStore) -> dict[str, float]:
-        """For the log: samples/s of all processes, and the mean share of time for which they waited for each other."""
-        assert self._pace is not None, "there are several processes"
-        mine = np.array([self._pace.waited, self._pace.seconds])
-        waited, seconds = store.pushpull("waited", mine)
-        return {"samples_per_second": self._pace.samples_per_second, "waiting": float(waited / seconds)}
+    def _paced(self) -> dict[str, float]:
+        """For the log: samples/s of all processes; of several, the mean share of time for which they waited for each
+        other."""
+        assert self._pace is not None, "an epoch is under way"
+        store = self.trainer.kvstore
+        paced = {"samples_per_second": self._pace.samples_per_second}
+        if store is None or self._ranks == 1:
+            return paced
+        waited, seconds = store.pushpull("waited", np.array([self._pace.waited, self._pace.seconds]))
+        return {**paced, "waiting": float(waited / seconds)}
 
     # --- checkpoints --------------------------------------------------------------------------------
 
@@ -272,13 +345,9 @@ class Fit:
         interrupt.add_note(where)
 
 
-def length_of(data: Any) -> int | None:
-    """How many there are; None where it does not say."""
-    return len(data) if hasattr(data, "__len__") else None
-
-
-def first(targets: Any) -> np.ndarray:
-    """The first target, which metrics look at."""
-    if isinstance(targets, dict):
-        targets = next(iter(targets.values()))
-    return np.asarray(targets[0] if isinstance(targets, tuple) else targets)
+def _memory() -> dict[str, int]:
+    """The peak of this process, where the system tells it."""
+    try:
+        return {"peak_memory": peak_bytes()}
+    except UnsupportedError:
+        return {}

@@ -67,6 +67,7 @@ _KINDS: Mapping[str, Kind] = {
     "data_seed": _integer,
     "settings": _object,
     "notes": _object,
+    "callbacks": _dict_of(_object),
     "epoch": _count,
     "batch": _count,
 }
@@ -81,9 +82,23 @@ def _dtype(value: Any) -> bool:
 _OF_ARRAYS: Mapping[str, Kind] = {"dtype": _dtype, "shape": _list_of(_count)}
 
 _OF_POSITION: Mapping[str, Kind] = {
-    **dict.fromkeys(("epoch", "batch", "offset", "width", "start", "until", "seen", "skipped"), _count),
+    **dict.fromkeys(
+        (
+            "epoch",
+            "batch",
+            "offset",
+            "width",
+            "start",
+            "until",
+            "seen",
+            "skipped",
+            "first_update",
+        ),
+        _count,
+    ),
     **dict.fromkeys(("loss_sum", "seconds"), _number),
     "length": _or_null(_count),
+    "stopped": _or_null(_text),
     "trained": _or_null(_dict_of(_or_null(_number))),
 }
 

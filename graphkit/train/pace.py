@@ -14,10 +14,17 @@ class Pace:
         self._before = waited()
         self._start = time.monotonic()
         self._samples = 0
+        self._lap = (self._start, 0)
 
     def add(self, samples: int) -> None:
         """Of all processes."""
         self._samples += samples
+
+    def lap(self) -> float:
+        """Samples per second since the last call, or the beginning."""
+        now = time.monotonic()
+        (start, samples), self._lap = self._lap, (now, self._samples)
+        return (self._samples - samples) / max(now - start, 1e-9)
 
     @property
     def seconds(self) -> float:

@@ -25,7 +25,8 @@ class Position:
 
     loss_sum, seen: over the samples of the epoch so far; skipped: its steps that were not taken; metrics: the states of
     its metrics. trained: the record of the epoch without validation, once the last batch and the update after it are
-    done. seconds: that the run has taken.
+    done. seconds: that the run has taken. stopped: why the run ends with the epoch under way, or ended with the last
+    one, before `until`. first_update: how many updates there were before the run.
     """
 
     epoch: int = 0
@@ -40,6 +41,8 @@ class Position:
     skipped: int = 0
     trained: dict[str, float] | None = None
     seconds: float = 0.0
+    stopped: str | None = None
+    first_update: int = 0
     metrics: MetricStates = field(default_factory=dict)
 
     @property
@@ -49,32 +52,39 @@ class Position:
 
     @property
     def finished(self) -> bool:
-        return self.epoch >= self.until and not self.within
+        return not self.within and (self.epoch >= self.until or self.stopped is not None)
 
-    def plan(self, epochs: int | None, resumed: bool) -> None:
-        """Say where the run that `fit` was called for begins and ends.
+    def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
+        """Say where the run that `fit` was called for begins and ends, after so many updates.
 
         It is the one that stands here, whose `epochs` count from where it began (None: those that it was given), or,
-        where that is finished and not `resumed`, another one of so many (None: 1). Raises UsageError for fewer epochs
-        than the run has begun.
+        where that is finished and not `resumed`, another one of so many (None: 1). A run that was stopped early goes on
+        if that is more than was planned. Raises UsageError for fewer epochs than the run has begun.
         """
         if self.finished and not resumed:
             self.start, self.until = self.epoch, self.epoch + (1 if epochs is None else epochs)
+            self.stopped, self.first_update = None, updates
             return
         until = self._end(epochs)
         if until < self.epoch + self.within:
             raise UsageError(f"epochs={epochs}: the run that goes on stands {self}; epochs counts from where it began")
+        if until > self.until:
+            self.stopped = None
         self.until = until
         if self.finished:
             done = self.until - self.start
-            more = f"epochs={done + 1} makes one more"
-            warnings.warn(f"nothing is left to train: the run has its {done} epochs; {more}", stacklevel=3)
+            why = f"has its {done} epochs" if self.stopped is None else f"was ended {self}: {self.stopped}"
+            more = f"epochs={done + 1} makes one more" if self.stopped is None else f"epochs={done + 1} goes on"
+            warnings.warn(f"nothing is left to train: the run {why}; {more}", stacklevel=3)
 
     def left(self, epochs: int | None, resumed: bool) -> int:
         """How many epochs a run that is planned so has before it."""
         if self.finished and not resumed:
             return 1 if epochs is None else epochs
-        return max(self._end(epochs) - self.epoch, 0)
+        until = self._end(epochs)
+        if self.stopped is not None and until <= self.until:
+            return int(self.within)
+        return max(until - self.epoch, 0)
 
     def _end(self, epochs: int | None) -> int:
         """Where the run that goes on ends."""

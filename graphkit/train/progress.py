@@ -60,13 +60,13 @@ class JsonLog:
         self._path = None if folder is None else Path(folder) / "log.jsonl"
         self._start = time.time()
 
-    def begin(self, epoch: int, seconds: float) -> None:
-        """Go on after so many epochs, and as many seconds: what was written later, or half, is dropped."""
+    def begin(self, epoch: int, updates: int, seconds: float) -> None:
+        """Go on after so many epochs, updates and seconds: what was written later, or half, is dropped."""
         self._start = time.time() - seconds
         if self._path is None or not self._path.exists():
             return
         lines = self._read().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and _epoch_of(line) <= epoch]
+        kept = [line for line in lines if line.endswith("\n") and _is_before(line, epoch, updates)]
         if len(kept) < len(lines):
             write_whole(self._path, [line.encode() for line in kept])
 
@@ -93,11 +93,14 @@ class JsonLog:
             raise RuntimeFailure(f"{self._path} cannot be read: {error}") from error
 
 
-def _epoch_of(line: str) -> float:
-    """The epoch that a line of a log is the record of; 0 for other lines."""
+def _is_before(line: str, epoch: int, updates: int) -> bool:
+    """Whether a line of a log tells of one of the first so many epochs, or updates if it is of a step."""
     try:
         record = json.loads(line)
     except ValueError:
-        return 0
-    epoch = record.get("epoch", 0) if isinstance(record, dict) else 0
-    return epoch if isinstance(epoch, (int, float)) else 0
+        return True
+    if not isinstance(record, dict):
+        return True
+    field, limit = ("updates", updates) if record.get("event") == "step" else ("epoch", epoch)
+    at = record.get(field, 0)
+    return not isinstance(at, (int, float)) or at <= limit

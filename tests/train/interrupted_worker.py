@@ -26,6 +26,25 @@ from graphkit.train.progress import JsonLog
 EPOCHS = 3
 
 
+class Running(gk.Callback):
+    """A callback whose state depends on every step and every epoch."""
+
+    def reset(self):
+        self.sum = 0.0
+
+    def on_step_end(self, trainer, numbers):
+        self.sum = 0.9 * self.sum + numbers["loss"]
+
+    def on_epoch_end(self, trainer, numbers):
+        self.sum += numbers["learning_rate"]
+
+    def state(self):
+        return {"sum": self.sum}
+
+    def restore(self, state):
+        self.sum = state["sum"]
+
+
 class SlowDataset(gk.data.Dataset):
     """Loading that is worth a worker of its own."""
 
@@ -104,7 +123,8 @@ def train(folder, variant, every, events=None):
     if events is not None:
         events.watch()
     trainer.fit(
-        train, valid, epochs=EPOCHS, batch_size=size, metrics=metrics, folder=folder, checkpoint_every=every
+        train, valid, epochs=EPOCHS, batch_size=size, metrics=metrics, folder=folder, checkpoint_every=every,
+        callbacks=[Running()], log_every=2,
     )  # fmt: skip
 
 
@@ -143,7 +163,8 @@ def results(folder):
     manifest.pop("run", None)
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     for line in lines:
-        del line["seconds"]
+        for measured in ("seconds", "samples_per_second", "peak_memory"):
+            line.pop(measured, None)
     model = (folder / "model.json").read_text()
     return {"checkpoint": manifest, "log": lines, "model": model}
 

@@ -1,0 +1,218 @@
+"""Callbacks of `fit`: what they are told, when, and what comes of what they do."""
+
+import json
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import UsageError
+
+
+def trainer(**options):
+    net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
+    return gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1, seed=1, **options)
+
+
+def data(n=24):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n, 3), np.float32), rng.standard_normal((n, 2), np.float32)
+
+
+class Recorder(gk.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_fit_begin(self, trainer, numbers):
+        self.seen.append(("begin", dict(numbers)))
+
+    def on_step_end(self, trainer, numbers):
+        self.seen.append(("step", dict(numbers)))
+
+    def on_epoch_end(self, trainer, numbers):
+        self.seen.append(("epoch", dict(numbers)))
+
+    def on_fit_end(self, trainer, numbers):
+        self.seen.append(("end", dict(numbers)))
+
+
+class StopAt(gk.Callback):
+    def __init__(self, update):
+        self.update = update
+
+    def on_step_end(self, trainer, numbers):
+        if numbers["updates"] == self.update:
+            trainer.stop(f"update {self.update} is enough")
+
+
+def lines(folder, event=None):
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in found if event in (None, line["event"])]
+
+
+def test_what_callbacks_are_told(tmp_path):
+    recorder = Recorder()
+    trainer().fit(data(), data(8), epochs=2, batch_size=8, metrics=["mae"], folder=tmp_path, callbacks=[recorder])
+    events = [event for event, _ in recorder.seen]
+    assert events == ["begin", *(["step"] * 3 + ["epoch"]) * 2, "end"]
+    assert recorder.seen[0][1] == {"epoch": 0, "until": 2, "updates": 0, "processes": 1, "resumed": False}
+    steps = [numbers for event, numbers in recorder.seen if event == "step"]
+    assert [(s["epoch"], s["batch"], s["updates"], s["samples"]) for s in steps] == [
+        (1, 1, 1, 8), (1, 2, 2, 8), (1, 3, 3, 8), (2, 1, 4, 8), (2, 2, 5, 8), (2, 3, 6, 8)
+    ]  # fmt: skip
+    assert all(s["learning_rate"] == 0.1 for s in steps)
+    epochs = [numbers for event, numbers in recorder.seen if event == "epoch"]
+    for numbers, line in zip(epochs, lines(tmp_path, "epoch"), strict=True):
+        assert numbers == {name: value for name, value in line.items() if name not in ("event", "seconds")}
+        assert numbers["loss"] == pytest.approx(np.mean([s["loss"] for s in steps if s["epoch"] == numbers["epoch"]]))
+        assert numbers["valid_mae"] > 0
+        assert numbers["samples_per_second"] > 0
+        assert numbers["peak_memory"] > 10e6
+    assert recorder.seen[-1][1] == {"epoch": 2, "updates": 6, "finished": True, "stopped": None}
+
+
+def test_steps_are_in_the_log_as_often_as_asked(tmp_path):
+    trainer().fit(data(), epochs=2, batch_size=4, folder=tmp_path, log_every=5)
+    steps = lines(tmp_path, "step")
+    assert [(s["epoch"], s["updates"]) for s in steps] == [(1, 5), (2, 10)]
+    assert set(steps[0]) == {
+        "event", "seconds", "epoch", "updates", "loss", "learning_rate", "samples_per_second"
+    }  # fmt: skip
+    trainer().fit(data(), batch_size=4, folder=tmp_path / "none", log_every=0)
+    assert [line["event"] for line in lines(tmp_path / "none")] == ["epoch"]
+    with pytest.raises(UsageError, match="log_every is an integer of at least 0"):
+        trainer().fit(data(), log_every=-1)
+
+
+def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
+    found = trainer()
+    history = found.fit(data(), data(8), epochs=5, batch_size=4, folder=tmp_path, callbacks=[StopAt(8)])
+    assert (len(history), found.updates, found.epoch) == (2, 8, 2)
+    assert found.position.stopped == "update 8 is enough"
+    assert lines(tmp_path)[-1]["event"] == "stopped"
+    assert lines(tmp_path)[-1]["reason"] == "update 8 is enough"
+    assert lines(tmp_path, "epoch")[-1]["updates"] == 8
+    # The run is over for whoever starts the same script again, and goes on for whoever wants more of it.
+    again = trainer()
+    again.resume(tmp_path)
+    assert (again.left(), again.left(5), again.left(6)) == (0, 0, 4)
+    with pytest.warns(UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough; epochs=6 goes on"):
+        assert again.fit(data(), data(8), epochs=5, batch_size=4, folder=tmp_path, callbacks=[StopAt(8)]) == []
+    again = trainer()
+    again.resume(tmp_path)
+    assert len(again.fit(data(), data(8), epochs=6, batch_size=4, folder=tmp_path)) == 4
+    # A further run of the same Trainer begins afresh.
+    assert len(found.fit(data(), epochs=2, batch_size=4)) == 2
+
+
+def test_stop_before_the_first_step():
+    class Never(gk.Callback):
+        def on_fit_begin(self, trainer, numbers):
+            trainer.stop("there is nothing to learn")
+
+    found = trainer()
+    assert found.fit(data(), epochs=3, callbacks=[Never()]) == []
+    assert (found.updates, found.position.stopped) == (0, "there is nothing to learn")
+
+
+@pytest.mark.parametrize("method", ["on_fit_begin", "on_step_end", "on_epoch_end", "on_fit_end", "state"])
+def test_an_error_in_a_callback_ends_training_and_says_where(tmp_path, method):
+    def fails(self, *arguments):
+        raise ValueError("no")
+
+    broken = type("Broken", (gk.Callback,), {method: fails})()
+    recorder = Recorder()
+    found = trainer()
+    with pytest.raises(ValueError, match="no") as caught:
+        found.fit(data(), epochs=2, batch_size=8, folder=tmp_path, callbacks=[recorder, broken])
+    at = {"on_step_end": "in epoch 1 of 2, after batch 1", "on_epoch_end": "in the validation of epoch 1 of 2"}
+    if method in at:
+        assert caught.value.__notes__ == [f"raised by Broken.{method}, {at[method]}"]
+    assert caught.value.__notes__[0].startswith(f"raised by Broken.{method}, ")
+    assert [event for event, _ in recorder.seen].count("end") == 1
+    assert recorder.seen[-1][0] == "end"
+    if method not in ("state", "on_fit_end"):
+        assert not (tmp_path / "log.jsonl").exists()
+        # Whoever goes on without it ends where a run that never had it ends.
+        found.fit(data(), epochs=2, batch_size=8, folder=tmp_path)
+        straight = trainer()
+        straight.fit(data(), epochs=2, batch_size=8)
+        np.testing.assert_array_equal(found.net.params["fc_weight"], straight.net.params["fc_weight"])
+
+
+def test_what_is_no_callback_is_refused():
+    for given, message in [
+        ([print], "objects of subclasses of gk.Callback"), ([Recorder], "objects of subclasses of gk.Callback"),
+        ([Recorder(), Recorder()], "two callbacks are called 'Recorder'"),
+    ]:  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            trainer().fit(data(), callbacks=given)
+    odd = type("Odd", (gk.Callback,), {"state": lambda self: {"array": np.zeros(2)}})()
+    with pytest.raises(UsageError, match="state of callback 'Odd' is no JSON"):
+        trainer().fit(data(), callbacks=[odd])
+    odd = type("Odd", (gk.Callback,), {"state": lambda self: [1]})()
+    with pytest.raises(UsageError, match="state of callback 'Odd' is a dict"):
+        trainer().fit(data(), callbacks=[odd])
+
+
+@pytest.mark.parametrize("wanting", [0, 1])
+def test_all_ranks_stop_at_the_step_at_which_one_wants_to(on_ranks, tmp_path, wanting):
+    def work(store):
+        found = trainer(kvstore=store)
+        chosen = [StopAt(5)] if store.rank == wanting else []
+        history = found.fit(data(48), epochs=4, batch_size=8, folder=tmp_path, callbacks=chosen)
+        return len(history), found.updates, found.position.stopped, found.net.params["fc_weight"].copy()
+
+    first, second = on_ranks(work)
+    assert first[:3] == second[:3] == (2, 5, "update 5 is enough")
+    np.testing.assert_array_equal(first[3], second[3])
+
+
+def test_numbers_of_an_epoch_are_those_of_rank_0(on_ranks):
+    def work(store):
+        recorder = Recorder()
+        trainer(kvstore=store).fit(data(48), epochs=2, batch_size=8, callbacks=[recorder])
+        return [numbers for event, numbers in recorder.seen if event == "epoch"]
+
+    first, second = on_ranks(work)
+    assert len(first) == 2
+    assert first == second
+
+
+def test_an_interrupted_fit_goes_on_with_the_state(tmp_path):
+    """A new object takes the state from the checkpoint; what the interrupted one has is of no consequence."""
+
+    class Count(gk.Callback):
+        at = None
+
+        def reset(self):
+            self.steps = 0
+
+        def on_step_end(self, trainer, numbers):
+            self.steps += 1
+            if self.steps == self.at:
+                raise KeyboardInterrupt
+
+        def state(self):
+            return {"steps": self.steps}
+
+        def restore(self, state):
+            self.steps = state["steps"]
+
+    first = Count()
+    first.at = 4
+    found = trainer()
+    with pytest.raises(KeyboardInterrupt):
+        found.fit(data(), epochs=2, batch_size=8, folder=tmp_path, callbacks=[first])
+    second, recorder = Count(), Recorder()
+    again = trainer()
+    again.resume(tmp_path)
+    again.fit(data(), epochs=2, batch_size=8, folder=tmp_path, callbacks=[second, recorder])
+    assert second.steps == 6
+    assert recorder.seen[0][1]["resumed"]
+    # It outlives calls that have no such callback, and another Trainer begins without it.
+    again.fit(data(), batch_size=8, folder=tmp_path)
+    again.fit(data(), batch_size=8, folder=tmp_path, callbacks=[second])
+    assert second.steps == 9
+    trainer().fit(data(), batch_size=8, callbacks=[second])
+    assert second.steps == 3
