@@ -83,7 +83,7 @@ def torch_loss(name, output, target):
             return functional.huber_loss(output, target)
         case "matrix_factorization":
             return functional.mse_loss(output, target)
-        case "unet":
+        case "dlrm" | "ncf" | "unet":
             return functional.binary_cross_entropy_with_logits(output, target)
         case "vae":
             logits, mean, log_variance = output
@@ -93,6 +93,8 @@ def torch_loss(name, output, target):
                 torch.distributions.Normal(mean, (log_variance / 2).exp()),
             )
             return (torch.distributions.kl_divergence(posterior, prior).sum() - likelihood) / len(mean)
+        case "wide_and_deep" if output.shape[-1] == 1:
+            return functional.binary_cross_entropy_with_logits(output, target)
     return functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 

@@ -21,10 +21,13 @@ from graphkit.train.losses import with_loss
 
 INPUTS = {
     "bert": ("x", "segments", "mask"),
+    "dlrm": ("x", "categories"),
     "matrix_factorization": ("user", "item"),
+    "ncf": ("user", "item"),
     "seq2seq": ("source", "lengths", "previous"),
     "text_classifier": ("x", "lengths"),
     "vae": ("x", "noise"),
+    "wide_and_deep": ("x", "categories"),
 }
 OUTPUTS = {"dqn": ("q",), "matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
 
@@ -63,11 +66,18 @@ PUBLISHED = [
     ("dqn", {"observations": 4, "actions": 2, "hidden": (128, 128)}, 17_410),
     # the MovieLens 100K sizes: a vector and a bias per user and item, and the mean
     ("matrix_factorization", {"factors": 10}, (943 + 1682) * 11 + 1),
+    # hexiangnan/neural_collaborative_filtering, NeuMF.py with --num_factors 8 --layers [64,32,16,8], MovieLens 1M
+    ("ncf", {}, (6040 + 3706) * (8 + 32) + (64 + 1) * 32 + (32 + 1) * 16 + (16 + 1) * 8 + (16 + 1)),
+    # facebookresearch/dlrm, bench/dlrm_s_criteo_kaggle.sh: 13-512-256-64-16, 367-512-256-1; 367 = 16 + 27 * 26 / 2
+    ("dlrm", {"sizes": (7,) * 26}, 26 * 7 * 16 + 7_168 + 131_328 + 16_448 + 1_040 + 188_416 + 131_328 + 257),
+    # 8 tables of 32 and of 1, 2 crosses, 1024-512-256-1 on 262 features, and 6 weights of numbers
+    ("wide_and_deep", {}, 107 * 33 + 17 * 15 + 42 * 15 + 263 * 1024 + 1025 * 512 + 513 * 256 + 257 + 6),
 ]
 
 SMALL = {
     "alexnet": {"image": (3, 64, 64), "classes": 7, "hidden": 24},
     "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3},
+    "dlrm": {"numbers": 4, "sizes": (5, 3, 4), "width": 6, "bottom": (8,), "top": (9, 7)},
     "dqn": {"observations": 9, "actions": 3, "hidden": (16,), "dueling": True},
     "googlenet": {"image": (3, 32, 32), "classes": 5},
     "lenet": {"image": (1, 8, 8)},
@@ -75,6 +85,7 @@ SMALL = {
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
     "mlp": {"inputs": 12},
     "mobilenetv2": {"image": (3, 64, 64), "classes": 5},  # maps of one element would leave two to normalise by
+    "ncf": {"users": 6, "items": 9, "factors": 4, "hidden": (10, 8, 6)},
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
     "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},
@@ -82,15 +93,19 @@ SMALL = {
     "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
     "vae": {"image": (1, 6, 6), "hidden": 12, "latent": 3},
     "vgg": {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24},
+    "wide_and_deep": {"numbers": 3, "sizes": (4, 3, 5), "crosses": (0, 2), "width": 4, "hidden": (9, 7)},
 }
 TOKENS = 6  # in a small sequence; shorter than its `length`
 
 PIXELS = {"target": gk.TensorType("float32", ["N", 1, 6, 6])}
 LOSSES = {
+    "dlrm": ("sigmoid_binary_cross_entropy", None),
     "dqn": ("huber", None),
     "matrix_factorization": ("mse", None),
+    "ncf": ("sigmoid_binary_cross_entropy", None),
     "unet": ("sigmoid_binary_cross_entropy", None),
     "vae": (negative_elbo, PIXELS),
+    "wide_and_deep": ("sigmoid_binary_cross_entropy", None),
 }
 
 
@@ -233,6 +248,16 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("transformer_lm", {"heads": 3}, "width 256 does not divide into 3 heads"),
         ("bert", {"layers": 0}, "layers must be a positive integer"),
         ("dqn", {"hidden": (8, 0)}, "hidden is positive integers"),
+        ("wide_and_deep", {"sizes": ()}, "sizes is a positive integer per column"),
+        ("wide_and_deep", {"numbers": -1}, "numbers is 0 or a positive integer, not -1"),
+        ("wide_and_deep", {"crosses": (1, 8)}, "crosses is different pairs of columns from 0 to 7"),
+        ("wide_and_deep", {"crosses": (1, 3, 3)}, "crosses is different pairs"),
+        ("wide_and_deep", {"crosses": (2, 2)}, "crosses is different pairs"),
+        ("wide_and_deep", {"crosses": (1, 2, 2, 1)}, "crosses is different pairs"),
+        ("ncf", {"hidden": (7, 4)}, "hidden starts with an even width"),
+        ("ncf", {"hidden": (8, 0)}, "hidden is positive integers"),
+        ("dlrm", {"numbers": 0}, "numbers must be a positive integer"),
+        ("dlrm", {"interaction": "sum"}, "interaction is dot or cat, not 'sum'"),
     ],
 )
 def test_wrong_options(name, options, message):
