@@ -397,6 +397,27 @@ class _DLRM(nn.Module):
         return self.top(torch.cat([first, (z @ z.mT)[:, i, j]], 1))
 
 
+@_network("text_cnn")
+class _TextCNN(nn.Module):
+    def __init__(self, vocab: int, width: int, windows: Sequence[int], maps: int, classes: int, static: bool = False):
+        super().__init__()
+        if static:
+            raise ValueError("text_cnn is compared with an embedding that is trained: static is False")
+        self.token = nn.Embedding(vocab, width)
+        self.windows = nn.ModuleList(nn.Conv1d(width, maps, w, padding=w - 1) for w in windows)
+        self.fc = nn.Linear(maps * len(windows), classes)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        sizes = lengths.clamp(max=x.shape[1])[:, None]
+        words = (self.token(x) * (torch.arange(x.shape[1]) < sizes)[..., None]).mT
+        pooled = []
+        for convolution in self.windows:
+            y = functional.relu(convolution(words))
+            behind = torch.arange(y.shape[2]) >= sizes + convolution.kernel_size[0] - 1
+            pooled.append(y.masked_fill(behind[:, None], -torch.inf).amax(2))
+        return self.fc(torch.cat(pooled, 1))
+
+
 @_network("lstm_lm")
 class _RecurrentModel(nn.Module):
     def __init__(

@@ -26,6 +26,7 @@ INPUTS = {
     "ncf": ("user", "item"),
     "seq2seq": ("source", "lengths", "previous"),
     "text_classifier": ("x", "lengths"),
+    "text_cnn": ("x", "lengths"),
     "vae": ("x", "noise"),
     "wide_and_deep": ("x", "categories"),
 }
@@ -64,6 +65,8 @@ PUBLISHED = [
     ("seq2seq", {"attention": "bahdanau"}, 2 * 1_280_000 + 296_448 + 493_056 + 2 * 65_536 + 256 + 2_570_000),
     # PyTorch's tutorial, "Reinforcement Learning (DQN)", for CartPole: 4-128-128-2
     ("dqn", {"observations": 4, "actions": 2, "hidden": (128, 128)}, 17_410),
+    # the paper's table 3: windows of 3, 4 and 5 words of 300 numbers, 100 maps each
+    ("text_cnn", {}, 10_000 * 300 + (3 + 4 + 5) * 300 * 100 + 300 + 300 * 2 + 2),
     # the MovieLens 100K sizes: a vector and a bias per user and item, and the mean
     ("matrix_factorization", {"factors": 10}, (943 + 1682) * 11 + 1),
     # hexiangnan/neural_collaborative_filtering, NeuMF.py with --num_factors 8 --layers [64,32,16,8], MovieLens 1M
@@ -89,6 +92,7 @@ SMALL = {
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
     "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},
+    "text_cnn": {"vocab": 40, "width": 8, "windows": (2, 3), "maps": 6, "classes": 3},
     "transformer_lm": {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8},
     "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
     "vae": {"image": (1, 6, 6), "hidden": 12, "latent": 3},
@@ -254,6 +258,8 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("wide_and_deep", {"crosses": (1, 3, 3)}, "crosses is different pairs"),
         ("wide_and_deep", {"crosses": (2, 2)}, "crosses is different pairs"),
         ("wide_and_deep", {"crosses": (1, 2, 2, 1)}, "crosses is different pairs"),
+        ("text_cnn", {"windows": (3, 0)}, "windows is positive integers"),
+        ("text_cnn", {"windows": (3, 3)}, "windows is different positive integers"),
         ("ncf", {"hidden": (7, 4)}, "hidden starts with an even width"),
         ("ncf", {"hidden": (8, 0)}, "hidden is positive integers"),
         ("dlrm", {"numbers": 0}, "numbers must be a positive integer"),

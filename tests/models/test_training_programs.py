@@ -28,6 +28,7 @@ TABLES = {
     "ncf": ["gmf_*_weight", "mlp_*_weight"],
     "seq2seq": ["source_weight", "target_weight"],
     "text_classifier": ["token_weight"],
+    "text_cnn": ["token_weight"],
     "wide_and_deep": ["wide[0-9]*_weight", "embed*_weight"],
 }
 # A file has the epsilon of its normalisations in single precision, and variances of so few elements are as small.

@@ -38,6 +38,10 @@ SMALL = [
     ("ncf", {"users": 6, "items": 9, "factors": 4, "hidden": (10, 8, 6)}),
     ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5}),
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5}),
+    (
+        "text_cnn",
+        {"vocab": 20, "width": 5, "windows": (2, 3, 8), "maps": 4, "classes": 3, "dropout": 0.0},
+    ),
     ("transformer_lm", {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8, "dropout": 0.0}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1, "batch_norm": True}),
@@ -81,6 +85,7 @@ WHOLE = [
     ("mobilenetv2", {"dropout": 0.0}),
     ("ncf", {}),
     ("resnet", {"layers": 50}),
+    ("text_cnn", {"dropout": 0.0}),
     ("transformer_lm", {"dropout": 0.0}),
     ("unet", {"classes": 1}),
     ("vae", {}),
