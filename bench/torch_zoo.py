@@ -7,6 +7,7 @@ hold, in the form of ours.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -318,6 +319,22 @@ class _VAE(nn.Module):
         mean, log_variance = self.mean(h), self.log_variance(h)
         z = mean + noise * torch.exp(log_variance / 2)
         return self.decode2(functional.relu(self.decode1(z))).reshape(x.shape), mean, log_variance
+
+
+@_network("gan")
+def _dcgan(part: str, image: Sequence[int], latent: int, width: int) -> nn.Module:
+    channels, side, _ = image
+    widths = [width << level for level in range(int(math.log2(side)) - 2)]
+    if part == "generator":
+        layers = [nn.ConvTranspose2d(latent, widths[-1], 4, bias=False), nn.BatchNorm2d(widths[-1]), nn.ReLU()]
+        for a, b in itertools.pairwise(widths[::-1]):
+            layers += [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+        layers += [nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh()]
+        return _stack(nn.Unflatten(1, (latent, 1, 1)), layers)
+    layers = [nn.Conv2d(channels, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Conv2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)]
+    return _stack(layers, nn.Conv2d(widths[-1], 1, 4, bias=False), nn.Flatten())
 
 
 # --- tables and tokens ------------------------------------------------------------------------------

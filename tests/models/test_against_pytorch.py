@@ -81,7 +81,9 @@ def torch_loss(name, output, target):
     match name:
         case "dqn":
             return functional.huber_loss(output, target)
-        case "matrix_factorization":
+        case "gan" if output.ndim == 2:
+            return functional.binary_cross_entropy_with_logits(output, target)
+        case "gan" | "matrix_factorization":
             return functional.mse_loss(output, target)
         case "dlrm" | "ncf" | "unet":
             return functional.binary_cross_entropy_with_logits(output, target)

@@ -22,6 +22,7 @@ from graphkit.train.losses import with_loss
 INPUTS = {
     "bert": ("x", "segments", "mask"),
     "dlrm": ("x", "categories"),
+    "gan": ("noise",),
     "matrix_factorization": ("user", "item"),
     "ncf": ("user", "item"),
     "seq2seq": ("source", "lengths", "previous"),
@@ -30,7 +31,12 @@ INPUTS = {
     "vae": ("x", "noise"),
     "wide_and_deep": ("x", "categories"),
 }
-OUTPUTS = {"dqn": ("q",), "matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
+OUTPUTS = {
+    "dqn": ("q",),
+    "gan": ("image",),
+    "matrix_factorization": ("rating",),
+    "vae": ("logits", "mean", "log_variance"),
+}
 
 PUBLISHED = [
     # torchvision's documentation, "num_params" of the weights of each network
@@ -52,6 +58,9 @@ PUBLISHED = [
     ("unet", {"image": (3, 256, 256), "classes": 1, "width": 32, "batch_norm": True}, 7_763_041),
     # figure 1 of the paper: 23 convolutions with biases, four of them transposed
     ("unet", {}, 31_030_658),
+    # pytorch/examples, dcgan: the generator and the discriminator
+    ("gan", {}, 3_576_704),
+    ("gan", {"part": "discriminator"}, 2_765_568),
     # pytorch/examples, vae: 784-400-(20, 20)-400-784
     ("vae", {}, 652_824),
     # pytorch/examples, word_language_model on WikiText-2, two layers of 200 units; with one table for both ends
@@ -82,6 +91,7 @@ SMALL = {
     "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3},
     "dlrm": {"numbers": 4, "sizes": (5, 3, 4), "width": 6, "bottom": (8,), "top": (9, 7)},
     "dqn": {"observations": 9, "actions": 3, "hidden": (16,), "dueling": True},
+    "gan": {"image": (2, 16, 16), "latent": 5, "width": 4},
     "googlenet": {"image": (3, 32, 32), "classes": 5},
     "lenet": {"image": (1, 8, 8)},
     "lstm_lm": {"vocab": 40, "hidden": 8, "layers": 2},
@@ -105,6 +115,7 @@ PIXELS = {"target": gk.TensorType("float32", ["N", 1, 6, 6])}
 LOSSES = {
     "dlrm": ("sigmoid_binary_cross_entropy", None),
     "dqn": ("huber", None),
+    "gan": ("mse", None),
     "matrix_factorization": ("mse", None),
     "ncf": ("sigmoid_binary_cross_entropy", None),
     "unet": ("sigmoid_binary_cross_entropy", None),
@@ -258,6 +269,8 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("wide_and_deep", {"crosses": (1, 3, 3)}, "crosses is different pairs"),
         ("wide_and_deep", {"crosses": (2, 2)}, "crosses is different pairs"),
         ("wide_and_deep", {"crosses": (1, 2, 2, 1)}, "crosses is different pairs"),
+        ("gan", {"image": (3, 28, 28)}, "squares are expected whose side is a power of two"),
+        ("gan", {"part": "judge"}, "part is generator or discriminator, not 'judge'"),
         ("text_cnn", {"windows": (3, 0)}, "windows is positive integers"),
         ("text_cnn", {"windows": (3, 3)}, "windows is different positive integers"),
         ("ncf", {"hidden": (7, 4)}, "hidden starts with an even width"),

@@ -26,6 +26,8 @@ SMALL = [
     ("bert", {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3, "dropout": 0.0}),
     ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8)}),
     ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8), "dueling": True}),
+    ("gan", {"part": "generator", "image": (2, 16, 16), "latent": 5, "width": 4}),
+    ("gan", {"part": "discriminator", "image": (2, 16, 16), "latent": 5, "width": 4}),
     ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
     ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0, "batch_norm": False}),
     ("dlrm", {"numbers": 4, "sizes": (5, 3, 4), "width": 6, "bottom": (8,), "top": (9, 7)}),
@@ -77,6 +79,8 @@ WHOLE = [
     ("bert", {"dropout": 0.0}),
     ("dlrm", {}),
     ("dqn", {}),
+    ("gan", {}),
+    ("gan", {"part": "discriminator"}),
     ("googlenet", {"dropout": 0.0}),
     ("googlenet", {"dropout": 0.0, "batch_norm": False}),
     ("lenet", {}),
@@ -98,7 +102,18 @@ def label(case: Any) -> str | None:
     """An id of a case's options: what tells the rows of SMALL and TRAINED apart."""
     if not isinstance(case, dict):
         return None
-    told = ("attention", "batch_norm", "classes", "dueling", "interaction", "layers", "pooling", "stateful", "tied")
+    told = (
+        "attention",
+        "batch_norm",
+        "classes",
+        "dueling",
+        "interaction",
+        "layers",
+        "part",
+        "pooling",
+        "stateful",
+        "tied",
+    )
     return "-".join(f"{k}={v}" for k, v in case.items() if k in told) or "plain"
 
 
@@ -109,6 +124,8 @@ def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | N
             return "huber", None
         case "matrix_factorization":
             return "mse", None
+        case "gan":
+            return ("mse" if "image" in net.outputs else "sigmoid_binary_cross_entropy"), None
         case "dlrm" | "ncf" | "unet":
             return "sigmoid_binary_cross_entropy", None
         case "vae":
