@@ -103,6 +103,7 @@ def torch_loss(name, output, target):
 @pytest.mark.parametrize(("name", "options"), SMALL, ids=label)
 def test_loss_gradients_and_statistics_in_training(name, options):
     """In float64, where rounding decides nothing."""
+    torch.manual_seed(0)
     net, module = gk.models.build(name, **options), torch_zoo.build(name, **options)
     randomise(module)
     adopt(net, module.state_dict())
@@ -164,6 +165,7 @@ def test_image_networks_are_those_of_torchvision(name, options, function, argume
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "options"), WHOLE, ids=label)
 def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):
+    torch.manual_seed(0)
     net, module = gk.models.build(name, **options), torch_zoo.build(name, **defaults(name, options)).eval()
     randomise(module)
     adopt(net, module.state_dict())
