@@ -7,6 +7,7 @@ hold, in the form of ours.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -320,6 +321,22 @@ class _VAE(nn.Module):
         return self.decode2(functional.relu(self.decode1(z))).reshape(x.shape), mean, log_variance
 
 
+@_network("gan")
+def _dcgan(part: str, image: Sequence[int], latent: int, width: int) -> nn.Module:
+    channels, side, _ = image
+    widths = [width << level for level in range(int(math.log2(side)) - 2)]
+    if part == "generator":
+        layers = [nn.ConvTranspose2d(latent, widths[-1], 4, bias=False), nn.BatchNorm2d(widths[-1]), nn.ReLU()]
+        for a, b in itertools.pairwise(widths[::-1]):
+            layers += [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+        layers += [nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh()]
+        return _stack(nn.Unflatten(1, (latent, 1, 1)), layers)
+    layers = [nn.Conv2d(channels, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Conv2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)]
+    return _stack(layers, nn.Conv2d(widths[-1], 1, 4, bias=False), nn.Flatten())
+
+
 # --- tables and tokens ------------------------------------------------------------------------------
 
 
@@ -334,6 +351,88 @@ class _MatrixFactorization(nn.Module):
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         product = (self.user(user) * self.item(item)).sum(1)
         return product + (self.user_bias(user) + self.item_bias(item)).squeeze(1) + self.mean[0]
+
+
+@_network("wide_and_deep")
+class _WideAndDeep(nn.Module):
+    def __init__(
+        self, numbers: int, sizes: Sequence[int], crosses: Sequence[int], width: int, hidden: Sequence[int],
+        classes: int = 1,
+    ):  # fmt: skip
+        super().__init__()
+        self.pairs, self.sizes = list(zip(crosses[::2], crosses[1::2], strict=True)), sizes
+        self.embed = nn.ModuleList(nn.Embedding(rows, width) for rows in sizes)
+        self.deep = _mlp(len(sizes) * width + numbers, hidden, classes)
+        self.wide = nn.ModuleList(nn.Embedding(rows, classes) for rows in sizes)
+        self.crosses = nn.ModuleList(nn.Embedding(sizes[i] * sizes[j], classes) for i, j in self.pairs)
+        self.numbers = nn.Linear(numbers, classes, bias=False)
+
+    def forward(self, x: Tensor, categories: Tensor) -> Tensor:
+        columns = categories.unbind(1)
+        features = [table(column) for table, column in zip(self.embed, columns, strict=True)]
+        wide = [table(column) for table, column in zip(self.wide, columns, strict=True)]
+        for table, (i, j) in zip(self.crosses, self.pairs, strict=True):
+            wide.append(table(columns[i] * self.sizes[j] + columns[j]))
+        return self.deep(torch.cat([*features, x], 1)) + sum(wide) + self.numbers(x)
+
+
+@_network("ncf")
+class _NeuMF(nn.Module):
+    def __init__(self, users: int, items: int, factors: int, hidden: Sequence[int]):
+        super().__init__()
+        self.gmf_user, self.gmf_item = nn.Embedding(users, factors), nn.Embedding(items, factors)
+        self.mlp_user, self.mlp_item = nn.Embedding(users, hidden[0] // 2), nn.Embedding(items, hidden[0] // 2)
+        self.mlp = _mlp(hidden[0], hidden[1:-1], hidden[-1])
+        self.predict = nn.Linear(factors + hidden[-1], 1)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        gmf = self.gmf_user(user) * self.gmf_item(item)
+        mlp = functional.relu(self.mlp(torch.cat([self.mlp_user(user), self.mlp_item(item)], 1)))
+        return self.predict(torch.cat([gmf, mlp], 1))
+
+
+@_network("dlrm")
+class _DLRM(nn.Module):
+    def __init__(
+        self, numbers: int, sizes: Sequence[int], width: int, bottom: Sequence[int], top: Sequence[int],
+        interaction: str = "dot",
+    ):  # fmt: skip
+        super().__init__()
+        self.bottom = _mlp(numbers, bottom, width)
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for rows in sizes)
+        vectors = len(sizes) + 1
+        self.pairs = torch.tril_indices(vectors, vectors, -1) if interaction == "dot" else None
+        self.top = _mlp(vectors * width if self.pairs is None else width + self.pairs.shape[1], top, 1)
+
+    def forward(self, x: Tensor, categories: Tensor) -> Tensor:
+        first = functional.relu(self.bottom(x))
+        vectors = [first, *(t(c) for t, c in zip(self.tables, categories.unbind(1), strict=True))]
+        if self.pairs is None:
+            return self.top(torch.cat(vectors, 1))
+        z = torch.stack(vectors, 1)
+        i, j = self.pairs
+        return self.top(torch.cat([first, (z @ z.mT)[:, i, j]], 1))
+
+
+@_network("text_cnn")
+class _TextCNN(nn.Module):
+    def __init__(self, vocab: int, width: int, windows: Sequence[int], maps: int, classes: int, static: bool = False):
+        super().__init__()
+        if static:
+            raise ValueError("text_cnn is compared with an embedding that is trained: static is False")
+        self.token = nn.Embedding(vocab, width)
+        self.windows = nn.ModuleList(nn.Conv1d(width, maps, w, padding=w - 1) for w in windows)
+        self.fc = nn.Linear(maps * len(windows), classes)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        sizes = lengths.clamp(max=x.shape[1])[:, None]
+        words = (self.token(x) * (torch.arange(x.shape[1]) < sizes)[..., None]).mT
+        pooled = []
+        for convolution in self.windows:
+            y = functional.relu(convolution(words))
+            behind = torch.arange(y.shape[2]) >= sizes + convolution.kernel_size[0] - 1
+            pooled.append(y.masked_fill(behind[:, None], -torch.inf).amax(2))
+        return self.fc(torch.cat(pooled, 1))
 
 
 @_network("lstm_lm")

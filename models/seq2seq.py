@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +12,14 @@ from graphkit.frontend import control
 from graphkit.frontend import layers as nn
 from graphkit.ir.graph import Value
 from graphkit.model import Model
+from graphkit.models._beam_search import Beams
 from graphkit.models._images import positive
 from graphkit.models._recurrent import alive, gru_input, gru_step, units, within
 from graphkit.models._registry import network
 from graphkit.models._transformer import drop
 from graphkit.ops import F
 
+_Layer = Callable[[Value], Value]
 _ATTENTIONS = ("luong", "bahdanau")
 # In place of minus infinity: a sentence of length 0 gives equal weights instead of NaN.
 _MASKED = np.finfo(np.float32).min
@@ -41,7 +43,8 @@ class _State(NamedTuple):
 @network
 def seq2seq(
     vocab: int = 10000, target_vocab: int | None = None, width: int = 128, hidden: int = 256, layers: int = 1,
-    attention: str = "luong", dropout: float = 0.0, decode: int = 0, start: int = 1, end: int = 2,
+    attention: str = "luong", dropout: float = 0.0, decode: int = 0, start: int = 1, end: int = 2, beam: int = 1,
+    length_penalty: float = 0.0,
 ) -> Model:  # fmt: skip
     """GRU layers that read a sentence, and GRU layers that write one, attending to the states of the first.
 
@@ -49,19 +52,21 @@ def seq2seq(
     (teacher forcing), previous: int64 [N, T], below `target_vocab` (default: vocab), the target behind `start`, and
     logits: float32 [N, T, target_vocab], of the target. With `decode` of 1 or more, the network writes by itself: in a
     loop it takes the most likely token each time, until every sentence has had `end` or there are `decode` tokens;
-    tokens: int64 [N, decode], filled up with `end`. The parameters are the same.
+    tokens: int64 [N, decode], filled up with `end`. With `beam` of 2 or more, it keeps that many hypotheses in the
+    loop; tokens: int64 [N, beam, decode], the most likely first, and log_probability: float32 [N, beam], of each.
+    `length_penalty`: alpha of Wu et al. 2016, 0 for none; hypotheses are compared by log p / ((5 + length) / 6)^alpha.
+    The parameters are the same.
 
     `attention`: "luong", general scores, of the state after the step, with input feeding; or "bahdanau", additive
     scores, of the state before it. `dropout`: ratio after the embeddings and before the last layer, in training.
     Parameters source_weight, encoder0_*, ..., target_weight, decoder0_input_*, decoder0_hidden_*, ..., attend_*, fc_*,
     as many as torch.nn.Embedding, GRU and Linear of these sizes have.
     """
-    positive("seq2seq", vocab=vocab, width=width, hidden=hidden, layers=layers)
+    positive("seq2seq", vocab=vocab, width=width, hidden=hidden, layers=layers, beam=beam)
     if attention not in _ATTENTIONS:
         raise UsageError(f"seq2seq: attention is {' or '.join(_ATTENTIONS)}, not {attention!r}")
     words = vocab if target_vocab is None else target_vocab
-    if decode < 0 or not 0 <= start < words or not 0 <= end < words:
-        raise UsageError(f"seq2seq: decode is 0 or more, start and end below {words}; not {decode}, {start}, {end}")
+    _require_decodable(words, decode, start, end, beam, length_penalty)
     source = nn.input("source", ["N", "S"], "int64")
     lengths = nn.input("lengths", ["N"], "int64")
     memory, first = _encode(source, lengths, vocab, width, hidden, layers, attention, dropout)
@@ -73,6 +78,9 @@ def seq2seq(
     def classify(features: Value) -> Value:
         return nn.linear(drop(features, dropout), words, name="fc")
 
+    if beam > 1:
+        search = Beams(beam, decode, start, end, words, length_penalty)
+        return Model(_searched(search, memory, first, embed, classify, attention, lengths), name="seq2seq")
     if decode:
 
         def following(token: Value, state: _State) -> tuple[Value, _State]:
@@ -89,6 +97,17 @@ def seq2seq(
     _, features = control.scan(forced, _packed(first), embed(F.transpose(previous, perm=(1, 0))), name="decoder")
     logits = F.transpose(classify(features), perm=(1, 0, 2), name="logits")
     return Model({"logits": logits}, name="seq2seq")
+
+
+def _require_decodable(words: int, decode: int, start: int, end: int, beam: int, length_penalty: float) -> None:
+    if decode < 0 or not 0 <= start < words or not 0 <= end < words:
+        raise UsageError(f"seq2seq: decode is 0 or more, start and end below {words}; not {decode}, {start}, {end}")
+    if beam > 1 and not decode:
+        raise UsageError(f"seq2seq: a beam of {beam} needs decode, the number of tokens that are written at most")
+    if length_penalty < 0 or (length_penalty and beam == 1):
+        raise UsageError(
+            f"seq2seq: length_penalty is 0 or more, and for a beam of 2 or more; not {length_penalty} with {beam}"
+        )
 
 
 def _encode(
@@ -173,6 +192,22 @@ def _greedy(following: Any, lengths: Value, first: _State, decode: int, start: i
     }
     tokens: Value = control.while_loop(going, write, carry, name="greedy")["tokens"]
     return tokens
+
+
+def _searched(
+    search: Beams, memory: _Memory, first: _State, embed: _Layer, classify: _Layer, attention: str, lengths: Value
+) -> dict[str, Value]:
+    """The hypotheses of a beam search, each with the memory of its sentence, and their logarithms of probability."""
+    rows = F.shape(lengths)
+    origins = search.origins(rows)
+    wide = _Memory(*(F.gather(part, origins, axis=0) for part in memory))
+
+    def scored(token: Value, states: list[Value]) -> tuple[Value, list[Value]]:
+        features, state = _step(_unpacked(states, len(first.layers)), embed(token), wide, attention)
+        return classify(features), _packed(state)
+
+    tokens, log_probability = search(scored, _packed(first), rows)
+    return {"tokens": tokens, "log_probability": log_probability}
 
 
 def _packed(state: _State) -> list[Value]:

@@ -42,7 +42,8 @@ _WIDEST = 16
 # Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
 # operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
 _HANDS_ON = frozenset(
-    {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice"}
+    {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice", "Split"}
+    | {"Gather", "GatherElements", "GatherND"}
 )
 _INDEXES: Mapping[str, tuple[int, int, Any]] = {
     "Gather": (1, 0, "axis"),

@@ -66,6 +66,18 @@ def test_indices_stay_inside_the_axis_they_index() -> None:
     assert make_feeds(net, "arange").arrays["ids"].max() == 2
 
 
+@pytest.mark.parametrize("way", ["gather", "split"])
+def test_columns_of_indices_stay_inside_their_tables(way) -> None:
+    codes = gk.input("codes", [50, 2], dtype="int64")
+    if way == "gather":
+        columns = [gk.gather(codes, np.int64(i), axis=1) for i in range(2)]
+    else:
+        columns = gk.split(codes, num_outputs=2, axis=1)
+    tables = [gk.constant(np.zeros((rows, 4), np.float32)) for rows in (3, 5)]
+    net = gk.Model([gk.gather(t, c) for t, c in zip(tables, columns, strict=True)])
+    assert set(make_feeds(net).arrays["codes"].ravel().tolist()) == {0, 1, 2}
+
+
 def test_impossible_sizes() -> None:
     x = gk.input("x", ["N"])
     net = gk.Model(gk.reshape(x, np.array([-1, 100_003])))

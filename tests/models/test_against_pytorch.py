@@ -81,9 +81,11 @@ def torch_loss(name, output, target):
     match name:
         case "dqn":
             return functional.huber_loss(output, target)
-        case "matrix_factorization":
+        case "gan" if output.ndim == 2:
+            return functional.binary_cross_entropy_with_logits(output, target)
+        case "gan" | "matrix_factorization":
             return functional.mse_loss(output, target)
-        case "unet":
+        case "dlrm" | "ncf" | "unet":
             return functional.binary_cross_entropy_with_logits(output, target)
         case "vae":
             logits, mean, log_variance = output
@@ -93,12 +95,15 @@ def torch_loss(name, output, target):
                 torch.distributions.Normal(mean, (log_variance / 2).exp()),
             )
             return (torch.distributions.kl_divergence(posterior, prior).sum() - likelihood) / len(mean)
+        case "wide_and_deep" if output.shape[-1] == 1:
+            return functional.binary_cross_entropy_with_logits(output, target)
     return functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
 @pytest.mark.parametrize(("name", "options"), SMALL, ids=label)
 def test_loss_gradients_and_statistics_in_training(name, options):
     """In float64, where rounding decides nothing."""
+    torch.manual_seed(0)
     net, module = gk.models.build(name, **options), torch_zoo.build(name, **options)
     randomise(module)
     adopt(net, module.state_dict())
@@ -160,6 +165,7 @@ def test_image_networks_are_those_of_torchvision(name, options, function, argume
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "options"), WHOLE, ids=label)
 def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):
+    torch.manual_seed(0)
     net, module = gk.models.build(name, **options), torch_zoo.build(name, **defaults(name, options)).eval()
     randomise(module)
     adopt(net, module.state_dict())

@@ -21,12 +21,22 @@ from graphkit.train.losses import with_loss
 
 INPUTS = {
     "bert": ("x", "segments", "mask"),
+    "dlrm": ("x", "categories"),
+    "gan": ("noise",),
     "matrix_factorization": ("user", "item"),
+    "ncf": ("user", "item"),
     "seq2seq": ("source", "lengths", "previous"),
     "text_classifier": ("x", "lengths"),
+    "text_cnn": ("x", "lengths"),
     "vae": ("x", "noise"),
+    "wide_and_deep": ("x", "categories"),
 }
-OUTPUTS = {"dqn": ("q",), "matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
+OUTPUTS = {
+    "dqn": ("q",),
+    "gan": ("image",),
+    "matrix_factorization": ("rating",),
+    "vae": ("logits", "mean", "log_variance"),
+}
 
 PUBLISHED = [
     # torchvision's documentation, "num_params" of the weights of each network
@@ -48,6 +58,9 @@ PUBLISHED = [
     ("unet", {"image": (3, 256, 256), "classes": 1, "width": 32, "batch_norm": True}, 7_763_041),
     # figure 1 of the paper: 23 convolutions with biases, four of them transposed
     ("unet", {}, 31_030_658),
+    # pytorch/examples, dcgan: the generator and the discriminator
+    ("gan", {}, 3_576_704),
+    ("gan", {"part": "discriminator"}, 2_765_568),
     # pytorch/examples, vae: 784-400-(20, 20)-400-784
     ("vae", {}, 652_824),
     # pytorch/examples, word_language_model on WikiText-2, two layers of 200 units; with one table for both ends
@@ -61,36 +74,53 @@ PUBLISHED = [
     ("seq2seq", {"attention": "bahdanau"}, 2 * 1_280_000 + 296_448 + 493_056 + 2 * 65_536 + 256 + 2_570_000),
     # PyTorch's tutorial, "Reinforcement Learning (DQN)", for CartPole: 4-128-128-2
     ("dqn", {"observations": 4, "actions": 2, "hidden": (128, 128)}, 17_410),
+    # the paper's table 3: windows of 3, 4 and 5 words of 300 numbers, 100 maps each
+    ("text_cnn", {}, 10_000 * 300 + (3 + 4 + 5) * 300 * 100 + 300 + 300 * 2 + 2),
     # the MovieLens 100K sizes: a vector and a bias per user and item, and the mean
     ("matrix_factorization", {"factors": 10}, (943 + 1682) * 11 + 1),
+    # hexiangnan/neural_collaborative_filtering, NeuMF.py with --num_factors 8 --layers [64,32,16,8], MovieLens 1M
+    ("ncf", {}, (6040 + 3706) * (8 + 32) + (64 + 1) * 32 + (32 + 1) * 16 + (16 + 1) * 8 + (16 + 1)),
+    # facebookresearch/dlrm, bench/dlrm_s_criteo_kaggle.sh: 13-512-256-64-16, 367-512-256-1; 367 = 16 + 27 * 26 / 2
+    ("dlrm", {"sizes": (7,) * 26}, 26 * 7 * 16 + 7_168 + 131_328 + 16_448 + 1_040 + 188_416 + 131_328 + 257),
+    # 8 tables of 32 and of 1, 2 crosses, 1024-512-256-1 on 262 features, and 6 weights of numbers
+    ("wide_and_deep", {}, 107 * 33 + 17 * 15 + 42 * 15 + 263 * 1024 + 1025 * 512 + 513 * 256 + 257 + 6),
 ]
 
 SMALL = {
     "alexnet": {"image": (3, 64, 64), "classes": 7, "hidden": 24},
     "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3},
+    "dlrm": {"numbers": 4, "sizes": (5, 3, 4), "width": 6, "bottom": (8,), "top": (9, 7)},
     "dqn": {"observations": 9, "actions": 3, "hidden": (16,), "dueling": True},
+    "gan": {"image": (2, 16, 16), "latent": 5, "width": 4},
     "googlenet": {"image": (3, 32, 32), "classes": 5},
     "lenet": {"image": (1, 8, 8)},
     "lstm_lm": {"vocab": 40, "hidden": 8, "layers": 2},
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
     "mlp": {"inputs": 12},
     "mobilenetv2": {"image": (3, 64, 64), "classes": 5},  # maps of one element would leave two to normalise by
+    "ncf": {"users": 6, "items": 9, "factors": 4, "hidden": (10, 8, 6)},
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
     "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},
+    "text_cnn": {"vocab": 40, "width": 8, "windows": (2, 3), "maps": 6, "classes": 3},
     "transformer_lm": {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8},
     "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
     "vae": {"image": (1, 6, 6), "hidden": 12, "latent": 3},
     "vgg": {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24},
+    "wide_and_deep": {"numbers": 3, "sizes": (4, 3, 5), "crosses": (0, 2), "width": 4, "hidden": (9, 7)},
 }
 TOKENS = 6  # in a small sequence; shorter than its `length`
 
 PIXELS = {"target": gk.TensorType("float32", ["N", 1, 6, 6])}
 LOSSES = {
+    "dlrm": ("sigmoid_binary_cross_entropy", None),
     "dqn": ("huber", None),
+    "gan": ("mse", None),
     "matrix_factorization": ("mse", None),
+    "ncf": ("sigmoid_binary_cross_entropy", None),
     "unet": ("sigmoid_binary_cross_entropy", None),
     "vae": (negative_elbo, PIXELS),
+    "wide_and_deep": ("sigmoid_binary_cross_entropy", None),
 }
 
 
@@ -233,6 +263,20 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("transformer_lm", {"heads": 3}, "width 256 does not divide into 3 heads"),
         ("bert", {"layers": 0}, "layers must be a positive integer"),
         ("dqn", {"hidden": (8, 0)}, "hidden is positive integers"),
+        ("wide_and_deep", {"sizes": ()}, "sizes is a positive integer per column"),
+        ("wide_and_deep", {"numbers": -1}, "numbers is 0 or a positive integer, not -1"),
+        ("wide_and_deep", {"crosses": (1, 8)}, "crosses is different pairs of columns from 0 to 7"),
+        ("wide_and_deep", {"crosses": (1, 3, 3)}, "crosses is different pairs"),
+        ("wide_and_deep", {"crosses": (2, 2)}, "crosses is different pairs"),
+        ("wide_and_deep", {"crosses": (1, 2, 2, 1)}, "crosses is different pairs"),
+        ("gan", {"image": (3, 28, 28)}, "squares are expected whose side is a power of two"),
+        ("gan", {"part": "judge"}, "part is generator or discriminator, not 'judge'"),
+        ("text_cnn", {"windows": (3, 0)}, "windows is positive integers"),
+        ("text_cnn", {"windows": (3, 3)}, "windows is different positive integers"),
+        ("ncf", {"hidden": (7, 4)}, "hidden starts with an even width"),
+        ("ncf", {"hidden": (8, 0)}, "hidden is positive integers"),
+        ("dlrm", {"numbers": 0}, "numbers must be a positive integer"),
+        ("dlrm", {"interaction": "sum"}, "interaction is dot or cat, not 'sum'"),
     ],
 )
 def test_wrong_options(name, options, message):

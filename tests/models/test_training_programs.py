@@ -22,10 +22,14 @@ WAYS = {
 # Tables that are read by Gather alone, unless they are tied.
 TABLES = {
     "bert": ["token_weight", "position_weight", "segment_weight"],
+    "dlrm": ["table*_weight"],
     "lstm_lm": ["token_weight"],
     "matrix_factorization": ["user*_weight", "item*_weight"],
+    "ncf": ["gmf_*_weight", "mlp_*_weight"],
     "seq2seq": ["source_weight", "target_weight"],
     "text_classifier": ["token_weight"],
+    "text_cnn": ["token_weight"],
+    "wide_and_deep": ["wide[0-9]*_weight", "embed*_weight"],
 }
 # A file has the epsilon of its normalisations in single precision, and variances of so few elements are as small.
 ILL_CONDITIONED = {"googlenet"}

@@ -26,21 +26,38 @@ SMALL = [
     ("bert", {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3, "dropout": 0.0}),
     ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8)}),
     ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8), "dueling": True}),
+    ("gan", {"part": "generator", "image": (2, 16, 16), "latent": 5, "width": 4}),
+    ("gan", {"part": "discriminator", "image": (2, 16, 16), "latent": 5, "width": 4}),
     ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
     ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0, "batch_norm": False}),
+    ("dlrm", {"numbers": 4, "sizes": (5, 3, 4), "width": 6, "bottom": (8,), "top": (9, 7)}),
+    ("dlrm", {"numbers": 4, "sizes": (5, 3, 4), "width": 6, "bottom": (8,), "top": (9, 7), "interaction": "cat"}),
     ("lenet", {"image": (1, 8, 8)}),
     ("lenet", {"image": (1, 28, 28)}),
     ("matrix_factorization", {"users": 6, "items": 9, "factors": 4}),
     ("mlp", {"inputs": 12}),
     ("mobilenetv2", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
+    ("ncf", {"users": 6, "items": 9, "factors": 4, "hidden": (10, 8, 6)}),
     ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5}),
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5}),
+    (
+        "text_cnn",
+        {"vocab": 20, "width": 5, "windows": (2, 3, 8), "maps": 4, "classes": 3, "dropout": 0.0},
+    ),
     ("transformer_lm", {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8, "dropout": 0.0}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1, "batch_norm": True}),
     ("vae", {"image": (1, 6, 6), "hidden": 12, "latent": 3}),
     ("vgg", {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24, "dropout": 0.0}),
     ("vgg", {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24, "dropout": 0.0, "batch_norm": True}),
+    (
+        "wide_and_deep",
+        {"numbers": 3, "sizes": (4, 3, 5), "crosses": (0, 2), "width": 4, "hidden": (9, 7), "dropout": 0.0},
+    ),
+    (
+        "wide_and_deep",
+        {"numbers": 3, "sizes": (4, 3, 5), "crosses": (0, 2), "width": 4, "hidden": (9,), "classes": 3, "dropout": 0.0},
+    ),
 ]
 
 
@@ -60,18 +77,24 @@ TRAINED = [
 WHOLE = [
     ("alexnet", {"dropout": 0.0}),
     ("bert", {"dropout": 0.0}),
+    ("dlrm", {}),
     ("dqn", {}),
+    ("gan", {}),
+    ("gan", {"part": "discriminator"}),
     ("googlenet", {"dropout": 0.0}),
     ("googlenet", {"dropout": 0.0, "batch_norm": False}),
     ("lenet", {}),
     ("matrix_factorization", {}),
     ("mlp", {}),
     ("mobilenetv2", {"dropout": 0.0}),
+    ("ncf", {}),
     ("resnet", {"layers": 50}),
+    ("text_cnn", {"dropout": 0.0}),
     ("transformer_lm", {"dropout": 0.0}),
     ("unet", {"classes": 1}),
     ("vae", {}),
     ("vgg", {"dropout": 0.0}),
+    ("wide_and_deep", {}),
 ]
 
 
@@ -79,7 +102,18 @@ def label(case: Any) -> str | None:
     """An id of a case's options: what tells the rows of SMALL and TRAINED apart."""
     if not isinstance(case, dict):
         return None
-    told = ("attention", "batch_norm", "dueling", "layers", "pooling", "stateful", "tied")
+    told = (
+        "attention",
+        "batch_norm",
+        "classes",
+        "dueling",
+        "interaction",
+        "layers",
+        "part",
+        "pooling",
+        "stateful",
+        "tied",
+    )
     return "-".join(f"{k}={v}" for k, v in case.items() if k in told) or "plain"
 
 
@@ -90,10 +124,14 @@ def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | N
             return "huber", None
         case "matrix_factorization":
             return "mse", None
-        case "unet":
+        case "gan":
+            return ("mse" if "image" in net.outputs else "sigmoid_binary_cross_entropy"), None
+        case "dlrm" | "ncf" | "unet":
             return "sigmoid_binary_cross_entropy", None
         case "vae":
             return negative_elbo, {"target": net.input_types["x"]}
+        case "wide_and_deep" if net.output_types["logits"].shape[-1] == 1:
+            return "sigmoid_binary_cross_entropy", None
     return "softmax_cross_entropy", None
 
 
@@ -107,7 +145,7 @@ def feeds_of(name: str, net: gk.Model, batch: int, seed: int = 0) -> dict[str, n
         for n, t in graph.input_types.items()
     }
     feeds = make_feeds(graph, shapes=shapes, seed=seed).arrays
-    if name in ("unet", "vae"):
+    if loss in ("sigmoid_binary_cross_entropy", negative_elbo):
         feeds["target"] = 1 / (1 + np.exp(-feeds["target"]))
     return feeds
 

@@ -1,0 +1,257 @@
+"""Two networks that play against each other (Goodfellow et al. 2014): both updates are one program a step.
+
+The discriminator learns to tell real samples from generated ones, and then the generator learns to pass for real before
+the discriminator that has just been updated. Parameters, optimizer slots and running statistics of both are states of
+the graph and are updated together at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit import config
+from graphkit.autodiff.reverse_mode import gradient
+from graphkit.errors import InputError, NotFinite, UsageError
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import DType, TensorType
+from graphkit.model import Model
+from graphkit.ops import F
+from graphkit.ops.pointwise import scalar_like
+from graphkit.passes.training.randomness import bind_rng
+from graphkit.passes.training.to_training import to_training
+from graphkit.train import finite
+from graphkit.train.losses import sigmoid_binary_cross_entropy
+from graphkit.train.optim import Adam, Optimizer
+from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
+from graphkit.train.step import STEP
+
+REAL = "real"
+NOISE = "noise"
+RATES = ("generator_learning_rate", "discriminator_learning_rate")
+
+
+class Losses(NamedTuple):
+    """Binary cross entropies before the updates of a step: the generator's, and the discriminator's on both halves."""
+
+    generator: float
+    discriminator: float
+
+
+def adversarial_step(
+    generator: Model,
+    discriminator: Model,
+    optimizers: tuple[Optimizer, Optimizer],
+    *,
+    smoothing: float = 0.0,
+    feed_noise: bool = False,
+) -> Graph:
+    """One update of the discriminator, and one of the generator after it.
+
+    Inputs: real, as the discriminator takes it, [N, ...]; the learning rates RATES, float32 scalars; and with
+    `feed_noise` noise, as the generator takes it, in place of N samples from the standard normal distribution of the
+    graph's own. Outputs: generator and discriminator, as in Losses. Updates: all that both networks hold, the slots and
+    the number of updates, which `starts` describes. smoothing: real samples count as 1 - smoothing (Salimans et al.
+    2016). The generator's loss is -log D(G(z)), the one that does not saturate. Raises UsageError for networks that do
+    not fit.
+    """
+    if not 0 <= smoothing < 1:
+        raise UsageError(f"smoothing={smoothing}: expected a number in [0, 1)")
+    _require_a_pair(generator, discriminator)
+    makes, judges = _Player(generator), _Player(discriminator)
+    real = Value(judges.data.type, REAL)
+    noise = Value(makes.data.type, NOISE) if feed_noise else _drawn(makes.data, real)
+    rates = [Value(TensorType(DType.FLOAT32, ()), name) for name in RATES]
+    count = Value(TensorType(DType.INT64, ()), STEP, role="state")
+    step = F.add(count, np.int64(1))
+
+    fake = makes(noise)
+    judged = judges(real)
+    loss = F.add(_verdict(judged, 1 - smoothing), _verdict(judges(F.stop_gradient(fake)), 0.0), name="discriminator")
+    judges.learn(loss, optimizers[1], rates[1], step)
+    # What the generator meets is fixed: no gradient goes through the update that came of its own samples.
+    judges.fix()
+    deceit = _verdict(judges(fake), 1.0)
+    makes.learn(deceit, optimizers[0], rates[0], step)
+
+    token = F.add(loss, deceit)
+    updates = [(count, step), *makes.updates(), *judges.updates()]
+    return Graph(
+        [real, *([noise] if feed_noise else []), *rates, count, *makes.states(), *judges.states()],
+        [deceit, loss],
+        [(state, finite.guarded(new, token)) for state, new in updates],
+        "adversarial_step",
+        output_names=list(Losses._fields),
+    )
+
+
+class _Player:
+    """A network in training form inside of a larger graph: what it holds, and what that has become so far."""
+
+    def __init__(self, net: Model):
+        graph = to_training(net.graph)
+        self.data = next(v for v in graph.inputs if v.role == "data")
+        self.trained = select_parameters(graph, ParameterSelection())
+        self._statistics = [state for state, _ in graph.updates]
+        self._graph = Graph(graph.inputs, [*graph.outputs, *(new for _, new in graph.updates)])
+        self._held = [v for v in graph.inputs if v is not self.data]
+        self._now = {v: v for v in self._held}
+        self._slots: list[Value] = []
+        self._new_slots: list[Value] = []
+
+    def __call__(self, x: Value) -> Value:
+        """The output for x; running statistics move on."""
+        y, *moved = inline(self._graph, [self._now.get(v, x) for v in self._graph.inputs])
+        self._now.update(zip(self._statistics, moved, strict=True))
+        return y
+
+    def learn(self, loss: Value, optimizer: Optimizer, rate: Value, step: Value) -> None:
+        """Descend on the loss; the network is the updated one from here on."""
+        gradients = gradient([loss], [p.value for p in self.trained])
+        for parameter, grad in zip(self.trained, gradients, strict=True):
+            slots = _slots(parameter, optimizer)
+            lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
+            new, *changed = optimizer.update(parameter.value, grad, slots, lr, step, parameter.decay_mult)
+            self._now[parameter.value] = new
+            self._slots += slots
+            self._new_slots += changed
+
+    def fix(self) -> None:
+        """Gradients do not go through what is held, from here on."""
+        self._now = {v: F.stop_gradient(now) for v, now in self._now.items()}
+
+    def states(self) -> list[Value]:
+        return [*self._held, *self._slots]
+
+    def updates(self) -> list[tuple[Value, Value]]:
+        held = [(v, self._now[v]) for v in self._held if self._now[v] is not v]
+        return [*held, *zip(self._slots, self._new_slots, strict=True)]
+
+
+def starts(generator: Model, discriminator: Model, optimizers: tuple[Optimizer, Optimizer]) -> dict[str, np.ndarray]:
+    """The states of a step that are not in the networks, before the first one: slots, and the number of updates."""
+    arrays = {STEP: np.zeros((), np.int64)}
+    for net, optimizer in zip((generator, discriminator), optimizers, strict=True):
+        for parameter in select_parameters(net.graph, ParameterSelection()):
+            for slot in optimizer.slots:
+                shape, dtype = parameter.value.tensor.static_shape, parameter.value.dtype.numpy
+                arrays[f"{parameter.name}/{slot}"] = np.full(shape, optimizer.start(slot), dtype)
+    return arrays
+
+
+class AdversarialTrainer:
+    """Trains a generator and a discriminator in place, such as both parts of the zoo's `gan`.
+
+    generator: one input, noise [N, ...], and one output, a sample [N, ...]; discriminator: one input, a sample, and one
+    output, the logits of its being real. Their parameters have different names (`name_scope`). optimizer: the
+    generator's, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016; discriminator_optimizer: by default the
+    same. smoothing: see `adversarial_step`. seed: of the noise. `states` has slots and the number of updates. Raises
+    UsageError for networks that do not fit.
+    """
+
+    def __init__(
+        self,
+        generator: Model,
+        discriminator: Model,
+        optimizer: Optimizer | None = None,
+        discriminator_optimizer: Optimizer | None = None,
+        *,
+        smoothing: float = 0.0,
+        device: str = "cpu",
+        threads: int = 1,
+        seed: int | None = None,
+    ):
+        self.generator, self.discriminator = generator, discriminator
+        first = Adam(2e-4, beta1=0.5) if optimizer is None else optimizer
+        self.optimizers = first, discriminator_optimizer or first
+        self.graph = adversarial_step(generator, discriminator, self.optimizers, smoothing=smoothing)
+        arrays = starts(generator, discriminator, self.optimizers)
+        self.states = ParamStore({n: TensorType(a.dtype, a.shape) for n, a in arrays.items()}, arrays)
+        self.seed = config.SEED.get() if seed is None else seed
+        self.epochs = 0
+        self._store = JointStore([generator.params, discriminator.params, self.states])
+        self._executor = Executor(self.graph, self._store, device=device, threads=threads, seed=self.seed)
+
+    def step(self, real: Any) -> Losses:
+        """Update both on a batch of real samples, [N, ...]. NotFinite leaves everything as it was."""
+        done = int(self.states[STEP])
+        rates = {name: np.float32(o.schedule(done)) for name, o in zip(RATES, self.optimizers, strict=True)}
+        feeds, generator = {REAL: real, **rates}, self._executor.rng
+        try:
+            found = self._executor.run(feeds)
+        except NotFinite:
+            origin = finite.origin(bind_rng(self.graph), self._store, feeds, generator)
+            raise NotFinite(
+                f"the losses of step {done + 1} are not finite, {origin}; both networks are those before the step"
+            ) from None
+        return Losses(float(found["generator"]), float(found["discriminator"]))
+
+    def fit(self, data: Any, epochs: int = 1, batch_size: int = 64) -> list[Losses]:
+        """The mean losses of each epoch over the inputs of a data set, whose targets are not looked at.
+
+        A last batch that is smaller is left out, as it would be normalised by other statistics.
+        """
+        history = []
+        for _ in range(epochs):
+            batches = data.batches(batch_size, seed=self.seed, epoch=self.epochs, drop_last=True)
+            losses = [self.step(_samples(inputs)) for inputs, _ in batches]
+            if not losses:
+                raise InputError(f"{data!r}: there is no batch of {batch_size} samples")
+            history.append(Losses(*(float(m) for m in np.mean(losses, axis=0))))
+            self.epochs += 1
+        return history
+
+
+# --- pieces -----------------------------------------------------------------------------------------
+
+
+def _samples(inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        if len(inputs) != 1:
+            raise InputError(f"a data set with one input is expected, the samples, not {', '.join(inputs)}")
+        (inputs,) = inputs.values()
+    return inputs
+
+
+def _verdict(logits: Value, truth: float) -> Value:
+    """The binary cross entropy of logits of which all should say `truth`."""
+    return sigmoid_binary_cross_entropy(logits, scalar_like(truth, logits))
+
+
+def _slots(parameter: TrainedParameter, optimizer: Optimizer) -> list[Value]:
+    return [Value(parameter.value.type, f"{parameter.name}/{slot}", role="state") for slot in optimizer.slots]
+
+
+def _drawn(noise: Value, real: Value) -> Value:
+    """Standard normal noise for as many samples as `real` has."""
+    rest = noise.tensor.known_shape[1:]
+    rows = F.shape(real, start=0, end=1)
+    shape = F.concat(rows, np.array(rest, np.int64), axis=0)
+    return F.random_normal_like(F.expand(np.zeros((), noise.dtype.numpy), shape))
+
+
+def _require_a_pair(generator: Model, discriminator: Model) -> None:
+    for who, net in (("generator", generator), ("discriminator", discriminator)):
+        data = [v for v in net.graph.inputs if v.role == "data"]
+        others = [net.graph.name_of(v) for v in net.graph.inputs if v.role not in ("data", "parameter", "state")]
+        if len(data) != 1 or others or len(net.outputs) != 1 or not data[0].dtype.is_float:
+            raise UsageError(f"a {who} has one input of numbers and one output, not {net!r}")
+    (noise,), (sample,) = ([v for v in net.graph.inputs if v.role == "data"] for net in (generator, discriminator))
+    shape = noise.tensor.shape
+    if shape is None or not shape or not all(isinstance(d, int) for d in shape[1:]):
+        raise UsageError(f"noise has a batch of rows and otherwise fixed sizes, not {noise}")
+    made = generator.graph.outputs[0].tensor
+    if made.dtype != sample.dtype or _sizes(made.shape) != _sizes(sample.tensor.shape):
+        raise UsageError(f"the generator makes {made}, and the discriminator takes {sample.tensor}")
+    if both := sorted(set(generator.params) & set(discriminator.params)):
+        raise UsageError(f"both networks have a parameter {both[0]!r}: build each in a name_scope of its own")
+
+
+def _sizes(shape: Sequence[Any] | None) -> Sequence[Any] | None:
+    """Without the batch."""
+    return None if shape is None else [d if isinstance(d, int) else None for d in shape[1:]]

@@ -1,0 +1,46 @@
+"""What networks for rows of a table share: columns of numbers, `x`, and of codes, `categories` (docs/tables.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.frontend import layers as nn
+from graphkit.ir.graph import Value
+from graphkit.models._transformer import drop
+from graphkit.ops import F
+
+
+def table_inputs(network: str, numbers: int, sizes: Sequence[int]) -> tuple[Value | None, list[Value]]:
+    """x: float32 [N, numbers], None without numbers; and the columns of `categories`, int64 [N] each, one per size.
+
+    Raises UsageError where `sizes` is not one positive integer or more, or `numbers` is negative.
+    """
+    if isinstance(numbers, bool) or not isinstance(numbers, int) or numbers < 0:
+        raise UsageError(f"{network}: numbers is 0 or a positive integer, not {numbers!r}")
+    if not sizes or not _positive(sizes):
+        raise UsageError(f"{network}: sizes is a positive integer per column of categories, not {sizes!r}")
+    x = nn.input("x", ["N", numbers]) if numbers else None
+    categories = nn.input("categories", ["N", len(sizes)], "int64")
+    return x, [F.gather(categories, np.int64(column), axis=1) for column in range(len(sizes))]
+
+
+def hidden_widths(network: str, option: str, widths: int | Sequence[int]) -> tuple[int, ...]:
+    """The widths of hidden layers, checked; one may stand alone."""
+    found = (widths,) if isinstance(widths, int) else tuple(widths)
+    if not _positive(found):
+        raise UsageError(f"{network}: {option} is positive integers, not {widths!r}")
+    return found
+
+
+def dense(x: Value, widths: Sequence[int], dropout: float = 0.0, *, name: str = "fc") -> Value:
+    """Fully connected layers, each with a ReLU and a dropout behind it. Parameters `<name>1_weight`, `_bias`, ..."""
+    for i, width in enumerate(widths, 1):
+        x = drop(F.relu(nn.linear(x, width, init="he_normal", bias_init="zeros", name=f"{name}{i}")), dropout)
+    return x
+
+
+def _positive(sizes: Sequence[int]) -> bool:
+    return all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)

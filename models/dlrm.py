@@ -1,0 +1,61 @@
+"""The deep learning recommendation model of Naumov et al. (2019): vectors of categories that interact in pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.frontend import layers as nn
+from graphkit.ir.graph import Value
+from graphkit.model import Model
+from graphkit.models._images import positive
+from graphkit.models._registry import network
+from graphkit.models._tables import dense, hidden_widths, table_inputs
+from graphkit.ops import F
+
+_INTERACTIONS = ("dot", "cat")
+# Criteo's display advertising challenge, 26 columns of categories, each hashed to at most 1000 rows.
+_CRITEO = (
+    1000, 583, 1000, 1000, 305, 24, 1000, 633, 3, 1000, 1000, 1000, 1000,
+    27, 1000, 1000, 10, 1000, 1000, 4, 1000, 18, 15, 1000, 105, 1000,
+)  # fmt: skip
+
+
+@network
+def dlrm(
+    numbers: int = 13, sizes: tuple[int, ...] = _CRITEO, width: int = 16, bottom: tuple[int, ...] = (512, 256, 64),
+    top: tuple[int, ...] = (512, 256), interaction: str = "dot",
+) -> Model:  # fmt: skip
+    """A perceptron on the numbers, a table per category, the products of all pairs of vectors, and a perceptron on top.
+
+    x: float32 [N, numbers]; categories: int64 [N, columns], column i below sizes[i]; logits: float32 [N, 1], of the
+    probability of a click. `bottom` and `top`: widths of ReLU layers; one of `width` follows behind bottom, and the
+    logit behind top. `interaction`: "dot", what is below the diagonal of Z Z^T, Z the vectors of the numbers and of
+    each column, behind the vector of the numbers; or "cat", the vectors side by side. The defaults are the
+    authors' widths for Criteo's Kaggle data, with tables cut to 1000 rows: theirs have sizes up to 10,131,227.
+    Parameters bottom<n>_weight, bottom<n>_bias, table<i>_weight [sizes[i], width], top<n>_*, click_*.
+    """
+    positive("dlrm", numbers=numbers, width=width)
+    below, above = hidden_widths("dlrm", "bottom", bottom), hidden_widths("dlrm", "top", top)
+    if interaction not in _INTERACTIONS:
+        raise UsageError(f"dlrm: interaction is {' or '.join(_INTERACTIONS)}, not {interaction!r}")
+    x, columns = table_inputs("dlrm", numbers, sizes)
+    assert x is not None
+    vectors = [dense(x, (*below, width), name="bottom")]
+    for i, (column, rows) in enumerate(zip(columns, sizes, strict=True)):
+        start = {"type": "uniform", "low": -(rows**-0.5), "high": rows**-0.5}
+        vectors.append(nn.embedding(column, rows, width, init=start, name=f"table{i}"))
+    features = F.concat(*vectors, axis=1)
+    if interaction == "dot":
+        features = F.concat(vectors[0], _products(features, len(vectors), width), axis=1)
+    return Model({"logits": nn.linear(dense(features, above, name="top"), 1, name="click")}, name="dlrm")
+
+
+def _products(vectors: Value, count: int, width: int) -> Value:
+    """[N, count (count - 1) / 2]: z_i . z_j for i > j, row by row, of vectors [N, count * width]."""
+    z = F.reshape(vectors, np.array([-1, count, width]), name="vectors")
+    products = F.mat_mul(z, F.transpose(z, perm=(0, 2, 1)), name="products")
+    rows, columns = np.tril_indices(count, -1)
+    flat = F.reshape(products, np.array([-1, count * count]))
+    pairs: Value = F.gather(flat, rows * count + columns, axis=1, name="pairs")
+    return pairs

@@ -1,0 +1,63 @@
+"""The generator and the discriminator of a DCGAN (Radford, Metz and Chintala 2016)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.frontend import layers as nn
+from graphkit.frontend.scopes import name_scope
+from graphkit.ir.graph import Value
+from graphkit.model import Model
+from graphkit.models._images import image_shape, positive
+from graphkit.models._registry import network
+from graphkit.ops import F
+
+_PARTS = ("generator", "discriminator")
+_START = {"type": "normal", "std": 0.02}
+_SMALLEST = 4  # the side of the first map of the generator
+
+
+@network
+def gan(part: str = "generator", image: tuple[int, ...] = (3, 64, 64), latent: int = 100, width: int = 64) -> Model:
+    """One of the two networks that play against each other; `graphkit.train.adversarial.AdversarialTrainer` plays.
+
+    `part`: "generator", from noise: float32 [N, latent], standard normal, to image: [N, *image] in (-1, 1), by
+    transposed convolutions that double the side from 4; or "discriminator", from x: float32 [N, *image] to logits:
+    [N, 1], of the probability that x is real, by convolutions that halve it. Kernels of 4, batch normalisation but next
+    to the image and the logits, ReLU in the generator, leaky ReLU of slope 0.2 in the discriminator. Images are
+    squares whose side is a power of two, 8 or more; `width`: channels next to the image, doubled with every halving.
+    Parameters generator/up<n>_weight, generator/norm<n>_*, discriminator/down<n>_weight, discriminator/norm<n>_*,
+    discriminator/judge_weight, as in PyTorch's example: 3,576,704 for the default options, and 2,765,568 for the
+    discriminator. Scales of normalisations start at 1.
+    """
+    channels, side, breadth = image_shape("gan", image)
+    positive("gan", latent=latent, width=width)
+    if part not in _PARTS:
+        raise UsageError(f"gan: part is {' or '.join(_PARTS)}, not {part!r}")
+    if side != breadth or side < 2 * _SMALLEST or side & (side - 1):
+        raise UsageError(f"gan: squares are expected whose side is a power of two, 8 or more, not {side}x{breadth}")
+    halvings = (side // _SMALLEST).bit_length() - 1
+    widths = [width << level for level in range(halvings)]
+    data = nn.input("noise", ["N", latent]) if part == "generator" else nn.input("x", ["N", channels, side, side])
+    with name_scope(part):
+        if part == "generator":
+            return Model({"image": _generate(data, widths, channels, latent)}, name="gan")
+        return Model({"logits": _judge(data, widths)}, name="gan")
+
+
+def _generate(noise: Value, widths: list[int], channels: int, latent: int) -> Value:
+    h = F.reshape(noise, np.array([-1, latent, 1, 1]))
+    for i, outputs in enumerate([*reversed(widths), channels], 1):
+        stride, pad = (1, 0) if i == 1 else (2, 1)
+        h = nn.conv_transpose2d(h, outputs, 4, stride=stride, pad=pad, bias=False, init=_START, name=f"up{i}")
+        if i <= len(widths):
+            h = F.relu(nn.batch_norm(h, name=f"norm{i}"), name=f"relu{i}")
+    return F.tanh(h, name="image")
+
+
+def _judge(x: Value, widths: list[int]) -> Value:
+    for i, outputs in enumerate(widths, 1):
+        x = nn.conv2d(x, outputs, 4, stride=2, pad=1, bias=False, init=_START, name=f"down{i}")
+        x = F.leaky_relu(x if i == 1 else nn.batch_norm(x, name=f"norm{i}"), alpha=0.2, name=f"relu{i}")
+    return F.flatten(nn.conv2d(x, 1, 4, bias=False, init=_START, name="judge"), axis=1, name="logits")
