@@ -190,8 +190,8 @@ def _drawn(box: Box, middle: float) -> Iterator[str]:
     left, top = box.x - box.width / 2, middle - box.height / 2
     round_corner = 3 if box.kind == "node" else 10
     yield (
-        f'<g class="{box.kind}"><title>{escape(box.title)}</title><rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" '
-        f'height="{box.height:.1f}" rx="{round_corner}" fill="{_COLOURS[box.kind]}" stroke="#5b6270"/>'
+        f'<g class="{box.kind}"><title>{escape(box.title)}</title><rect x="{left:.1f}" y="{top:.1f}" '
+        f'width="{box.width:.1f}" height="{box.height:.1f}" rx="{round_corner}" fill="{_COLOURS[box.kind]}" stroke="#5b6270"/>'
     )
     for i, line in enumerate(box.lines):
         weight = ' font-weight="bold"' if i == 0 else ""

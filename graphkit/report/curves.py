@@ -87,6 +87,8 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
         for part, records in (("step", run.steps), ("train", _with_durations(run.epochs))):
             epochs = _epochs(run, records, within=part == "step")
             for name in _quantities(records):
+                if part == "train" and name == "learning_rate" and run.steps:
+                    continue  # no mean over the epoch, but the rate of the next step
                 key, of = (name.removeprefix(_VALID), "valid") if name.startswith(_VALID) else (name, part)
                 found.setdefault(key, []).append(_series(index, of, records, epochs, name))
     names = [n for n in found if n not in _KNOWN]

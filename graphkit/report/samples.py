@@ -98,7 +98,8 @@ def _table(head: str, cells: Iterator[str], found: Predictions, places: np.ndarr
         mark = _mark(found, int(place))
         rows.append(f'<tr class="{mark}"><td>{found.index[place]}</td><td class="sample">{cell}</td>{values}</tr>')
     columns = "".join(f"<th>{escape(n)}</th>" for n in ("sample", head, *names))
-    return f'<div class="wide"><table class="samples"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    table = f'<table class="samples"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    return f'<div class="wide">{table}</div>'
 
 
 def _text(vocabulary: Vocabulary, row: np.ndarray) -> str:
