@@ -60,7 +60,7 @@ def boolean(owner: str, name: str, value: Any) -> bool:
 def fields(
     owner: str, given: Mapping[str, Any], kinds: Mapping[str, Any], ranges: Mapping[str, Range]
 ) -> dict[str, Any]:
-    """The fields of a dataclass by name, each as its annotation says: float in its range, int from 1 on, or bool."""
+    """The fields of a dataclass by name, each as its annotation says: float in its range, int from 1 on, bool."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         match kinds[name]:
@@ -68,6 +68,8 @@ def fields(
                 found[name] = real(owner, name, value, ranges.get(name, NOT_NEGATIVE))
             case "int":
                 found[name] = integer(owner, name, value, 1)
+            case "int | None":
+                found[name] = None if value is None else integer(owner, name, value, 1)
             case "bool":
                 found[name] = boolean(owner, name, value)
             case _:

@@ -24,6 +24,11 @@ T = TypeVar("T")
 METRIC_SECONDS = 5e-3
 
 
+def length_of(data: object) -> int | None:
+    """How many there are; None where it does not say."""
+    return len(data) if hasattr(data, "__len__") else None
+
+
 class BackgroundWork:
     """A dependency engine for as long as its `with` block: one worker loads batches, another computes metrics.
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.train.arguments import FRACTION, NOT_NEGATIVE, Range, integer, real
+from graphkit.train.run_folder import BEST
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
 # What a callback is told: numbers by name.
 Numbers = Mapping[str, Any]
+
+_SMALLER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "skipped"})
+# What an epoch has beside its scores.
+_NO_SCORES = frozenset({"epoch", "updates", "processes", "peak_memory", "samples_per_second", "waiting"})
 
 
 class Callback:
@@ -68,3 +77,164 @@ class Callback:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave."""
+
+
+class _Monitor(Callback):
+    """Follows a number of the epochs. A number that is not finite is never better.
+
+    monitor: its name in `on_epoch_end`. mode: "min" or "max", what is better; by default "min" for losses, errors and
+    perplexity. min_delta: by how much it has to be better.
+    """
+
+    def __init__(self, monitor: str, mode: str | None, min_delta: float):
+        owner = type(self).__name__
+        if mode not in (None, "min", "max"):
+            raise UsageError(f"{owner}: mode is 'min' or 'max', not {mode!r}")
+        self.monitor = monitor
+        self.mode = mode or ("min" if monitor.removeprefix("valid_") in _SMALLER_IS_BETTER else "max")
+        self.min_delta = real(owner, "min_delta", min_delta, NOT_NEGATIVE)
+        self.reset()
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__}({self.monitor})"
+
+    def reset(self) -> None:
+        self.best: float | None = None
+        self.best_epoch = 0
+
+    def value(self, numbers: Numbers) -> float:
+        """The number; raises UsageError where the epoch has none of the name."""
+        if self.monitor not in numbers:
+            missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
+            known = [name for name in numbers if name not in _NO_SCORES]
+            raise UsageError(
+                f"{type(self).__name__}: an epoch has no {self.monitor!r}{did_you_mean(self.monitor, known)}; it has "
+                f"{', '.join(known)}{missing}"
+            )
+        return float(numbers[self.monitor])
+
+    def improves(self, numbers: Numbers) -> bool:
+        """Whether it is better than the best one so far, which it then is."""
+        value = self.value(numbers)
+        if not math.isfinite(value):
+            return False
+        if self.best is not None:
+            gain = self.best - value if self.mode == "min" else value - self.best
+            if gain <= self.min_delta:
+                return False
+        self.best, self.best_epoch = value, int(numbers["epoch"])
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "best_epoch": self.best_epoch}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.best = None if state["best"] is None else float(state["best"])
+        self.best_epoch = int(state["best_epoch"])
+
+
+class _Patient(_Monitor):
+    """Counts the epochs since the last better one; `wait` has how many."""
+
+    def __init__(self, monitor: str, patience: int, mode: str | None, min_delta: float):
+        self.patience = integer(type(self).__name__, "patience", patience, 1)
+        super().__init__(monitor, mode, min_delta)
+
+    def reset(self) -> None:
+        super().reset()
+        self.wait = 0
+
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        if not numbers["resumed"]:
+            self.wait = 0
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "wait": self.wait}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.wait = int(state["wait"])
+
+    def runs_out(self, numbers: Numbers) -> bool:
+        """Whether so many epochs in a row are no better as there is patience."""
+        self.wait = 0 if self.improves(numbers) else self.wait + 1
+        return self.wait >= self.patience
+
+
+class EarlyStopping(_Patient):
+    """Ends training when a number has not become better for `patience` epochs.
+
+    monitor, mode, min_delta: a number of the epochs, what is better ("min" or "max"; by default as its name says), and
+    by how much it has to be better.
+    """
+
+    def __init__(self, patience: int, monitor: str = "valid_loss", mode: str | None = None, min_delta: float = 0.0):
+        super().__init__(monitor, patience, mode, min_delta)
+
+    def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        if self.runs_out(numbers):
+            best = "was never finite" if self.best is None else f"was best in epoch {self.best_epoch}, {self.best:.5g}"
+            trainer.stop(f"{self.monitor} has not become better for {self.patience} epochs; it {best}")
+
+
+class ReduceOnPlateau(_Patient):
+    """Multiplies the learning rate by `factor` when a number has not become better for `patience` epochs.
+
+    cooldown: epochs after that in which nothing is counted. lowest: a bound on what rates are multiplied by, in all.
+    PyTorch's ReduceLROnPlateau with threshold_mode="abs", threshold=min_delta, and a patience less by one.
+    """
+
+    def __init__(
+        self, patience: int = 10, factor: float = 0.1, monitor: str = "valid_loss", mode: str | None = None,
+        min_delta: float = 0.0, cooldown: int = 0, lowest: float = 0.0,
+    ):  # fmt: skip
+        self.factor = real("ReduceOnPlateau", "factor", factor, Range(0.0, 1.0, open_low=True, open_high=True))
+        self.cooldown = integer("ReduceOnPlateau", "cooldown", cooldown, 0)
+        self.lowest = real("ReduceOnPlateau", "lowest", lowest, FRACTION)
+        super().__init__(monitor, patience, mode, min_delta)
+
+    def reset(self) -> None:
+        super().reset()
+        self.scale, self.cooling = 1.0, 0
+
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        super().on_fit_begin(trainer, numbers)
+        trainer.rate_scale = self.scale
+
+    def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        out = self.runs_out(numbers)
+        if self.cooling:
+            self.cooling, self.wait, out = self.cooling - 1, 0, False
+        if out:
+            self.scale = trainer.rate_scale = max(self.scale * self.factor, self.lowest)
+            self.wait, self.cooling = 0, self.cooldown
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "scale": self.scale, "cooling": self.cooling}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.scale, self.cooling = float(state["scale"]), int(state["cooling"])
+
+
+class KeepBest(_Monitor):
+    """Keeps the model of the best epoch in the run's folder: `best.json` and `best.*.safetensors`.
+
+    The file replaces the one before as a whole, so that there is one at every moment after the first epoch that has a
+    finite number. Its metadata have the epoch, `best_epoch`, and the number under `best_` and its name. monitor, mode:
+    as for EarlyStopping.
+    """
+
+    def __init__(self, monitor: str = "valid_loss", mode: str | None = None):
+        super().__init__(monitor, mode, 0.0)
+
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        if trainer.folder is None:
+            raise UsageError("KeepBest: fit has no folder to keep the best model in; give folder=")
+
+    def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        if self.improves(numbers):
+            assert trainer.folder is not None, "seen at the beginning"
+            meta = {"best_epoch": str(self.best_epoch), f"best_{self.monitor}": repr(self.best)}
+            trainer.save_model(trainer.folder / BEST, meta)

@@ -17,9 +17,10 @@ from graphkit.data import Batch, Dataset, Iterated
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
-from graphkit.train.background import BackgroundWork
+from graphkit.train.background import BackgroundWork, length_of
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import Calls
+from graphkit.train.evaluation import LOSS, listed
 from graphkit.train.gather import gather, reduced
 from graphkit.train.metrics import Metric
 from graphkit.train.pace import Pace
@@ -92,7 +93,19 @@ class Fit:
         trainer, position = self.trainer, self.trainer.position
         numbers = {"epoch": position.epoch, "until": position.until, "updates": trainer.updates}
         resumed = position.within or position.epoch > position.start
+        trainer._run_updates = self._count_updates()
         self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
+
+    def _count_updates(self) -> int | None:
+        """Of the whole run, where the schedule needs them. Raises UsageError for data that do not say their length."""
+        trainer, position = self.trainer, self.trainer.position
+        schedule = trainer.optimizer.schedule
+        if not schedule.is_open:
+            return None
+        count = length_of(self.train.batches(self.batch_size, seed=trainer.seed, rank=self._rank, ranks=self._ranks))
+        if count is None:
+            raise UsageError(f"{self.train.name} does not say its length: give steps= to the schedule, {schedule}")
+        return math.ceil(count / trainer.accumulate) * (position.until - position.start)
 
     def _end(self, error: BaseException | None) -> None:
         trainer, position = self.trainer, self.trainer.position
@@ -108,7 +121,10 @@ class Fit:
             self._train()
         scores: dict[str, float] = {}
         if self.valid is not None:
-            scores = trainer._scores(self.valid, self.metrics, self.batch_size, self.prefetch, self.bar)
+            evaluation = trainer._evaluation
+            specs = listed(self.metrics)
+            specs = [LOSS, *specs] if evaluation.has_loss and LOSS not in specs else specs
+            scores = evaluation.scores(self.valid, specs, self.batch_size, self.prefetch, self.bar)
         with trainer._interrupts:
             record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
             numbers = {
@@ -199,7 +215,7 @@ class Fit:
             position.loss_sum += loss * batch.global_size
             position.seen += batch.global_size
             if batch.size:
-                target = trainer._targets.names[0], first(batch.targets)
+                target = trainer._targets.of(trainer._output), trainer._measured_target(batch.targets)
                 for pair in trainer._stepper.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)
         assert self._pace is not None, "an epoch is under way"
@@ -327,15 +343,3 @@ def _memory() -> dict[str, int]:
         return {"peak_memory": peak_bytes()}
     except UnsupportedError:
         return {}
-
-
-def length_of(data: Any) -> int | None:
-    """How many there are; None where it does not say."""
-    return len(data) if hasattr(data, "__len__") else None
-
-
-def first(targets: Any) -> np.ndarray:
-    """The first target, which metrics look at."""
-    if isinstance(targets, dict):
-        targets = next(iter(targets.values()))
-    return np.asarray(targets[0] if isinstance(targets, tuple) else targets)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,8 +15,12 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
+from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
 
 LossFunction: TypeAlias = Callable[..., Value]
+
+# The inputs of mixed targets: behind the name of a target, the one that the sample is mixed with; its own share.
+SECOND, MIX = "_second", "mix"
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,27 @@ class Loss:
     # What targets are beside numbers: numbers of classes, or probabilities.
     classes: bool = False
     probabilities: bool = False
+    # What it can be made with, and was.
+    takes: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def having(self, **options: Any) -> Loss:
+        """The loss with options that are not None; raises UsageError for those that it does not take."""
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in given:
+            if name not in self.takes:
+                others = ", ".join(loss.name for loss in _LOSSES.values() if name in loss.takes)
+                raise UsageError(f"loss {self.name!r} has no option {name!r}" + (f"; {others} have" if others else ""))
+        if "label_smoothing" in given:
+            given["label_smoothing"] = real(self.name, "label_smoothing", given["label_smoothing"], BELOW_ONE)
+        if "class_weights" in given:
+            weights = [real(self.name, "class_weights", w, NOT_NEGATIVE) for w in given["class_weights"]]
+            given["class_weights"] = tuple(weights)
+        return replace(self, build=partial(self.build, **given), options={**self.options, **given}) if given else self
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
 
     def largest(self, output: TensorType) -> int | None:
         """The largest target that there is, 0 being the smallest; None where any number is one."""
@@ -46,6 +72,10 @@ class Loss:
         return f"targets from 0 to 1, {kind}" if self.probabilities else f"targets of its shape, {kind}"
 
 
+# A loss as a Trainer takes it.
+AnyLoss: TypeAlias = str | Loss | LossFunction | Mapping[str, str | Loss]
+
+
 def _classes(logits: TensorType) -> TensorType:
     return TensorType(DType.INT64, logits.known_shape[:-1])
 
@@ -54,8 +84,15 @@ def _same(output: TensorType) -> TensorType:
     return TensorType(output.dtype, output.shape)
 
 
-def softmax_cross_entropy(logits: Value, target: Value) -> Value:
-    """Mean of -log softmax(logits)[target]. logits: [..., classes]; target: int64 [...]."""
+def softmax_cross_entropy(
+    logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+) -> Value:
+    """Mean of -log softmax(logits)[target]. logits: [..., classes]; target: int64 [...].
+
+    label_smoothing: so much of each target goes to all classes alike (Szegedy et al., 2016). class_weights: of each
+    class; the mean is sum(w[target] * loss) / sum(w[target]), of the smoothed part sum(w * -log softmax) over the same
+    (as PyTorch has both). Of several processes it is over the samples of each.
+    """
     classes = logits.tensor.known_shape[-1]
     if not isinstance(classes, int):
         raise UsageError(f"softmax_cross_entropy needs a fixed number of classes, not {logits}")
@@ -67,8 +104,22 @@ def softmax_cross_entropy(logits: Value, target: Value) -> Value:
     if logits.rank != 2:
         logits = F.reshape(logits, np.array([-1, classes], np.int64))
         target = F.reshape(target, np.array([-1], np.int64))
-    loss: Value = F.softmax_cross_entropy_loss(logits, target, reduction="mean")[0]
-    return loss
+    weights = None
+    if class_weights is not None:
+        if len(class_weights) != classes:
+            raise UsageError(f"softmax_cross_entropy: {len(class_weights)} class weights for {classes} classes")
+        weights = F.cast(np.array(class_weights, np.float32), to=logits.dtype)
+    loss, log_prob = F.softmax_cross_entropy_loss(logits, target, weights, reduction="mean")
+    if not label_smoothing:
+        return _value(loss)
+    if weights is None:
+        spread = _mean(F.neg(log_prob))
+    else:
+        total = F.reduce_sum(F.gather(weights, target), keepdims=False)
+        each = F.reduce_sum(F.neg(F.mul(log_prob, weights)), keepdims=False)
+        spread = F.div(F.div(each, total), scalar_like(float(classes), logits))
+    kept, smoothed = (scalar_like(part, logits) for part in (1.0 - label_smoothing, label_smoothing))
+    return _value(F.add(F.mul(kept, loss), F.mul(smoothed, spread)))
 
 
 def mse(output: Value, target: Value) -> Value:
@@ -90,15 +141,51 @@ def huber(output: Value, target: Value) -> Value:
     return _mean(F.add(F.mul(half, F.mul(inside, inside)), F.sub(distance, inside)))
 
 
-def sigmoid_binary_cross_entropy(logits: Value, target: Value) -> Value:
-    """Mean of -t log s(x) - (1-t) log(1-s(x)), s the logistic function, as max(x,0) - x t + log(1+exp(-|x|))."""
+def sigmoid_binary_cross_entropy(
+    logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+) -> Value:
+    """Mean of -t log s(x) - (1-t) log(1-s(x)), s the logistic function, as max(x,0) - x t + log(1+exp(-|x|)).
+
+    label_smoothing: targets are t (1 - label_smoothing) + label_smoothing / 2. class_weights: two factors, on the part
+    of 1 - t (no) and that of t (yes); the mean is over all elements.
+    """
+    if label_smoothing:
+        kept, half = (scalar_like(part, logits) for part in (1.0 - label_smoothing, label_smoothing / 2))
+        target = F.add(F.mul(target, kept), half)
+    if class_weights is not None:
+        if len(class_weights) != 2:
+            raise UsageError(f"sigmoid_binary_cross_entropy: class weights are of no and yes, not {class_weights}")
+        no, yes = (scalar_like(weight, logits) for weight in class_weights)
+        against = F.mul(F.mul(no, F.sub(scalar_like(1.0, logits), target)), F.softplus(logits))
+        return _mean(F.add(against, F.mul(F.mul(yes, target), F.softplus(F.neg(logits)))))
     positive = F.relu(logits)
     return _mean(F.add(F.sub(positive, F.mul(logits, target)), F.softplus(F.neg(F.abs(logits)))))
 
 
 def _mean(value: Value) -> Value:
-    mean: Value = F.reduce_mean(value, keepdims=False)
-    return mean
+    return _value(F.reduce_mean(value, keepdims=False))
+
+
+def _value(value: Any) -> Value:
+    assert isinstance(value, Value), "operators of values give values"
+    return value
+
+
+def balanced(targets: Any, classes: int) -> tuple[float, ...]:
+    """Class weights by which every class counts alike: samples / (classes * samples of the class), of whole numbers.
+
+    Raises UsageError for targets that are no classes, and for a class without a sample.
+    """
+    labels = np.asarray(targets).reshape(-1)
+    if labels.dtype.kind not in "biu":
+        raise UsageError(f"balanced class weights are of targets that are classes, not of {labels.dtype}")
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise UsageError(f"balanced class weights: targets are from {labels.min()} to {labels.max()}, of {classes}")
+    counts = np.bincount(labels.astype(np.int64), minlength=classes)
+    if empty := [str(c) for c in np.flatnonzero(counts == 0)]:
+        few = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+        raise UsageError(f"balanced class weights: no sample is of class {few}; give the weights themselves")
+    return tuple((labels.size / (classes * counts)).tolist())
 
 
 # What other libraries call them.
@@ -112,14 +199,23 @@ _ELSEWHERE = {
     "bce_with_logits": "sigmoid_binary_cross_entropy",
 }
 
+_OF_CLASSES = ("label_smoothing", "class_weights")
+
 _LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax", classes=True),
+        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax", classes=True, takes=_OF_CLASSES),
         Loss("mse", mse, _same),
         Loss("l1", l1, _same),
         Loss("huber", huber, _same),
-        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same, "Sigmoid", probabilities=True),
+        Loss(
+            "sigmoid_binary_cross_entropy",
+            sigmoid_binary_cross_entropy,
+            _same,
+            "Sigmoid",
+            probabilities=True,
+            takes=_OF_CLASSES,
+        ),
     )
 }
 
@@ -128,53 +224,53 @@ def names() -> list[str]:
     return list(_LOSSES)
 
 
-def get(name: str) -> Loss:
-    if name not in _LOSSES:
+def get(
+    name: str | Loss, *, label_smoothing: float | None = None, class_weights: Sequence[float] | None = None
+) -> Loss:
+    """A loss by its name, with options (see `softmax_cross_entropy` and `sigmoid_binary_cross_entropy`)."""
+    if isinstance(name, Loss):
+        found = name
+    elif name in _LOSSES:
+        found = _LOSSES[name]
+    else:
         raise UsageError(f"unknown loss {name!r}{did_you_mean(_ELSEWHERE.get(name, name), _LOSSES)}")
-    return _LOSSES[name]
+    return found.having(label_smoothing=label_smoothing, class_weights=class_weights)
 
 
 def attach(
     graph: Graph,
-    loss: str | LossFunction,
+    loss: AnyLoss,
     targets: Mapping[str, TensorType] | None = None,
     output: str | None = None,
+    weights: Mapping[str, float] | None = None,
+    *,
+    mixed: bool = False,
 ) -> Graph:
     """The graph with target inputs and a first output `loss`, followed by its own outputs.
 
     A named loss compares `output` (needed when there are several) with one input `target`, whose type follows from it;
     those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from. A function
     is called with all outputs, or `output` alone, and the target Values, in the order of `targets` (name to type,
-    required).
+    required). Named losses by output (a dict) are added up, each times its weight (1 where `weights` has none); their
+    targets are called `target_of(output)`.
+
+    mixed: there is a second input for each target (`SECOND`), and a scalar `MIX`: the loss is MIX * loss(targets) +
+    (1 - MIX) * loss(second targets), as mixup has it (Zhang et al., 2018).
     """
-    outputs = list(graph.outputs)
-    if output is not None and output not in graph.output_names:
-        raise UsageError(f"the model has no output {output!r}{did_you_mean(output, graph.output_names)}")
-    chosen = outputs if output is None else [outputs[graph.output_names.index(output)]]
-    if isinstance(loss, str):
-        _check_floats(graph, chosen)
-        named = get(loss)
-        if targets is None:
-            if len(chosen) != 1:
-                raise UsageError(
-                    f"loss {loss!r} takes one output; say which (output=...): {', '.join(graph.output_names)}"
-                )
-            targets = {"target": named.target_type(chosen[0].tensor)}
-        build: LossFunction = named.build
-        compared = [_logits(v, named.of_logits) for v in chosen]
-    else:
-        build, compared = loss, chosen
-        if targets is None:
-            raise UsageError("a loss that is a function needs targets={name: TensorType}")
-    placeholders = [Value(t, n) for n, t in targets.items()]
-    value = build(*compared, *placeholders)
-    if not isinstance(value, Value) or not value.dtype.is_float or value.rank not in (0, None):
-        raise UsageError(f"a loss is a float scalar, not {value}")
+    found = bound(graph, loss, targets, output, weights)
+    placeholders = [Value(t, n) for n, t in found.targets.items()]
+    value = found.build(*placeholders)
+    if mixed:
+        second = [Value(t, f"{n}{SECOND}") for n, t in found.targets.items()]
+        mix = Value(TensorType(DType.FLOAT32, ()), MIX)
+        share = F.cast(mix, to=value.dtype)
+        value = F.add(F.mul(share, value), F.mul(F.sub(scalar_like(1.0, value), share), found.build(*second)))
+        placeholders += [*second, mix]
     position = 1 + max((i for i, v in enumerate(graph.inputs) if v.role == "data"), default=-1)
     inputs = [*graph.inputs[:position], *placeholders, *graph.inputs[position:]]
     return Graph(
         inputs,
-        [value, *outputs],
+        [value, *graph.outputs],
         graph.updates,
         graph.name,
         output_names=_unique_loss(graph.output_names),
@@ -182,12 +278,110 @@ def attach(
     )
 
 
-def _check_floats(graph: Graph, chosen: Sequence[Value]) -> None:
+@dataclass(frozen=True)
+class Bound:
+    """A loss of a graph's outputs: `build` makes the scalar of target Values; named: by target, loss and output."""
+
+    build: LossFunction
+    targets: Mapping[str, TensorType]
+    named: Mapping[str, tuple[Loss, str]]
+
+
+def bound(
+    graph: Graph, loss: AnyLoss, targets: Mapping[str, TensorType] | None, output: str | None,
+    weights: Mapping[str, float] | None = None,
+) -> Bound:  # fmt: skip
+    """The loss with its targets, as `attach` takes them; raises UsageError where they do not go together."""
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    for name in (*(() if output is None else (output,)), *(loss if isinstance(loss, Mapping) else ())):
+        if name not in outputs:
+            raise UsageError(f"the model has no output {name!r}{did_you_mean(name, outputs)}")
+    if isinstance(loss, Mapping):
+        return _of_outputs(graph, outputs, loss, targets, weights or {})
+    if weights:
+        raise UsageError("loss_weights are of several losses: loss={output: loss, ...}")
+    chosen = list(outputs.values()) if output is None else [outputs[output]]
+    named: dict[str, tuple[Loss, str]] = {}
+    if isinstance(loss, (str, Loss)):
+        known = get(loss)
+        _check_floats(graph, chosen)
+        if targets is None:
+            if len(chosen) != 1:
+                raise UsageError(
+                    f"loss {known.name!r} takes one output; say which (output=...): {', '.join(graph.output_names)}"
+                )
+            targets = {"target": known.target_type(chosen[0].tensor)}
+            named = {"target": (known, output or graph.output_names[0])}
+        function: LossFunction = known.build
+        compared = [_logits(v, known.of_logits) for v in chosen]
+    else:
+        function, compared = loss, chosen
+        if targets is None:
+            raise UsageError("a loss that is a function needs targets={name: TensorType}")
+
+    def build(*given: Value) -> Value:
+        return _scalar(function(*compared, *given))
+
+    return Bound(build, targets, named)
+
+
+def _of_outputs(
+    graph: Graph, outputs: Mapping[str, Value], given: Mapping[str, str | Loss],
+    targets: Mapping[str, TensorType] | None, weights: Mapping[str, float],
+) -> Bound:  # fmt: skip
+    """A weighted sum of losses, each of an output."""
+    if not given:
+        raise UsageError("loss={}: there is no output to compare")
+    if targets is not None:
+        raise UsageError("targets follow from losses by output; leave targets= out")
+    for name, weight in weights.items():
+        if name not in given:
+            raise UsageError(f"loss_weights: no loss is of {name!r}{did_you_mean(name, given)}")
+        real("loss_weights", name, weight, NOT_NEGATIVE)
+    if odd := [loss for loss in given.values() if not isinstance(loss, (str, Loss))]:
+        raise UsageError(f"losses by output are names or what gk.losses.get gives, not {odd[0]!r}")
+    losses = {name: get(loss) for name, loss in given.items()}
+    _check_floats(graph, [outputs[name] for name in losses], every=True)
+
+    def build(*values: Value) -> Value:
+        terms = []
+        for (name, loss), target in zip(losses.items(), values, strict=True):
+            term = _scalar(loss.build(_logits(outputs[name], loss.of_logits), target))
+            weight = weights.get(name, 1.0)
+            terms.append(term if weight == 1.0 else F.mul(scalar_like(weight, term), term))
+        total = terms[0]
+        for term in terms[1:]:
+            total = F.add(total, F.cast(term, to=total.dtype) if term.dtype is not total.dtype else term)
+        return _value(total)
+
+    types = {target_of(name): loss.target_type(outputs[name].tensor) for name, loss in losses.items()}
+    return Bound(build, types, {target_of(name): (loss, name) for name, loss in losses.items()})
+
+
+def target_of(output: str) -> str:
+    """What the target of one of several outputs is called."""
+    return f"target_{output}"
+
+
+def described(loss: AnyLoss) -> str:
+    """A loss in words."""
+    if isinstance(loss, Mapping):
+        return ", ".join(f"{output}={described(each)}" for output, each in loss.items())
+    return str(loss) if isinstance(loss, (str, Loss)) else getattr(loss, "__name__", "function")
+
+
+def _scalar(value: Any) -> Value:
+    if not isinstance(value, Value) or not value.dtype.is_float or value.rank not in (0, None):
+        raise UsageError(f"a loss is a float scalar, not {value}")
+    return value
+
+
+def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
     """Raise UsageError for outputs that have no gradient, naming where in the graph the last value is that has one."""
-    for value in chosen:
-        if isinstance(value.type, TensorType) and value.dtype.is_float:
-            return
-    value = chosen[0]
+    odd = [value for value in chosen if not (isinstance(value.type, TensorType) and value.dtype.is_float)]
+    if not odd or (len(odd) < len(chosen) and not every):
+        return
+    value = odd[0]
     message = f"{value} is not floating-point, so that no loss of it has a gradient"
     if (last := float_behind(value)) is not None:
         message += f"; the last value before it that is one is {last}: make it the output, as gk.Model(net.value(NAME))"
@@ -226,7 +420,7 @@ def _unique_loss(names: Sequence[str]) -> list[str]:
 
 def with_loss(
     model: Model,
-    loss: str | LossFunction,
+    loss: AnyLoss,
     targets: Mapping[str, TensorType] | None = None,
     output: str | None = None,
 ) -> Model:

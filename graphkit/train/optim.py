@@ -13,12 +13,24 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
 from graphkit.train.average import EMA
-from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule
+from graphkit.train.schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    Linear,
+    OneCycle,
+    Polynomial,
+    Schedule,
+    Step,
+    Warmup,
+    schedule,
+)  # fmt: skip
 from graphkit.train.updater import KeyedOptimizer, OptimizerUpdater
 
 __all__ = [
     "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl",
-    "KeyedOptimizer", "Lamb", "Optimizer", "RMSProp", "Schedule", "Step", "Warmup", "get", "names", "schedule",
+    "KeyedOptimizer", "Lamb", "Linear", "OneCycle", "Optimizer", "Polynomial", "RMSProp", "Schedule", "Step", "Warmup",
+    "get", "names", "schedule",
 ]  # fmt: skip
 
 
@@ -334,14 +346,22 @@ def names() -> list[str]:
     return list(_KINDS)
 
 
+# What an optimizer given by its name alone has beside the defaults of its class, here and on the command line.
+_BY_NAME: Mapping[str, Mapping[str, Any]] = {"sgd": {"lr": 0.05, "momentum": 0.9}}
+
+
 def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
-    """An optimizer from its name and options, from what `describe` gave, or itself."""
+    """An optimizer from its name and options, from what `describe` gave, or itself.
+
+    By its name, "sgd" has a learning rate of 0.05 and momentum 0.9 unless the options say otherwise.
+    """
     if isinstance(spec, Optimizer):
         return spec
     if not isinstance(spec, (str, Mapping)):
         shown = f"the class {spec.__name__}; write {spec.__name__}(...)" if isinstance(spec, type) else repr(spec)
         raise UsageError(f"an optimizer is a name or an object such as gk.optim.SGD(0.1), not {shown}")
-    chosen = {**spec, **options} if isinstance(spec, Mapping) else {"type": spec, **options}
+    named = {} if isinstance(spec, Mapping) else {"type": spec, **_BY_NAME.get(spec, {})}
+    chosen = {**named, **(spec if isinstance(spec, Mapping) else {}), **options}
     kind = chosen.pop("type")
     if kind not in _KINDS:
         raise UsageError(f"unknown optimizer {kind!r}{did_you_mean(kind, _KINDS)}")

@@ -106,6 +106,11 @@ class PlacedStepper:
         return f"rank {rank}, which computes with it"
 
     @property
+    def sets_rates(self) -> bool:
+        """As for `Stepper`."""
+        return True
+
+    @property
     def measures(self) -> bool:
         """Whether this rank has the output that metrics look at."""
         return self._store.rank == self.output_rank

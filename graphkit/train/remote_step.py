@@ -130,6 +130,10 @@ class RemoteStepper(_Apart):
     each worker's.
     """
 
+    @property
+    def sets_rates(self) -> bool:
+        return False
+
     def _made(self, graph: Graph, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
         self._parameters = tuple(trained)
         self._dense = [t.name for t in trained if not t.lazy]

@@ -20,13 +20,14 @@ from graphkit.train import checkpoint
 
 LOCK = ".lock"
 MODEL = "model.json"
+BEST = "best.json"
 
 # In a folder without a checkpoint: the SHA-256 of the model that a run writes before its first one.
 FIRST_SAVE = ".first-save"
 
 # What training leaves in a folder, beside `.lock` and `.first-save`.
-_FILES = (checkpoint.MANIFEST, MODEL, "log.jsonl", "vocabulary.json")
-_WEIGHTS = ("state.*.safetensors", "model.*.safetensors")
+_FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json")
+_WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 
 
 class RunFolder:

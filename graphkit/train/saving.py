@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.types import DType
 from graphkit.model import Model
 from graphkit.train import checkpoint as checkpoints
-from graphkit.train import residuals
+from graphkit.train import losses, residuals
 from graphkit.train.gather import gather
 from graphkit.train.placed_stepper import PlacedStepper
 from graphkit.train.position import MetricStates, Position
@@ -76,23 +76,42 @@ def whole_parts(trainer: Trainer) -> list[dict[str, np.ndarray]]:
 def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
     """Both files into a folder that this process has. parts: of every rank, what `gathered` gives."""
     with model_then_checkpoint(folder) as before:
-        with trainer.averaged() as net:
-            if trainer._inference_graph is not net.graph:
-                net = Model.from_graph(trainer._inference_graph, net.params.entries())
+        with _inference_model(trainer) as net:
             net.save(folder / MODEL, before=before)
         checkpoints.save(folder, _checkpoint(trainer, parts))
     trainer._stepper.left_out = ()
 
 
+def save_model(trainer: Trainer, path: Path, meta: Mapping[str, str]) -> None:
+    """`Trainer.save_model`."""
+    trainer._stepper.settle()
+    with trainer._stepper.gathered():
+        if not trainer._writes:
+            return
+        with _inference_model(trainer) as net:
+            described = Model.from_graph(net.graph, net.params.entries(), meta={**net.meta, **meta})
+            described.save(path)
+
+
+@contextlib.contextmanager
+def _inference_model(trainer: Trainer) -> Iterator[Model]:
+    """The model for inference, with the moving averages where there are any."""
+    with trainer.averaged() as net:
+        if trainer._inference_graph is net.graph:
+            yield net
+        else:
+            yield Model.from_graph(trainer._inference_graph, net.params.entries(), meta=net.meta)
+
+
 def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> checkpoints.Checkpoint:
-    stepper, loss = trainer._stepper, trainer.loss
+    stepper = trainer._stepper
     seed, step = trainer.executor.rng
     return checkpoints.Checkpoint(
         arrays={**trainer.net.params, **stepper.states()},
         parts=parts,
         residuals=stepper.left_out,
         optimizer=trainer.optimizer.describe(),
-        loss=loss if isinstance(loss, str) else getattr(loss, "__name__", "function"),
+        loss=losses.described(trainer.loss),
         rng=(int(seed), int(step)),
         position=trainer.position.describe(),
         run=trainer.run,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from graphkit.errors import UsageError, did_you_mean
-from graphkit.train.arguments import fields
+from graphkit.train.arguments import POSITIVE, Range, fields, real
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,15 @@ class Schedule:
 
     def __call__(self, step: int) -> float:
         raise NotImplementedError
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it goes over the updates of a run, which have to be known first."""
+        return False
+
+    def over(self, steps: int) -> Schedule:
+        """The same, where it is open, over so many updates."""
+        return self
 
     def describe(self) -> dict[str, Any]:
         """`{"type": ..., fields}`; `schedule(...)` reads it back."""
@@ -70,17 +79,95 @@ class Exponential(Schedule):
 
 
 @dataclass(frozen=True)
-class Cosine(Schedule):
-    """Half a cosine from `rate` to `final` over `steps` updates, then `final` (Loshchilov and Hutter, SGDR, 2017)."""
+class _Over(Schedule):
+    """Over `steps` updates; without `steps`, over those of the run that `fit` trains, counted from its beginning."""
 
     rate: float
-    steps: int
+    steps: int | None = None
+
+    def progress(self, step: int) -> float:
+        """Which part of the updates is done, 0 to 1; raises UsageError without `steps`."""
+        return min(step / self._known(), 1.0)
+
+    def _known(self) -> int:
+        if self.steps is None:
+            raise UsageError(
+                f"{type(self).__name__} without steps goes over the updates of a run, which `fit` knows; give steps="
+            )
+        return self.steps
+
+    @property
+    def is_open(self) -> bool:
+        return self.steps is None
+
+    def over(self, steps: int) -> Self:
+        return self if self.steps is not None else replace(self, steps=max(steps, 1))
+
+
+@dataclass(frozen=True)
+class Cosine(_Over):
+    """Half a cosine from `rate` to `final` over `steps` updates (of the run, without), then `final` (Loshchilov and
+    Hutter, SGDR, 2017)."""
+
     final: float = 0.0
     kind = "cosine"
 
     def __call__(self, step: int) -> float:
-        progress = min(step / self.steps, 1.0)
-        return self.final + (self.rate - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return _between(self.rate, self.final, self.progress(step))
+
+
+@dataclass(frozen=True)
+class Polynomial(_Over):
+    """final + (rate - final) * (1 - step / steps) ** power, then `final`. steps: of the run, without."""
+
+    power: float = 1.0
+    final: float = 0.0
+    kind = "polynomial"
+
+    def __call__(self, step: int) -> float:
+        left: float = (1.0 - self.progress(step)) ** self.power
+        return self.final + (self.rate - self.final) * left
+
+
+@dataclass(frozen=True)
+class Linear(_Over):
+    """A straight line from `rate` to `final` over `steps` updates (of the run, without), then `final`."""
+
+    final: float = 0.0
+    kind = "linear"
+
+    def __call__(self, step: int) -> float:
+        return self.final + (self.rate - self.final) * (1.0 - self.progress(step))
+
+
+@dataclass(frozen=True)
+class OneCycle(_Over):
+    """Up from rate / start_factor to `rate` over the part `rise` of `steps` updates (of the run, without), and down to
+    rate / (start_factor * end_factor) over the others, each as half a cosine (Smith and Topin, 2018, in the form that
+    PyTorch and fastai use); momentum stays as it is."""
+
+    rise: float = 0.3
+    start_factor: float = 25.0
+    end_factor: float = 1e4
+    kind = "one-cycle"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("start_factor", "end_factor"):
+            real("OneCycle", name, getattr(self, name), POSITIVE)
+        real("OneCycle", "rise", self.rise, Range(0.0, 1.0, open_low=True, open_high=True))
+
+    def __call__(self, step: int) -> float:
+        start = self.rate / self.start_factor
+        top, last = self.rise * self._known() - 1.0, self._known() - 1.0
+        if step <= top:
+            return _between(start, self.rate, step / top if top else 1.0)
+        return _between(self.rate, start / self.end_factor, min((step - top) / max(last - top, 1e-9), 1.0))
+
+
+def _between(first: float, last: float, progress: float) -> float:
+    """Half a cosine from one number to another."""
+    return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
@@ -96,8 +183,19 @@ class Warmup(Schedule):
             return self.after(0) * (step + 1) / self.steps
         return self.after(step - self.steps)
 
+    @property
+    def is_open(self) -> bool:
+        return self.after.is_open
 
-_KINDS = {cls.kind: cls for cls in (Constant, Step, Exponential, Cosine, Warmup)}
+    def over(self, steps: int) -> Warmup:
+        return replace(self, after=self.after.over(steps - self.steps))
+
+
+_KINDS = {cls.kind: cls for cls in (Constant, Step, Exponential, Cosine, Linear, Polynomial, OneCycle, Warmup)}
+
+
+def names() -> list[str]:
+    return list(_KINDS)
 
 
 def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:

@@ -106,6 +106,11 @@ class Stepper:
         return shares.make_buckets(graph, dense, limit, kvstore.compresses, place)
 
     @property
+    def sets_rates(self) -> bool:
+        """Whether updates go by the learning rate that `take` and `flush` are given."""
+        return True
+
+    @property
     def saves_together(self) -> bool:
         """Whether every process takes part in what is saved, which the first one writes."""
         return bool(self.compressing) or (self.buckets is not None and self.buckets.place is not None)

@@ -20,26 +20,54 @@ _NUMBERS = "biuf"
 
 
 class Targets:
-    """The targets of a training program by name, and what the loss wants of them.
+    """The targets of a training program by name, and what the losses want of them.
 
-    types: as the graph declares them. loss: None for a function, which may want anything of the declared type. output:
-    what a loss by name compares with.
+    types: as the graph declares them. compared: by target, the loss by name and the type of the output that it compares
+    with; what a function wants may be anything of the declared type. outputs: by target, the output that it is of, by
+    whose name it may be given too.
     """
 
-    def __init__(self, types: Mapping[str, TensorType], loss: Loss | None, output: Type):
+    def __init__(
+        self, types: Mapping[str, TensorType], compared: Mapping[str, tuple[Loss, Type]],
+        outputs: Mapping[str, str] | None = None,
+    ):  # fmt: skip
         self.types = dict(types)
         self.names = tuple(types)
+        self._others = {output: name for name, output in (outputs or {}).items()}
+        self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
+
+    def of(self, output: str) -> str:
+        """The name of the target that an output is compared with; the first one where none is."""
+        return self._others.get(output, self.names[0])
+
+    def named(self, given: Any) -> dict[str, Any]:
+        """Targets by name: an array, a tuple in their order, or a dict by their names or those of outputs."""
+        if isinstance(given, Mapping):
+            return {self._others.get(str(n), str(n)): array for n, array in given.items()}
+        arrays = given if isinstance(given, tuple) else (given,)
+        if len(arrays) != len(self.names):
+            names = ", ".join(self._others) or ", ".join(self.names)
+            raise InputError(f"{len(self.names)} targets are expected ({names}), {len(arrays)} given")
+        return dict(zip(self.names, arrays, strict=True))
+
+    def fitted(self, given: Any) -> dict[str, Any]:
+        """The arrays of one batch by name, cast and reshaped where that loses nothing. Raises InputError for the
+        others."""
+        named = self.named(given)
+        return {n: self._targets[n].fitted(array) if n in self._targets else array for n, array in named.items()}
+
+
+class _Target:
+    """One target. loss: None where a function takes it."""
+
+    def __init__(self, name: str, kind: TensorType, loss: Loss | None, output: Type | None):
+        self._name, self._type, self._loss = name, kind, loss
         self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
         self._shape = self._output.shape or ()
-        self._loss = loss
         self._largest = None if loss is None else loss.largest(self._output)
 
-    def fitted(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays of one batch, cast and reshaped where that loses nothing. Raises InputError for the others."""
-        return {name: self._one(name, array) if name in self.types else array for name, array in given.items()}
-
-    def _one(self, name: str, given: Any) -> Any:
-        wanted = self.types[name]
+    def fitted(self, given: Any) -> Any:
+        wanted = self._type
         array = as_array(given)
         if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
             return given  # the executor says what it takes
@@ -47,13 +75,13 @@ class Targets:
             found = aligned(array, wanted.known_shape)
             if found is None:
                 shape = list(array.shape)
-                raise InputError(f"{self._described(name)}; the array given has shape {shape}{self._advice(array)}")
+                raise InputError(f"{self._described}; the array given has shape {shape}{self._advice(array)}")
             array = found
-        array = self._cast(name, wanted.dtype, array)
-        self._check_values(name, array)
+        array = self._cast(wanted.dtype, array)
+        self._check_values(array)
         return array
 
-    def _cast(self, name: str, wanted: DType, array: np.ndarray) -> np.ndarray:
+    def _cast(self, wanted: DType, array: np.ndarray) -> np.ndarray:
         if array.dtype == wanted.numpy or not (wanted.is_float or wanted.is_integer):
             return array
         with np.errstate(all="ignore"):
@@ -62,10 +90,10 @@ class Targets:
             fits = np.isfinite(cast) == np.isfinite(array) if wanted.is_float else cast == array
         if not np.all(fits):
             odd = array[~fits].reshape(-1)[0]
-            raise InputError(f"{self._described(name)}; the {array.dtype} array given holds {odd}{self._advice(array)}")
+            raise InputError(f"{self._described}; the {array.dtype} array given holds {odd}{self._advice(array)}")
         return cast
 
-    def _check_values(self, name: str, array: np.ndarray) -> None:
+    def _check_values(self, array: np.ndarray) -> None:
         limit = self._largest
         if limit is None or not array.size:
             return
@@ -76,11 +104,12 @@ class Targets:
             fits = not (array.min() < 0 or array.max() > limit)
         if not fits:
             odd = array[(array < 0) | (array > limit)].reshape(-1)[0]
-            raise InputError(f"{self._described(name)}; the array given holds {odd}{self._advice(array)}")
+            raise InputError(f"{self._described}; the array given holds {odd}{self._advice(array)}")
 
-    def _described(self, name: str) -> str:
+    @property
+    def _described(self) -> str:
         if self._loss is None:
-            return f"target {name!r} is {self.types[name]}"
+            return f"target {self._name!r} is {self._type}"
         return f"loss {self._loss.name!r} compares the output {self._output} with {self._loss.wants(self._output)}"
 
     def _advice(self, array: np.ndarray) -> str:

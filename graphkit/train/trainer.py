@@ -36,20 +36,22 @@ from graphkit.passes.training.to_training import is_in_training, to_inference, t
 from graphkit.train import finite, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
-from graphkit.train.arguments import POSITIVE, integer, real
+from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
-from graphkit.train.background import BackgroundWork
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import States
 from graphkit.train.distributed import DistributedInference, DistributedStepper
-from graphkit.train.fit import Fit, first, length_of
+from graphkit.train.evaluation import LOSS, Evaluation, listed
+from graphkit.train.fit import Fit
+from graphkit.train.mixing import Mixing
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
+from graphkit.train.schedules import Schedule
 from graphkit.train.statistics import over_processes
 from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
@@ -76,11 +78,14 @@ class LazyScalar:
 class Trainer:
     """Trains `net` in place: after a step `net.params` holds the new values.
 
-    loss: a name (see `gk.losses.names()`) or a function of (outputs..., targets...) with `targets` giving the
-    targets' types. output: the one that a loss by name and the metrics look at, where a model has several (default:
-    the first, for the metrics). optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient
-    norm. accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share
-    each update, every one with its part of the batch. seed: of dropout and of the data order.
+    loss: a name (see `gk.losses.names()`), `gk.losses.get(name, label_smoothing=..., class_weights=...)`, a function of
+    (outputs..., targets...) with `targets` giving the targets' types, or a dict of losses by output, which are added
+    up, each times its `loss_weights`; their targets have the names of the outputs. output: the one that a loss by name
+    and the metrics look at, where a model has several (default: the first, for the metrics). mixup, cutmix: alpha of
+    the Beta distribution by which samples of a batch, and their losses, are mixed (see `train.mixing`). optimizer:
+    `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient norm. accumulate: gradients of that many
+    batches are averaged per update. kvstore: a KVStore whose processes share each update, every one with its part of
+    the batch. seed: of dropout, of mixing and of the data order.
 
     Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
     BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
@@ -118,7 +123,7 @@ class Trainer:
     def __init__(
         self,
         net: Model,
-        loss: str | losses.LossFunction = "softmax_cross_entropy",
+        loss: losses.AnyLoss = "softmax_cross_entropy",
         optimizer: optimizers.Optimizer | str = "sgd",
         *,
         device: str = "cpu",
@@ -135,6 +140,9 @@ class Trainer:
         carry: Mapping[str, str] | None = None,
         targets: Mapping[str, TensorType] | None = None,
         output: str | None = None,
+        loss_weights: Mapping[str, float] | None = None,
+        mixup: float | None = None,
+        cutmix: float | None = None,
         recompute: recomputation.Recompute | None = None,
         seed: int | None = None,
         precision: str = "f32",
@@ -153,14 +161,16 @@ class Trainer:
         accumulate = integer("Trainer", "accumulate", accumulate, 1)
         clip_norm = None if clip_norm is None else real("Trainer", "clip_norm", clip_norm, POSITIVE)
         seed = None if seed is None else integer("Trainer", "seed", seed, 0)
-        if not isinstance(loss, str) and (isinstance(loss, optimizers.Optimizer) or not callable(loss)):
+        alphas = {"mixup": mixup, "cutmix": cutmix}
+        alphas = {n: real("Trainer", n, alpha, POSITIVE) for n, alpha in alphas.items() if alpha is not None}
+        known = isinstance(loss, (str, losses.Loss, Mapping)) or callable(loss)
+        if isinstance(loss, optimizers.Optimizer) or not known:
             raise UsageError(f"Trainer: loss is a name or a function, not {loss!r}; optimizer= takes an optimizer")
         freeze, train, lazy = (_patterns(p) for p in (freeze, train, lazy))
         net.separate_roles()
         self.net = net
         self.loss = loss
-        # SGD alone has no learning rate of its own.
-        self.optimizer = optimizers.get(optimizer, **({"lr": 0.01} if optimizer == "sgd" else {}))
+        self.optimizer = optimizers.get(optimizer)
         self.kvstore = kvstore
         self.accumulate = accumulate
         self.seed = config.SEED.get() if seed is None else seed
@@ -176,14 +186,17 @@ class Trainer:
         # Why a callback wants the run to end; the states of callbacks outside of `fit`.
         self.stop_reason: str | None = None
         self._callback_states: States = {}
-        # What the learning rates of the optimizer's schedule are multiplied by; for callbacks, which keep it.
-        self.rate_scale = 1.0
+        self._rate_scale = 1.0
+        # How many updates the run has, and the schedule over them.
+        self._run_updates: int | None = None
+        self._run_schedule: tuple[tuple[Schedule, int], Schedule] | None = None
         self._recurrent_state = RecurrentState(net, carry or {})
+        self._mixing = Mixing(alphas.get("mixup"), alphas.get("cutmix")) if alphas else None
         self._input_types = net.input_types
         self._input_names = net.inputs
         refused = {
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
-            "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm,
+            "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm, "mixup or cutmix": bool(alphas),
             "compression": kvstore is not None and kvstore.compresses,
         }  # fmt: skip
         self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
@@ -200,11 +213,14 @@ class Trainer:
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
         frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
         # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
-        graph = bind_rng(
-            losses.attach(recognise(resolve_sequences(to_training(net.graph, frozen))), loss, targets, output)
-        )
-        self._output = net.outputs[0] if output is None else output
-        self._targets = self._expected(graph, targets is None)
+        graph = recognise(resolve_sequences(to_training(net.graph, frozen)))
+        # What `losses.attach` takes beside a graph.
+        self._criterion = (loss, targets, output, loss_weights)
+        found_loss = losses.bound(graph, *self._criterion)
+        graph = bind_rng(losses.attach(graph, *self._criterion, mixed=bool(alphas)))
+        first = next(iter(loss)) if isinstance(loss, Mapping) else net.outputs[0]
+        self._output = first if output is None else output
+        self._targets = self._expected(graph, found_loss)
         graph = fake_quantise(graph)
         if straight_through:
             graph = pass_through_rounding(graph)
@@ -237,8 +253,11 @@ class Trainer:
                 kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options, shard=shard_optimizer,
             )  # fmt: skip
             self._inference = Executor(self._inference_graph, net.params, **options)
+        self._evaluation = Evaluation(self, options)
         self.trained, self._slots = self._stepper.trained, self._stepper.slots
         self._averaged = False
+        if self.optimizer.schedule.is_open and not self._stepper.sets_rates:
+            raise UsageError("servers have the learning rate, and no run to go over: give steps= to the schedule")
         if kvstore is not None and not self._alone and self._pipeline is None:
             names = list(net.params)
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
@@ -246,11 +265,13 @@ class Trainer:
             self._start_averages()
         self._stepper.spread()
 
-    def _expected(self, graph: Graph, by_loss: bool) -> Targets:
-        """The targets of a training graph; by_loss: a loss by name says what they are."""
-        data = [v for v in graph.inputs if v.role == "data"][len(self.net.inputs) :]
-        loss = losses.get(self.loss) if isinstance(self.loss, str) and by_loss else None
-        return Targets({graph.name_of(v): v.tensor for v in data}, loss, self.net.output_types[self._output])
+    def _expected(self, graph: Graph, bound: losses.Bound) -> Targets:
+        """The targets of a training graph; those of losses by name are what these say."""
+        declared = {graph.name_of(v): v.tensor for v in graph.inputs if v.role == "data"}
+        types = {name: declared[name] for name in bound.targets}
+        kinds = {name: (loss, self.net.output_types[output]) for name, (loss, output) in bound.named.items()}
+        outputs = {n: output for n, (_, output) in bound.named.items()} if isinstance(self.loss, Mapping) else {}
+        return Targets(types, kinds, outputs)
 
     def _start_averages(self) -> None:
         for name in self.trained if self.ema is not None else ():
@@ -345,8 +366,27 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
-        return self.optimizer.rate(self.updates) * self.rate_scale
+        """Of the next update. Raises UsageError for a schedule over the updates of a run, outside of `fit`."""
+        schedule, count = self.optimizer.schedule, self.updates
+        if not schedule.is_open or self._run_updates is None:
+            return self.optimizer.rate(count) * self._rate_scale
+        if self._run_schedule is None or self._run_schedule[0] != (schedule, self._run_updates):
+            self._run_schedule = (schedule, self._run_updates), schedule.over(self._run_updates)
+        return self._run_schedule[1](count - self.position.first_update) * self._rate_scale
+
+    @property
+    def rate_scale(self) -> float:
+        """What the optimizer's learning rates are multiplied by, 1 at first; for callbacks, which keep it.
+
+        Raises UsageError where rates are those of servers.
+        """
+        return self._rate_scale
+
+    @rate_scale.setter
+    def rate_scale(self, scale: float) -> None:
+        if not self._stepper.sets_rates:
+            raise UsageError("servers have the learning rate, by the optimizer's schedule: nothing else changes it")
+        self._rate_scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
 
     @property
     def rank(self) -> int:
@@ -385,10 +425,27 @@ class Trainer:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is not None:
             self.kvstore.begin_step()
-        compared = self._targets.fitted(_by_name(targets, self._targets.names, "targets"))
-        feeds = _by_name(inputs, self._input_names, "inputs") | compared
+        compared = self._targets.fitted(targets)
+        feeds = _by_name(inputs, self._input_names, "inputs")
         with self._working():
+            if self._mixing is None:
+                feeds |= compared
+            else:
+                feeds = self._mixed(feeds, compared, size)
             return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
+
+    def _mixed(self, inputs: dict[str, Any], targets: dict[str, Any], size: int | None) -> dict[str, Any]:
+        """Mixed by random numbers that follow from the seed, and from how far the training is."""
+        stepper = self._stepper
+        key = [self.seed, stepper.updates, stepper.waiting, stepper.skipped, self.rank]
+        count = len(next(iter(inputs.values()))) if size is None else size
+        assert self._mixing is not None, "there is something to do"
+        return self._mixing.mixed(inputs, targets, count, np.random.default_rng(key))
+
+    def _measured_target(self, targets: Any) -> np.ndarray:
+        """Of a batch, the target that metrics compare with the output."""
+        named = self._targets.named(targets)
+        return np.asarray(named[self._targets.of(self._output)])
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).
@@ -488,7 +545,7 @@ class Trainer:
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
         output = self.net.graph.outputs[self.net.outputs.index(self._output)]
-        specs = [specs] if isinstance(specs, str) or hasattr(specs, "update") else specs
+        specs = [spec for spec in listed(specs) if not (isinstance(spec, str) and spec == LOSS)]
         return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
 
     def _data(self, given: Any) -> Dataset | Iterated:
@@ -514,28 +571,12 @@ class Trainer:
         batch_size: int = 256,
         prefetch: int = 2,
     ) -> dict[str, float]:
-        """Metrics of the inference graph over a data set, with the moving averages where there are any.
+        """Metrics of the inference graph over a data set, and "loss" if it is among them, with the moving averages
+        where there are any.
 
         prefetch: as for `fit`.
         """
-        return self._scores(self._data(data), metrics_, batch_size, prefetch, ProgressBar(False))
-
-    def _scores(
-        self, data: Dataset | Iterated, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar
-    ) -> dict[str, float]:
-        measured = self._metrics(specs)
-        state = RecurrentState(self.net, self._recurrent_state.names)
-        together = contextlib.nullcontext() if isinstance(self._inference, Executor) else self._inference.batches()
-        with self._working(), self.averaged(), BackgroundWork(prefetch) as background, together:
-            batches = data.batches(batch_size, shuffle=False)
-            bar.start("validation", length_of(batches), passing=True)
-            for inputs, targets in background.batches(map(self._prepared, batches)):
-                results = self._inference.run(state.feeds(inputs))
-                state.keep(results)
-                if self._pipeline is None or self._output in results:
-                    background.measure(measured, results[self._output], first(targets))
-                bar.advance()
-        return self._stepper.values(measured)
+        return self._evaluation.scores(self._data(data), metrics_, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -548,6 +589,12 @@ class Trainer:
         """
         with self._working():
             saving.save(self, folder)
+
+    def save_model(self, path: str | Path, meta: Mapping[str, str] | None = None) -> None:
+        """Write the model alone, in inference mode and with the moving averages where there are any, as `.json` or
+        `.onnx`. meta: goes into its metadata. Every rank calls it where each has a part of it; rank 0 writes."""
+        with self._working():
+            saving.save_model(self, Path(path), meta or {})
 
     def resume(self, folder: str | Path) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.

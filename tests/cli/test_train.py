@@ -41,7 +41,7 @@ def test_a_line_an_epoch(call, task, tmp_path):
     code, out, err = call(*options(task, tmp_path / "run", "--epochs", 3))
     assert code == 0, err
     assert [line.split(":")[0] for line in out.splitlines()] == ["epoch 1", "epoch 2", "epoch 3"]
-    assert re.match(r"epoch 1: loss \S+, accuracy \S+, valid_accuracy \S+$", out.splitlines()[0])
+    assert re.match(r"epoch 1: loss \S+, accuracy \S+, valid_loss \S+, valid_accuracy \S+$", out.splitlines()[0])
     code, out, err = call(*options(task, tmp_path / "json", "--epochs", 2, "--json"))
     assert len(json.loads(out)["history"]) == 2
     assert err.count("epoch ") == 2

@@ -203,7 +203,7 @@ def test_every_optimizer_learns_and_reads_back(name: str) -> None:
 
 def test_an_optimizer_by_name_has_its_own_learning_rate() -> None:
     assert gk.Trainer(linear_model(), "mse", "adadelta").learning_rate == 1.0
-    assert gk.Trainer(linear_model(), "mse", "sgd").learning_rate == 0.01
+    assert gk.Trainer(linear_model(), "mse", "sgd").learning_rate == 0.05
 
 
 # --- which parameters, and how strongly ------------------------------------------------------------

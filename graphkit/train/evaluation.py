@@ -1,0 +1,79 @@
+"""Validation: metrics of the inference graph over data, and its loss."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphkit.data import Dataset, Iterated
+from graphkit.errors import UsageError
+from graphkit.executor.run.session import Executor
+from graphkit.train import losses
+from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.progress import ProgressBar
+from graphkit.train.recurrent_state import RecurrentState
+
+if TYPE_CHECKING:
+    from graphkit.train.trainer import Trainer
+
+# Among metrics, what training minimises.
+LOSS = "loss"
+
+
+def listed(specs: Any) -> Sequence[Any]:
+    """Metrics as a sequence, also where one is given by itself."""
+    return [specs] if isinstance(specs, str) or hasattr(specs, "update") else specs
+
+
+class Evaluation:
+    """The inference graph of a trainer, with its loss in a program of its own, which is made when it is wanted."""
+
+    def __init__(self, trainer: Trainer, options: dict[str, Any]):
+        self._trainer = trainer
+        self._options = options
+        self._with_loss: Executor | None = None
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss can be among what is measured: a model over several ranks gives its outputs alone."""
+        return self._trainer._pipeline is None
+
+    def scores(
+        self, data: Dataset | Iterated, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar
+    ) -> dict[str, float]:
+        """The metrics by name, in order; `loss` among them is the mean over all samples."""
+        trainer = self._trainer
+        specs = listed(specs)
+        with_loss = LOSS in specs
+        if with_loss and not self.has_loss:
+            raise UsageError("the loss of a model in groups is known in training alone: leave it out of the metrics")
+        measured = trainer._metrics(specs)
+        program: Any = self._loss_program() if with_loss else trainer._inference
+        state = RecurrentState(trainer.net, trainer._recurrent_state.names)
+        together = contextlib.nullcontext() if isinstance(program, Executor) else program.batches()
+        total = seen = 0.0
+        with trainer._working(), trainer.averaged(), BackgroundWork(prefetch) as background, together:
+            batches = data.batches(batch_size, shuffle=False)
+            bar.start("validation", length_of(batches), passing=True)
+            for batch in background.batches(map(trainer._prepared, batches)):
+                feeds = state.feeds(batch.inputs)
+                if with_loss:
+                    feeds |= trainer._targets.fitted(batch.targets)
+                results = program.run(feeds)
+                state.keep(results)
+                if with_loss:
+                    total += float(results[LOSS]) * batch.size
+                    seen += batch.size
+                if trainer._output in results:
+                    background.measure(measured, results[trainer._output], trainer._measured_target(batch.targets))
+                bar.advance()
+        values = trainer._stepper.values(measured)
+        return {LOSS: total / seen if seen else float("nan"), **values} if with_loss else values
+
+    def _loss_program(self) -> Executor:
+        if self._with_loss is None:
+            trainer = self._trainer
+            graph = losses.attach(trainer._inference_graph, *trainer._criterion)
+            self._with_loss = Executor(graph, trainer.net.params, **self._options)
+        return self._with_loss

@@ -1,0 +1,92 @@
+"""Mixup and CutMix: batches whose samples are mixed with others of the same batch, and so are their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError
+from graphkit.train.losses import MIX, SECOND
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x' of
+    the share 1 - m of the area takes the place of that of x, with m from Beta(cutmix, cutmix) (Yun et al., 2019). With
+    both, each batch has either by half. x' are the samples of the batch in another order, and m is one number a batch.
+    """
+
+    mixup: float | None
+    cutmix: float | None
+
+    def mixed(
+        self, inputs: Mapping[str, Any], targets: Mapping[str, Any], size: int, generator: np.random.Generator
+    ) -> dict[str, Any]:
+        """What the program of a mixed loss is fed: the inputs, both targets, and the share of the first.
+
+        size: samples of the batch; arrays without an axis of so many in front are those of the whole batch.
+        """
+        use_mixup = self.mixup is not None and (self.cutmix is None or generator.random() < 0.5)
+        alpha = self.mixup if use_mixup else self.cutmix
+        assert alpha is not None, "there is one of the two"
+        share = float(generator.beta(alpha, alpha))
+        order = generator.permutation(size)
+        if use_mixup:
+            found = {name: _blended(name, array, order, share) for name, array in inputs.items()}
+        else:
+            found, share = _cut(inputs, order, share, generator)
+        second = {f"{name}{SECOND}": _reordered(array, order) for name, array in targets.items()}
+        return {**found, **targets, **second, MIX: np.float32(share)}
+
+
+def _blended(name: str, given: Any, order: np.ndarray, share: float) -> Any:
+    array = np.asarray(given)
+    if not _counts(array, len(order)):
+        return given
+    if array.dtype.kind in "biu":
+        raise InputError(f"mixup blends numbers, and input {name!r} is {array.dtype}: give it as floats")
+    kind = array.dtype
+    return array * kind.type(share) + array[order] * kind.type(1.0 - share)
+
+
+def _cut(
+    inputs: Mapping[str, Any], order: np.ndarray, share: float, generator: np.random.Generator
+) -> tuple[dict[str, Any], float]:
+    """One box for all images of the batch, clipped at their borders, and the share that is left outside of it."""
+    images = {n: np.asarray(a) for n, a in inputs.items() if np.ndim(a) == 4 and _counts(np.asarray(a), len(order))}
+    if not images:
+        raise InputError(f"cutmix needs images [N, channels, height, width]; the inputs are {', '.join(inputs)}")
+    side = np.sqrt(1.0 - share)
+    center_y, center_x = generator.random(2)
+    found = {name: array if name in images else _whole(name, array, order) for name, array in inputs.items()}
+    for name, array in images.items():
+        height, width = array.shape[2:]
+        (top, bottom), (left, right) = _span(center_y, side, height), _span(center_x, side, width)
+        mixed = array.copy()
+        mixed[:, :, top:bottom, left:right] = array[order, :, top:bottom, left:right]
+        found[name], share = mixed, 1.0 - (bottom - top) * (right - left) / (height * width)
+    return found, share
+
+
+def _whole(name: str, given: Any, order: np.ndarray) -> Any:
+    if _counts(np.asarray(given), len(order)):
+        raise InputError(f"cutmix cuts images, and input {name!r} of {np.ndim(given)} axes is none")
+    return given
+
+
+def _span(center: float, share: float, size: int) -> tuple[int, int]:
+    """The part of an axis that a box around a place takes."""
+    middle, half = int(center * size), int(share * size) // 2
+    return max(middle - half, 0), min(middle + half, size)
+
+
+def _reordered(array: Any, order: np.ndarray) -> Any:
+    return array[order] if _counts(np.asarray(array), len(order)) else array
+
+
+def _counts(array: np.ndarray, size: int) -> bool:
+    """Whether the first axis counts the samples."""
+    return array.ndim > 0 and array.shape[0] == size

@@ -1,0 +1,234 @@
+"""Callbacks that follow a number: early stopping, the best model, rates that go down on a plateau."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import UsageError
+from graphkit.train.run_folder import BEST
+
+
+def trainer(**options):
+    net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
+    return gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1, seed=1, **options)
+
+
+def data(n=24):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n, 3), np.float32), rng.standard_normal((n, 2), np.float32)
+
+
+class Script(gk.callbacks.EarlyStopping):
+    """Numbers of a script in place of those of the epoch."""
+
+    def __init__(self, numbers, patience, **options):
+        self.numbers = numbers
+        super().__init__(patience, "score", **options)
+
+    def value(self, numbers):
+        return self.numbers[numbers["epoch"] - 1]
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "ends"),
+    [
+        ([1, 2, 3, 4, 5, 6], {}, 6), ([1, 2, 2, 2, 9], {}, 4), ([3, 2, 4, 1, 1, 9], {}, 5),
+        ([3, 2, 1, 1, 1, 9], {"mode": "min"}, 5), ([1, 1.1, 1.2, 1.3, 1.4], {"min_delta": 0.15}, 5),
+        ([1, 1.1, 1.2, 1.3, 1.4], {"min_delta": 0.25}, 3), ([float("nan")] * 5, {}, 2),
+        ([1, float("inf"), float("nan"), 9], {}, 3),
+    ],
+)  # fmt: skip
+def test_training_ends_when_patience_does(scores, options, ends):
+    found = trainer()
+    history = found.fit(data(), epochs=len(scores), batch_size=8, callbacks=[Script(scores, 2, **options)])
+    assert len(history) == ends
+    assert (found.position.stopped is not None) == (ends < len(scores))
+
+
+def test_what_is_better_follows_from_the_name():
+    modes = {"valid_loss": "min", "loss": "min", "valid_rmse": "min", "perplexity": "min", "valid_accuracy": "max",
+             "top3": "max", "auc": "max"}  # fmt: skip
+    assert {name: gk.callbacks.EarlyStopping(1, name).mode for name in modes} == modes
+
+
+def test_a_number_that_no_epoch_has_is_named():
+    for monitor, message in [
+        ("valid_acuracy", "did you mean 'valid_accuracy'"), ("top5", "it has learning_rate, loss, accuracy, valid_loss")
+    ]:  # fmt: skip
+        net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
+        x, y = data()
+        given = (x, (y[:, 0] > 0).astype(np.int64))
+        with pytest.raises(UsageError, match=message):
+            gk.Trainer(net).fit(given, given, metrics=["accuracy"], callbacks=[gk.callbacks.EarlyStopping(1, monitor)])
+    with pytest.raises(UsageError, match="of validation there are where there is data"):
+        trainer().fit(data(), callbacks=[gk.callbacks.EarlyStopping(1)])
+
+
+def test_the_loss_of_validation_is_that_of_the_definition():
+    found = trainer(ema=0.5)
+    x, y = data()
+    (record,) = found.fit((x, y), (x[:11], y[:11]), batch_size=4)
+    with found.averaged() as net:
+        expected = np.mean((net(x[:11]) - y[:11]) ** 2)
+    assert record["valid_loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert found.evaluate((x[:11], y[:11]), ["mae", "loss"])["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert list(found.evaluate((x, y), "loss")) == ["loss"]
+
+
+def test_two_ranks_stop_alike(on_ranks, tmp_path):
+    """They see different numbers, each its own part of the data; those of rank 0 count."""
+
+    def work(store):
+        x, y = data(48)
+        found = trainer(kvstore=store)
+        valid = (x + store.rank, y)
+        chosen = [gk.callbacks.EarlyStopping(2, min_delta=0.01), gk.callbacks.KeepBest()]
+        history = found.fit((x, y), valid, epochs=40, batch_size=8, folder=tmp_path, callbacks=chosen)
+        return len(history), found.position.stopped
+
+    first, second = on_ranks(work)
+    assert first == second
+    assert 2 < first[0] < 40
+    assert "valid_loss has not become better for 2 epochs" in first[1]
+    assert int(gk.load(tmp_path / BEST).meta["best_epoch"]) <= first[0]
+
+
+# --- the best model --------------------------------------------------------------------------------
+
+
+def test_the_best_model_is_that_of_its_epoch(tmp_path):
+    class Copies(gk.Callback):
+        def __init__(self):
+            self.weights, self.losses = [], []
+
+        def on_epoch_end(self, trainer, numbers):
+            with trainer.averaged() as net:
+                self.weights.append(net.params["fc_weight"].copy())
+            self.losses.append(numbers["valid_loss"])
+
+    x, y = data()
+    copies = Copies()
+    found = trainer(ema=0.8)
+    found.optimizer = gk.optim.SGD(0.5)  # too fast to become better for ever
+    found.fit((x, y), (x[:6], y[:6]), epochs=8, batch_size=4, folder=tmp_path, callbacks=[
+        gk.callbacks.KeepBest(), copies
+    ])  # fmt: skip
+    best = int(np.argmin(copies.losses))
+    assert 0 < best < 7, "neither the first nor the last, or this shows nothing"
+    kept = gk.load(tmp_path / BEST)
+    np.testing.assert_array_equal(kept.params["fc_weight"], copies.weights[best])
+    assert kept.meta["best_epoch"] == str(best + 1)
+    assert float(kept.meta["best_valid_loss"]) == copies.losses[best]
+    assert len(list(tmp_path.glob("best.*.safetensors"))) == 1
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+    # A new run in the folder leaves nothing of it.
+    trainer().fit(data(), folder=tmp_path, overwrite=True)
+    assert not list(tmp_path.glob("best*"))
+
+
+def test_a_run_that_goes_on_knows_its_best(tmp_path):
+    scores = [3.0, 1.0, 2.0, 1.5, 0.5]
+
+    class Best(gk.callbacks.KeepBest):
+        def value(self, numbers):
+            return scores[numbers["epoch"] - 1]
+
+    found = trainer()
+    found.fit(data(), epochs=2, batch_size=8, folder=tmp_path, callbacks=[Best()])
+    for epochs, best in [(4, "2"), (5, "5")]:
+        again = trainer()
+        again.resume(tmp_path)
+        again.fit(data(), epochs=epochs, batch_size=8, folder=tmp_path, callbacks=[Best()])
+        assert gk.load(tmp_path / BEST).meta["best_epoch"] == best
+
+
+def test_the_best_model_needs_a_folder():
+    with pytest.raises(UsageError, match="no folder to keep the best model in"):
+        trainer().fit(data(), data(8), callbacks=[gk.callbacks.KeepBest()])
+
+
+KILLED = """
+    import os, signal, sys
+    import numpy as np
+    import graphkit as gk
+    from graphkit.ir.atomic import PendingFile
+
+    folder, at = sys.argv[1], int(sys.argv[2])
+    count = 0
+
+    def around(method):
+        original = getattr(PendingFile, method)
+
+        def counted(*arguments, **options):
+            global count
+            for moment in range(2):
+                count += 1
+                if count == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if not moment:
+                    result = original(*arguments, **options)
+            return result
+
+        setattr(PendingFile, method, counted)
+
+    for method in ("write", "finish", "commit"):
+        around(method)
+    net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
+    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1, seed=1)
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((24, 3), np.float32), rng.standard_normal((24, 2), np.float32)
+    if os.path.exists(os.path.join(folder, "checkpoint.json")):
+        trainer.resume(folder)
+    best = gk.callbacks.KeepBest("loss")
+    trainer.fit(data, epochs=3, batch_size=8, folder=folder, callbacks=[best])
+    print(count)
+"""
+
+
+def test_killed_at_any_moment_the_folder_has_a_whole_best_model(tmp_path):
+    """Around every write and rename of models and checkpoints; what goes on ends with the best of a straight run."""
+
+    def run(folder, at):
+        command = [sys.executable, "-P", "-c", textwrap.dedent(KILLED), str(folder), str(at)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    straight = run(tmp_path / "straight", 0)
+    assert straight.returncode == 0, straight.stderr
+    wanted = (tmp_path / "straight" / BEST).read_bytes()
+    events = int(straight.stdout)
+    assert events > 30
+    seen = 0
+    for at in range(1, events, max(events // 14, 1)):
+        folder = tmp_path / f"at{at}"
+        assert run(folder, at).returncode == -signal.SIGKILL
+        if (folder / BEST).exists():
+            seen += 1
+            assert gk.load(folder / BEST).meta["best_epoch"] in "123"
+        assert run(folder, 0).returncode == 0
+        assert (folder / BEST).read_bytes() == wanted
+        assert len(list(folder.glob("best.*.safetensors"))) == 1
+    assert seen > 5
+
+
+def test_plateaus_are_part_of_a_checkpoint(tmp_path):
+    def run(folder, *stops):
+        for epochs in stops:
+            found = trainer()
+            if found.rank == 0 and (folder / "checkpoint.json").exists():
+                found.resume(folder)
+            plateau = gk.callbacks.ReduceOnPlateau(1, 0.5, "loss", min_delta=0.05)
+            found.fit(data(), epochs=epochs, batch_size=8, folder=folder, callbacks=[plateau])
+        return found, json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+
+    straight, line = run(tmp_path / "straight", 8)
+    assert straight.learning_rate < 0.1
+    assert line["learning_rate"] in (straight.learning_rate, 2 * straight.learning_rate)
+    parts, _ = run(tmp_path / "parts", 3, 5, 8)
+    assert parts.learning_rate == straight.learning_rate
+    np.testing.assert_array_equal(parts.net.params["fc_weight"], straight.net.params["fc_weight"])
