@@ -120,9 +120,7 @@ def _described(run: Run) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _validation(
-    run: Run, net: Model, spec: str | None, valid_spec: str | None, options: dict[str, object]
-) -> Dataset:
+def _validation(run: Run, net: Model, spec: str | None, valid_spec: str | None, options: dict[str, object]) -> Dataset:
     """What a run is judged by. Raises UsageError where neither the command nor the run says it."""
     from graphkit.cli.train import axis_options, read_data
 

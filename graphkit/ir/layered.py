@@ -191,7 +191,8 @@ def _drawn(box: Box, middle: float) -> Iterator[str]:
     round_corner = 3 if box.kind == "node" else 10
     yield (
         f'<g class="{box.kind}"><title>{escape(box.title)}</title><rect x="{left:.1f}" y="{top:.1f}" '
-        f'width="{box.width:.1f}" height="{box.height:.1f}" rx="{round_corner}" fill="{_COLOURS[box.kind]}" stroke="#5b6270"/>'
+        f'width="{box.width:.1f}" height="{box.height:.1f}" rx="{round_corner}" fill="{_COLOURS[box.kind]}" '
+        'stroke="#5b6270"/>'
     )
     for i, line in enumerate(box.lines):
         weight = ' font-weight="bold"' if i == 0 else ""

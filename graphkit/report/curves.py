@@ -84,10 +84,12 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     """The charts of some runs: the loss, metrics, the learning rate, then speed and memory."""
     found: dict[str, list[Series]] = {}
     for index, run in enumerate(runs):
-        for part, records in (("step", run.steps), ("train", _with_durations(run.epochs))):
+        # Fewer steps than epochs tell less than these.
+        steps = run.steps if len(run.steps) > len(run.epochs) else ()
+        for part, records in (("step", steps), ("train", _with_durations(run.epochs))):
             epochs = _epochs(run, records, within=part == "step")
             for name in _quantities(records):
-                if part == "train" and name == "learning_rate" and run.steps:
+                if part == "train" and name == "learning_rate" and steps:
                     continue  # no mean over the epoch, but the rate of the next step
                 key, of = (name.removeprefix(_VALID), "valid") if name.startswith(_VALID) else (name, part)
                 found.setdefault(key, []).append(_series(index, of, records, epochs, name))

@@ -33,8 +33,8 @@ def draw(graph: Graph) -> str:
 def grouped(graph: Graph, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]:
     """The nodes in parts that follow each other, each with its name; "" for a node by itself.
 
-    A part is what has a prefix of its name in common, of as many parts of the name as leave few enough parts. Where none
-    does, what lies between them is a part too, or belongs to the prefix on both sides of it. Nodes of a prefix that
+    A part is what has a prefix of its name in common, of the longest that leaves few enough parts. Where none does,
+    what lies between them is a part too, or belongs to the prefix on both sides of it. Nodes of a prefix that
     others come between are several parts, so that no part depends on one that comes after it.
     """
     names = {node: [p for p in _SEPARATOR.split(graph.node_name(node)) if p] for node in nodes}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
+from graphkit.data import TokenStream
 from graphkit.model import Model
 from graphkit.report.curves import charts, summary
 from graphkit.report.network import draw
@@ -61,7 +62,7 @@ def page(reported: Sequence[Reported], title: str, *, refresh: int | None = None
         run_head="<th>run</th><th>state</th>"
         + _heads(["epochs", "updates", "time", *map(_spoken, names), "samples/s", "memory"]),
         run_rows="".join(_row(i, run, row) for i, (run, row) in enumerate(zip(runs, values, strict=True))),
-        predictions=_section("Predictions", "predictions", (_predicted(r, len(runs) > 1) for r in reported)),
+        predictions=_section("Predictions", "predictions", _all_predicted(reported)),
         settings=_settings(runs),
         networks=_section("Network", "network", _networks(reported)),
         data=embedded,
@@ -125,23 +126,32 @@ def _duration(seconds: float) -> str:
 # --- predictions ----------------------------------------------------------------------------------------
 
 
-def _predicted(reported: Reported, named: bool) -> str:
+def _all_predicted(reported: Sequence[Reported]) -> Iterator[str]:
+    """What each run predicts; of several, the first is open."""
+    parts = [(r.run.name, inside) for r in reported if (inside := _predicted(r))]
+    for i, (name, inside) in enumerate(parts):
+        opened = "" if i else " open"
+        title = f"<summary>{escape(name)}</summary>"
+        yield inside if len(reported) == 1 else f"<details{opened}>{title}{inside}</details>"
+
+
+def _predicted(reported: Reported) -> str:
     found = reported.predictions
     if found is None or not len(found):
         return ""
     first = "" if len(found) == found.total else f"the first {len(found):,} of "
-    said = f"{first}{found.total:,} samples of {found.data.name}, output {found.output}"
+    noun = "tokens" if isinstance(found.data, TokenStream) else "samples"
+    said = f"{first}{found.total:,} {noun} of {found.data.name}, output {found.output}"
     if found.of_classes:
         said += f": {found.correct:.2%} right, mean of -log p(target) {_number(float(found.loss.mean()))}"
     else:
         said += f": mean squared error {_number(float(found.loss.mean()))}"
     count = _PICTURES if len(shape := _sample_shape(found)) == 3 and shape[0] in (1, 3) else _ROWS
-    inside = (
+    return (
         f'<p class="soft">{escape(said)}</p>{scores(found)}'
         f"<h3>The worst</h3>{shown(found, found.worst(count))}"
         f"<h3>From the first to the last</h3>{shown(found, found.spread(count))}"
     )
-    return f"<details open><summary>{escape(reported.run.name)}</summary>{inside}</details>" if named else inside
 
 
 def _sample_shape(found: Predictions) -> tuple[int, ...]:

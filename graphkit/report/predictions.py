@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.model import Model
 from graphkit.train import losses
-from graphkit.train.fit import first
 from graphkit.train.losses import are_probabilities
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.targets import aligned
@@ -86,7 +86,7 @@ def predict(
             raise UsageError(f"{data.name} has no targets to compare predictions with")
         results = net.run(state.feeds(batch.inputs))
         state.keep(results)
-        found.add(name, results[name], first(batch.targets))
+        found.add(name, results[name], _target(batch.targets, name))
         if most is not None and found.count >= most:
             break
     names = _names(net, data, found.width)
@@ -99,6 +99,13 @@ def _kind(loss: str | None) -> str | None:
         return None
     named = losses.get(loss)
     return "classes" if named.classes else "probabilities" if named.probabilities else "numbers"
+
+
+def _target(targets: Any, output: str) -> np.ndarray:
+    """The target of that output's name, else the first."""
+    if isinstance(targets, Mapping):
+        targets = targets[output] if output in targets else next(iter(targets.values()))
+    return np.asarray(targets[0] if isinstance(targets, tuple) else targets)
 
 
 def _names(net: Model, data: Dataset, count: int) -> tuple[str, ...]:

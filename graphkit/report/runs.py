@@ -82,7 +82,7 @@ def read_run(folder: Path, name: str | None = None, *, waiting: bool = False) ->
     events = list(_events(log, notes)) if log.exists() else []
     found, described = _checkpoint(folder, notes)
     settings = _config(folder, notes) or described
-    ended = next((e for e in reversed(events) if e.get("event") in ("stopped", "epoch")), {})
+    ended: Mapping[str, Any] = next((e for e in reversed(events) if e.get("event") in ("stopped", "epoch")), {})
     stopped = str(ended.get("reason", "")) if ended.get("event") == "stopped" else None
     until = found.get("position", {}).get("until")
     return Run(

@@ -1,4 +1,4 @@
-"""How good the predictions of a model are, as HTML: a confusion matrix, the scores of classes, numbers against numbers."""
+"""How good predictions are, as HTML: a confusion matrix, the scores of classes, numbers against numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from graphkit.data import TokenStream
 from graphkit.report.classes import class_scores, most_confused
 from graphkit.report.predictions import Predictions
 
@@ -17,7 +18,10 @@ _PAIRS, _DOTS = 12, 1_500
 
 
 def scores(found: Predictions) -> str:
-    """HTML: of classes a matrix beside a table, of numbers a picture of predictions over targets."""
+    """HTML: of classes a matrix beside a table, of tokens the pairs that are confused most, of numbers a picture of
+    predictions over targets."""
+    if found.confusion is not None and isinstance(found.data, TokenStream):
+        return _pairs(found)
     if found.confusion is not None:
         matrix = _matrix(found) if len(found.classes) <= _DRAWN else ""
         return f'<div class="pair">{matrix}<div class="wide">{_classes(found)}</div>{_pairs(found)}</div>'
@@ -102,12 +106,13 @@ def _share(value: float) -> str:
 def _pairs(found: Predictions) -> str:
     """What is confused most; nothing where the matrix has room for all of it."""
     assert found.confusion is not None, "there are classes"
-    pairs = most_confused(found.confusion, _PAIRS) if len(found.classes) > _NUMBERED else []
+    tokens = isinstance(found.data, TokenStream)
+    pairs = most_confused(found.confusion, _PAIRS) if tokens or len(found.classes) > _NUMBERED else []
     if not pairs:
         return ""
+    names = [repr(name) for name in found.classes] if tokens else found.classes
     rows = "".join(
-        f'<tr><td>{escape(found.classes[t])}</td><td>{escape(found.classes[p])}</td><td class="n">{n:,}</td></tr>'
-        for t, p, n in pairs
+        f'<tr><td>{escape(names[t])}</td><td>{escape(names[p])}</td><td class="n">{n:,}</td></tr>' for t, p, n in pairs
     )
     head = '<thead><tr><th>target</th><th>predicted</th><th class="n">times</th></tr></thead>'
     return f'<div><h3>Confused most</h3><table class="pairs">{head}<tbody>{rows}</tbody></table></div>'
@@ -127,9 +132,7 @@ def _scatter(target: np.ndarray, predicted: np.ndarray) -> str:
     def at(values: np.ndarray) -> np.ndarray:
         return np.asarray((values - low) / span * (size - 2 * pad) + pad)
 
-    dots = "".join(
-        f'<circle cx="{a:.1f}" cy="{size - b:.1f}" r="2.4"/>' for a, b in zip(at(x), at(y), strict=True)
-    )
+    dots = "".join(f'<circle cx="{a:.1f}" cy="{size - b:.1f}" r="2.4"/>' for a, b in zip(at(x), at(y), strict=True))
     ends = f"{low:.4g}", f"{high:.4g}"
     return (
         f'<svg class="scatter" viewBox="0 0 {size:g} {size:g}" role="img" aria-label="Predictions over targets">'
