@@ -3,6 +3,8 @@ const data = JSON.parse(document.getElementById("curves").textContent);
 const byId = id => document.getElementById(id);
 const tip = byId("tip"), KEPT = "graphkit report";
 const HEIGHT = 260, TOP = 10, BOTTOM = 26, RIGHT = 14;
+// Bounds of a linear axis, whose distance is still a number; what lies outside is drawn there.
+const MOST = 8e307;
 // Of few points a moving average says less than they do.
 const many = data.charts.some(chart => chart.series.some(s => s.part === "step" && s.y.length > 100));
 const state = {axis: "updates", smooth: many ? 0.6 : 0, log: false, hidden: []};
@@ -57,13 +59,14 @@ function linearTicks(low, high, count, least) {
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && ticks.length < 50; i++) ticks.push(i * step);
   return [ticks, step];
 }
+// Between powers of ten, so that no quotient of the greatest and the least number overflows.
 function logTicks(low, high, count) {
-  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+  const first = Math.floor(low), last = Math.ceil(high);
   const decades = last - first, every = Math.max(1, Math.ceil(decades / count)), ticks = [];
   for (let power = first; power <= last; power += every) {
     for (const factor of decades <= 1 ? [1, 1.5, 2, 3, 4, 5, 7] : decades <= 3 ? [1, 2, 5] : [1]) ticks.push(factor * 10 ** power);
   }
-  return ticks.filter(tick => tick >= low * 0.999999 && tick <= high * 1.000001);
+  return ticks.filter(tick => Number.isFinite(tick) && Math.log10(tick) >= low - 1e-6 && Math.log10(tick) <= high + 1e-6);
 }
 function tickText(value, step) {
   if (value === 0) return "0";
@@ -72,19 +75,19 @@ function tickText(value, step) {
     Math.floor(Math.log10(Math.abs(value)) + 1e-9) - Math.floor(Math.log10(step) + 1e-9)))).replace("e+", "e");
   return value.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }
-// The scale of the y axis: from, to, ticks with their texts, and where a value lies between 0 and 1.
+// The scale of the y axis: ticks with their texts, and where a value lies between 0 and 1.
 function yScale(values, kind) {
   const log = state.log && values.some(v => v > 0);
   const used = log ? values.filter(v => v > 0) : values;
   let low = Infinity, high = -Infinity;
   for (const v of used) { low = Math.min(low, v); high = Math.max(high, v); }
   if (log) {
-    if (high / low < 1.05) { low /= 1.5; high *= 1.5; }
-    const pad = (high / low) ** 0.05;
-    low /= pad; high *= pad;
-    return {low, high, at: v => v > 0 ? Math.log(v / low) / Math.log(high / low) : NaN,
-      ticks: logTicks(low, high, 5).map(v => [v, SHOWN[kind](v)])};
+    const from = Math.log10(low), to = Math.log10(high), pad = to - from < 0.02 ? 0.2 : (to - from) * 0.05;
+    const first = from - pad, last = to + pad;
+    return {at: v => v > 0 ? (Math.log10(v) - first) / (last - first) : NaN,
+      ticks: logTicks(first, last, 5).map(v => [v, SHOWN[kind](v)])};
   }
+  low = Math.max(low, -MOST); high = Math.min(high, MOST);
   const flat = high - low <= Math.abs(high) * 1e-9, zero = kind !== "number";
   if (flat) { const pad = Math.abs(high) * 0.5 || 1; low -= pad; high += pad; }
   if (zero && low >= 0 || flat && low < 0 && values[0] >= 0) low = 0;
@@ -93,14 +96,16 @@ function yScale(values, kind) {
   low = low >= 0 ? Math.max(0, low - pad) : low - pad; high += pad;
   const [unit, name] = kind === "bytes" ? bytesUnit(high) : kind === "seconds" ? secondsUnit(high) : [1, ""];
   const [ticks, step] = linearTicks(low / unit, high / unit, 6);
-  return {low, high, at: v => (v - low) / (high - low), ticks: ticks.map(v => [v * unit, tickText(v, step) + (name && " " + name)])};
+  const within = v => Math.max(low, Math.min(high, v));
+  return {at: v => (within(v) - low) / (high - low), ticks: ticks.map(v => [v * unit, tickText(v, step) + (name && " " + name)])};
 }
 function xScale(values, axis, width) {
   let low = 0, high = 0;
   for (const v of values) { low = Math.min(low, v); high = Math.max(high, v); }
   if (high === low) high = low + 1;
   const [unit, name] = axis === "seconds" ? secondsUnit(high) : [1, ""];
-  const [ticks, step] = linearTicks(low / unit, high / unit, Math.max(2, Math.floor(width / 85)), axis === "seconds" ? 0 : 1);
+  const room = axis === "seconds" ? 85 : 32 + 8 * Math.round(high).toLocaleString("en").length;
+  const [ticks, step] = linearTicks(low / unit, high / unit, Math.max(2, Math.floor(width / room)), axis === "seconds" ? 0 : 1);
   return {low, high, at: v => (v - low) / (high - low), ticks: ticks.map(v => [v * unit, tickText(v, step) + (name && " " + name)])};
 }
 
