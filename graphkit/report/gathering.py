@@ -58,7 +58,7 @@ class Gathering:
         pairs = [str(pair).partition("=") for pair in run.options.get("carries") or ()]
         size = run.options.get("batch_size")
         return predict(
-            net, self.data(run, net), loss=run.options.get("loss"), output=run.options.get("output_name"),
+            net, self.data(run, net), loss=run.loss, output=run.options.get("output_name"),
             carry={name: output for name, _, output in pairs}, most=self.most,
             batch_size=size if isinstance(size, int) and size > 0 else 64,
         )  # fmt: skip

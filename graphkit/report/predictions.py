@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,16 +71,16 @@ def predict(
 ) -> Predictions:  # fmt: skip
     """Run a model on a data set, in its order, and compare an output with the first target.
 
-    loss: the name of the one that the model was trained with, as far as it is known; it says whether whole numbers are
-    classes. output: default the first. carry: state from batch to batch, as a Trainer takes it. most: about so many
-    samples at most. Raises UsageError for an output that is not compared with such targets, InputError for a class that
-    the model does not have.
+    loss: the one that the model was trained with, in words as a checkpoint has it, or OUTPUT=LOSS of several; it says
+    whether whole numbers are classes. output: default the first. carry: state from batch to batch, as a Trainer takes
+    it. most: about so many samples at most. Raises UsageError for an output that is not compared with such targets,
+    InputError for a class that the model does not have.
     """
     name = net.outputs[0] if output is None else output
     if name not in net.outputs:
         raise UsageError(f"the model has no output {name!r}{did_you_mean(name, net.outputs)}")
     state = RecurrentState(net, carry or {})
-    found = _Found(net.graph.outputs[net.outputs.index(name)], _kind(loss), isinstance(data, TokenStream))
+    found = _Found(net.graph.outputs[net.outputs.index(name)], _kind(loss, name), isinstance(data, TokenStream))
     batches = data.batches(batch_size, shuffle=False)
     for batch in batches:
         if batch.targets is None:
@@ -93,11 +94,13 @@ def predict(
     return found.result(data, name, np.asarray(batches.order(0)).reshape(-1), names)
 
 
-def _kind(loss: str | None) -> str | None:
+def _kind(loss: str | None, output: str) -> str | None:
     """What a loss compares with: "classes", "probabilities" (of yes or no) or "numbers"; None for one of one's own."""
-    if loss is None or loss not in losses.names():
+    words = loss or ""
+    found = re.search(rf"(?:^|, ){re.escape(output)}=(\w+)", words) or re.match(r"(\w+)(?:\(|$)", words)
+    if found is None or found[1] not in losses.names():
         return None
-    named = losses.get(loss)
+    named = losses.get(found[1])
     return "classes" if named.classes else "probabilities" if named.probabilities else "numbers"
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from graphkit.errors import GraphkitError, UsageError
 from graphkit.train import checkpoint
 from graphkit.train.run_folder import LOCK
 
-LOG, CONFIG = "log.jsonl", "config.toml"
+LOG, CONFIG, RECORD = "log.jsonl", "config.toml", "run.json"
 
 # Of lines of a log that cannot be read, so many are told one by one.
 _TOLD = 5
@@ -31,7 +32,8 @@ class Run:
 
     epochs, steps: the records of the log in the order of updates, each with numbers under "updates", "epoch" and
     "seconds" at least. settings: by dotted name. planned: how many epochs there will be, where it is known. stopped:
-    why the run ended early. notes: what of the folder could not be read, in sentences.
+    why the run ended early. loss: that it is trained with, in words. notes: what of the folder could not be read, in
+    sentences.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Run:
     steps: tuple[Mapping[str, float], ...]
     settings: Mapping[str, str]
     options: Mapping[str, Any]
+    loss: str | None
     planned: int | None
     stopped: str | None
     goes_on: bool
@@ -81,7 +84,7 @@ def read_run(folder: Path, name: str | None = None, *, waiting: bool = False) ->
     notes: list[str] = []
     events = list(_events(log, notes)) if log.exists() else []
     found, described = _checkpoint(folder, notes)
-    settings = _config(folder, notes) or described
+    settings = {**(_config(folder, notes) or described), **_record(folder, notes)}
     ended: Mapping[str, Any] = next((e for e in reversed(events) if e.get("event") in ("stopped", "epoch")), {})
     stopped = str(ended.get("reason", "")) if ended.get("event") == "stopped" else None
     until = found.get("position", {}).get("until")
@@ -92,6 +95,7 @@ def read_run(folder: Path, name: str | None = None, *, waiting: bool = False) ->
         steps=_ordered(e for e in events if e.get("event") == "step"),
         settings=settings,
         options=found.get("notes", {}),
+        loss=found.get("loss"),
         planned=until if isinstance(until, int) else None,
         stopped=stopped,
         goes_on=goes_on,
@@ -196,6 +200,24 @@ def _config(folder: Path, notes: list[str]) -> dict[str, str]:
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path} cannot be read: {error}")
         return {}
+
+
+def _record(folder: Path, notes: list[str]) -> dict[str, str]:
+    """Of the last call that trained into the folder: versions, the commit of git, the command."""
+    path = folder / RECORD
+    try:
+        call = json.loads(path.read_bytes())["calls"][-1]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        notes.append(f"{path} cannot be read: {type(error).__name__}: {error}")
+        return {}
+    if not isinstance(call, dict):
+        notes.append(f"{path} cannot be read: a call is no object")
+        return {}
+    words = call.get("command")
+    command = {"command": shlex.join(map(str, words))} if isinstance(words, list) else {}
+    return dict(_flat({**call, **command}))
 
 
 def _checkpoint(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -64,6 +64,21 @@ def test_whole_numbers_are_classes_or_numbers_as_the_loss_says():
     np.testing.assert_allclose(found.loss, (found.predicted - y) ** 2)
 
 
+@pytest.mark.parametrize(
+    ("loss", "of_classes"),
+    [
+        ("softmax_cross_entropy(class_weights=(1.0, 2.0))", True),
+        ("z=mse, y=softmax_cross_entropy(label_smoothing=0.1)", True),
+        ("y=mse, z=softmax_cross_entropy", False),
+        ("mine", True),
+        (None, True),
+    ],
+)  # fmt: skip
+def test_losses_in_the_words_of_a_checkpoint(loss, of_classes):
+    x, y = rows(30, 3), RNG.integers(0, 2, (30, 2) if not of_classes else 30)
+    assert predict(linear(3, 2), gk.data.Dataset(x, y), loss=loss).of_classes is of_classes
+
+
 def test_several_numbers_of_a_sample_have_one_error():
     x = rows(10, 3)
     net = linear(3, 2)

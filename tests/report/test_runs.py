@@ -165,6 +165,25 @@ def test_settings_are_those_of_the_config(run_folder, records):
     }  # fmt: skip
 
 
+def test_versions_are_those_of_the_last_call(run_folder, records):
+    calls = [
+        {"command": ["graphkit", "train", "a b.json"], "versions": {"numpy": "2.3"}, "git": None},
+        {"command": ["graphkit", "train", "-o", "a b"], "versions": {"numpy": "2.4"}, "git": {"commit": "ab12"}},
+    ]
+    record = json.dumps({"calls": calls})
+    run = read_run(run_folder("run", [records.epoch(1, loss=1.0)], config_toml="seed = 3", run_json=record))
+    assert dict(run.settings) == {
+        "seed": "3", "command": "graphkit train -o 'a b'", "versions.numpy": "2.4", "git.commit": "ab12",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"calls": []}', '{"calls": [3]}', '{"calls": 1}', "[" * 100_000])
+def test_a_damaged_record_is_named(run_folder, records, text):
+    folder = run_folder("run", [records.epoch(1, loss=1.0)], run_json=text)
+    (note,) = read_run(folder).notes
+    assert str(folder / "run.json") in note
+
+
 @pytest.mark.parametrize("text", ["seed = = 3", "a = [" + "[" * 10_000])
 def test_a_damaged_config_is_named(run_folder, records, text):
     folder = run_folder("run", [records.epoch(1, loss=1.0)], config_toml=text)
