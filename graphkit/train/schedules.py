@@ -206,8 +206,15 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
         found = dict(spec)
         kind = found.pop("type", "")
         if kind not in _KINDS:
-            raise UsageError(f"unknown schedule {kind!r}{did_you_mean(kind, _KINDS)}")
+            raise UsageError(f"unknown schedule {kind!r}{did_you_mean(str(kind), _KINDS)}")
+        cls = _KINDS[kind]
+        known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
+        for name in found:
+            if name not in known:
+                raise UsageError(f"schedule {kind} has no option {name!r}{did_you_mean(name, known)}")
+        if missing := [name for name, needed in known.items() if needed and name not in found]:
+            raise UsageError(f"schedule {kind} needs {' and '.join(missing)}")
         if "after" in found:
             found["after"] = schedule(found["after"])
-        return _KINDS[kind](**found)
+        return cls(**found)
     return Constant(spec)

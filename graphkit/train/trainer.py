@@ -33,7 +33,7 @@ from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
-from graphkit.train import finite, losses, metrics, placed, recomputation, saving
+from graphkit.train import defaults, finite, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
@@ -123,8 +123,8 @@ class Trainer:
     def __init__(
         self,
         net: Model,
-        loss: losses.AnyLoss = "softmax_cross_entropy",
-        optimizer: optimizers.Optimizer | str = "sgd",
+        loss: losses.AnyLoss = defaults.LOSS,
+        optimizer: optimizers.Optimizer | str = defaults.OPTIMIZER,
         *,
         device: str = "cpu",
         threads: int | None = None,
@@ -469,7 +469,7 @@ class Trainer:
         valid: Any = None,
         *,
         epochs: int | None = None,
-        batch_size: int = 64,
+        batch_size: int = defaults.BATCH_SIZE,
         metrics: Sequence[Any] = (),
         folder: str | Path | RunFolder | None = None,
         overwrite: bool = False,
@@ -478,7 +478,7 @@ class Trainer:
         prefetch: int = 2,
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
         callbacks: Sequence[Callback] = (),
-        log_every: int = 50,
+        log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
         """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
 
@@ -532,14 +532,14 @@ class Trainer:
     def left(self, epochs: int | None = None) -> int:
         """How many epochs a `fit` of so many would end."""
         if self.position.finished and not self._resumed:
-            return 1 if epochs is None else epochs
+            return defaults.EPOCHS if epochs is None else epochs
         return self.position.left(epochs)
 
     def _plan(self, epochs: int | None) -> None:
         """Where the run that `fit` was called for begins and ends."""
         position, resumed, self._resumed = self.position, self._resumed, False
         if position.finished and not resumed:
-            position.begin(1 if epochs is None else epochs, self.updates)
+            position.begin(defaults.EPOCHS if epochs is None else epochs, self.updates)
         else:
             position.go_on(epochs)
 

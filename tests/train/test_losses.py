@@ -30,7 +30,7 @@ def pytorchs(function, logits, target, **options):
         options["weight"] = torch.as_tensor(np.asarray(options["weight"], np.float32))
     value = getattr(torch.nn.functional, function)(leaf, torch.tensor(target), **options)
     value.backward()
-    return float(value), leaf.grad.numpy()
+    return float(value.detach()), leaf.grad.numpy()
 
 
 @pytest.mark.pytorch

@@ -1,0 +1,78 @@
+"""The data of `graphkit train`: what to train and to validate on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphkit.cli._options import key_values
+from graphkit.cli._output import log
+from graphkit.errors import InputError, UsageError
+from graphkit.model import Model
+
+if TYPE_CHECKING:
+    from graphkit.data import Dataset, Splits
+
+
+def read_data(
+    meta: Mapping[str, str], spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None]
+) -> Splits:
+    """What to train on, and to validate on. meta: of the model, by whose vocabulary text is numbered if it has one."""
+    from graphkit import data
+
+    if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in meta:
+        options = {"vocabulary": data.Vocabulary.from_json(meta["vocabulary"]), **options}
+    if valid_spec is None:
+        return data.load(spec, axes=axes, **options)
+    train = data.read(spec, axes=axes, held_out=False, **options)
+    if train.vocabulary is not None:
+        return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
+    return data.Splits(train, data.read(valid_spec, axes=axes))
+
+
+def fitted(net: Model, parts: Splits, outputs: Sequence[str]) -> Splits:
+    """The data as the model has them: classes by its numbers, targets by the names of outputs that have a loss each."""
+    from graphkit import data
+
+    train, valid = (with_targets(part, outputs) for part in parts) if outputs else parts
+    train = _numbered(net, train)
+    return data.Splits(train, valid if train.classes is None else valid.renumbered(train.classes))
+
+
+def with_targets(part: Dataset, outputs: Sequence[str]) -> Dataset:
+    """The data set whose arrays of the names of outputs are the targets; raises InputError where one is missing."""
+    from graphkit.data import Dataset
+
+    missing = [name for name in outputs if name not in part.arrays]
+    if missing:
+        found = ", ".join(part.names) or "none"
+        raise InputError(f"{part.name}: no array {missing[0]!r} is there, the target of that output; there are {found}")
+    inputs = {name: array for name, array in part.arrays.items() if name not in outputs}
+    targets = {name: part.arrays[name] for name in outputs}
+    axes = {name: axis for name, axis in part.axes.items() if name in inputs}
+    given: Any = inputs["x"] if list(inputs) == ["x"] else inputs
+    return Dataset(given, targets, classes=part.classes, name=part.name, axes=axes)
+
+
+def _numbered(net: Model, train: Dataset) -> Dataset:
+    """The data with classes in the order that the model has them, if it knows them all."""
+    if net.classes is None or train.classes is None or net.classes == train.classes:
+        return train
+    if set(train.classes) <= set(net.classes):
+        return train.renumbered(net.classes)
+    log(f"the classes of the model ({_few(net.classes)}) become those of the data ({_few(train.classes)})")
+    return train
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def axis_options(texts: tuple[str, ...]) -> dict[str, int | None]:
+    """`INPUT=AXIS` texts as axes by input; `none` is None."""
+    axes: dict[str, int | None] = {}
+    for name, text in key_values(texts, "--batch-axis").items():
+        if text != "none" and not text.isdecimal():
+            raise UsageError(f"--batch-axis {name}={text}: expected the number of an axis, or none")
+        axes[name] = None if text == "none" else int(text)
+    return axes

@@ -1,0 +1,152 @@
+"""Which learning rate: the loss under rates that grow from batch to batch (Smith, 2017, section 3.3)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.data import Batch
+from graphkit.errors import NotFinite, UsageError
+from graphkit.executor.run.interruption import uninterrupted
+from graphkit.ir.atomic import write_whole
+from graphkit.train.arguments import POSITIVE, integer, real
+from graphkit.train.background import length_of
+
+if TYPE_CHECKING:
+    from graphkit.train.trainer import Trainer
+
+# The loss at which it is seen to diverge, by the best one; how much of the smoothed loss a batch leaves as it was.
+_DIVERGED, _SMOOTHING = 4.0, 0.9
+# Steps where data are fewer or more: at least, and at most, so many.
+_LEAST, _MOST = 60, 400
+# Batches at the beginning whose slope says nothing.
+_NOISY = 10
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """rates: of the updates, growing geometrically. losses: of their batches. smoothed: their mean so far, in which
+    each counts 0.9 of the one after it, corrected for the beginning (as Adam's). suggestion: the rate at which the
+    smoothed loss falls fastest; None where it never falls. diverged: whether it ended before the last rate, at a loss
+    four times the best one or one that is not finite.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    suggestion: float | None
+    diverged: bool
+
+    def save(self, path: str | Path) -> None:
+        """Write a .csv file: learning_rate, loss, smoothed_loss."""
+        rows = zip(self.rates, self.losses, self.smoothed, strict=True)
+        lines = ["learning_rate,loss,smoothed_loss\n", *(f"{r!r},{loss!r},{mean!r}\n" for r, loss, mean in rows)]
+        write_whole(Path(path), [line.encode() for line in lines])
+
+
+def find_lr(
+    trainer: Trainer, data: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int | None = None,
+    batch_size: int = 64,
+) -> RateCurve:  # fmt: skip
+    """Train with rates from `lowest` to `highest`, and leave the trainer and its model as they were, to the bit.
+
+    data: as for `fit`. steps: batches, one pass over the data by default, but 60 at least and 400 at most. The rate of
+    the optimizer is of no consequence, its other options are. Raises UsageError in the middle of a run, and for several
+    processes.
+    """
+    low, high = (real("find_lr", n, x, POSITIVE) for n, x in (("lowest", lowest), ("highest", highest)))
+    if low >= high:
+        raise UsageError(f"find_lr: lowest={lowest} is not below highest={highest}")
+    batch_size = integer("find_lr", "batch_size", batch_size, 1)
+    if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
+        raise UsageError("find_lr looks for a rate in one process; run it without a kvstore of several")
+    if trainer.position.within or trainer._stepper.waiting:
+        raise UsageError(f"find_lr begins between epochs, and training stands {trainer.position}")
+    found = trainer._data(data)
+    if steps is None:
+        count = length_of(found.batches(batch_size, seed=trainer.seed))
+        steps = _LEAST if count is None else min(max(count, _LEAST), _MOST)
+    steps = integer("find_lr", "steps", steps, 2)
+    rates = np.geomspace(low, high, steps).tolist()
+    before = _Before(trainer)
+    try:
+        return _ramp(trainer, _endless(found, batch_size, trainer.seed), rates)
+    finally:
+        before.restore()
+
+
+def _endless(data: Any, batch_size: int, seed: int) -> Iterator[Batch]:
+    for epoch in itertools.count():
+        yield from data.batches(batch_size, seed=seed, epoch=epoch)
+
+
+def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> RateCurve:
+    """The losses under each rate, until they diverge."""
+    losses: list[float] = []
+    smoothed: list[float] = []
+    mean, best, diverged = 0.0, math.inf, False
+    trainer._recurrent_state.reset()
+    for rate in rates:
+        trainer.optimizer = dataclasses.replace(trainer.optimizer, lr=rate)
+        losses.append(_update(trainer, batches))
+        mean = _SMOOTHING * mean + (1 - _SMOOTHING) * losses[-1]
+        smoothed.append(mean / (1 - _SMOOTHING ** len(losses)))
+        best = min(best, smoothed[-1])
+        if not smoothed[-1] <= best + (_DIVERGED - 1) * abs(best):  # also where it is NaN
+            diverged = True
+            break
+    return RateCurve(tuple(rates[: len(losses)]), tuple(losses), tuple(smoothed), _steepest(rates, smoothed), diverged)
+
+
+def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
+    """The mean loss of the batches of one update, NaN where it is not finite."""
+    losses = []
+    for batch in itertools.islice(batches, trainer.accumulate):
+        given = trainer._prepared(batch)
+        try:
+            found, results = trainer._step(trainer._recurrent_state.feeds(given.inputs), given.targets, given.size)
+        except NotFinite:
+            return math.nan
+        trainer._recurrent_state.keep(results)
+        losses.append(float(found))
+    return float(np.mean(losses))
+
+
+def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
+    """The rate at which the loss falls fastest before it is lowest; None where it never falls."""
+    known = np.array([value for value in smoothed if math.isfinite(value)])  # the last alone may be none
+    if len(known) < 3:
+        return None
+    slopes = np.gradient(known)[: int(np.argmin(known)) + 1]
+    # The mean of the first few batches is as noisy as they are.
+    slopes[: min(_NOISY, len(slopes) // 5)] = np.inf
+    steepest = int(np.argmin(slopes))
+    return rates[steepest] if slopes[steepest] < 0 else None
+
+
+class _Before:
+    """What a step changes of a trainer."""
+
+    def __init__(self, trainer: Trainer):
+        self._trainer, stepper = trainer, trainer._stepper
+        names = [*trainer.net.params, *stepper.slots]
+        self._arrays = {name: stepper.store[name].copy() for name in names}
+        self._optimizer, self._rng = trainer.optimizer, trainer.executor.rng
+        self._counts = stepper.updates, stepper.skipped, stepper.waiting, stepper.waiting_weight
+
+    def restore(self) -> None:
+        trainer, stepper = self._trainer, self._trainer._stepper
+        with uninterrupted:
+            for name, array in self._arrays.items():
+                stepper.store.commit(name, array)
+            trainer.optimizer, trainer.executor.rng = self._optimizer, self._rng
+            stepper.updates, stepper.skipped, stepper.waiting, stepper.waiting_weight = self._counts
+            trainer._recurrent_state.reset()
+            trainer.torn = False
