@@ -122,7 +122,7 @@ def _described(run: Run) -> dict[str, object]:
 
 def _validation(run: Run, net: Model, spec: str | None, valid_spec: str | None, options: dict[str, object]) -> Dataset:
     """What a run is judged by. Raises UsageError where neither the command nor the run says it."""
-    from graphkit.cli.train import axis_options, read_data
+    from graphkit.cli.train import data, objective
 
     own = run.options
     if valid_spec is None and spec is None:
@@ -130,5 +130,7 @@ def _validation(run: Run, net: Model, spec: str | None, valid_spec: str | None, 
         options = source_options(tuple(own.get("data_options") or ())) | options
     if spec is None and valid_spec is None:
         raise UsageError("its folder does not say which data it was trained on; --data says what to predict")
-    axes = axis_options(tuple(own.get("batch_axes") or ()))
-    return read_data(net, spec or valid_spec or "", valid_spec, options, axes).test
+    axes = data.axis_options(tuple(own.get("batch_axes") or ()))
+    names = objective.loss_names(tuple(own.get("loss_specs") or ()))
+    parts = data.read_data(net.meta, spec or valid_spec or "", valid_spec, options, axes)
+    return data.fitted(net, parts, [] if isinstance(names, str) else list(names)).test

@@ -82,6 +82,8 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
     if options["keep_best"] and folder is None:
         raise UsageError("--keep-best needs the folder, -o")
+    if options["tensorboard"] and folder is None:
+        raise UsageError("--tensorboard needs the folder, -o")
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     path = None if folder is None else Path(folder)

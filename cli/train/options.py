@@ -158,6 +158,8 @@ _RUN = (
         "--log-every", type=click.IntRange(0), default=defaults.LOG_EVERY, show_default=True, metavar="N",
         help="A line in log.jsonl every so many updates; 0: only those of epochs.",
     ),
+    click.option("--tensorboard/--no-tensorboard",
+                 help="Also write what TensorBoard shows, to the folder tensorboard in -o."),
     click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates."),
     click.option(
         "--resume", is_flag=True,

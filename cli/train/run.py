@@ -128,6 +128,10 @@ def _fit(
     trainer: Trainer, parts: Splits, run: RunFolder | None, store: KVStore, o: Mapping[str, Any]
 ) -> list[dict[str, float]]:
     callbacks = objective.callbacks(o)
+    if o["tensorboard"]:
+        from graphkit.report.tensorboard import TensorBoard
+
+        callbacks.append(TensorBoard(samples=parts.test))
     tell = telling.lines(store, o["as_json"]) if store.rank == 0 else None
     if store.rank == 0 and telling.is_live() and not o["as_json"]:
         table = telling.Table()

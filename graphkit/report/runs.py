@@ -15,9 +15,9 @@ from typing import Any
 
 from graphkit.errors import GraphkitError, UsageError
 from graphkit.train import checkpoint
-from graphkit.train.run_folder import LOCK
+from graphkit.train.run_folder import CONFIG, LOCK, RECORD
 
-LOG, CONFIG, RECORD = "log.jsonl", "config.toml", "run.json"
+LOG = "log.jsonl"
 
 # Of lines of a log that cannot be read, so many are told one by one.
 _TOLD = 5
@@ -194,7 +194,7 @@ def _ordered(records: Iterable[dict[str, Any]]) -> tuple[Mapping[str, float], ..
 def _config(folder: Path, notes: list[str]) -> dict[str, str]:
     path = folder / CONFIG
     try:
-        return dict(_flat(tomllib.loads(path.read_bytes().decode())))
+        return dict(flat(tomllib.loads(path.read_bytes().decode())))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -217,7 +217,7 @@ def _record(folder: Path, notes: list[str]) -> dict[str, str]:
         return {}
     words = call.get("command")
     command = {"command": shlex.join(map(str, words))} if isinstance(words, list) else {}
-    return dict(_flat({**call, **command}))
+    return dict(flat({**call, **command}))
 
 
 def _checkpoint(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -235,14 +235,14 @@ def _checkpoint(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[st
         "accumulate": found.get("settings", {}).get("accumulate"), "ema": found.get("settings", {}).get("ema"),
         "train": given,
     }  # fmt: skip
-    return found, dict(_flat(settings))
+    return found, dict(flat(settings))
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Tables inside of tables as dotted names; lists as their elements with commas between them."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+            yield from flat(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
         yield name, ", ".join(map(str, value))
     elif value is not None:

@@ -21,22 +21,21 @@ def shown(found: Predictions, places: np.ndarray) -> str:
     """HTML of the samples at some places of `found`: pictures in a grid, else a table."""
     if isinstance(found.data, TokenStream):
         return _running_text(found, found.data, places)
-    arrays = _arrays(found, places)
+    arrays = arrays_of(found, places)
     picture = next((a for a in arrays.values() if is_picture(a.shape[1:])), None)
     if picture is not None:
         figures = (_figure(found, place, sample) for place, sample in zip(places, picture, strict=True))
         return f'<div class="pictures">{"".join(figures)}</div>'
-    vocabulary = found.data.vocabulary
-    text = next((a for a in arrays.values() if a.ndim == 2 and a.dtype.kind == "i"), None)
+    vocabulary, text = found.data.vocabulary, tokens_of(found, arrays)
     if vocabulary is not None and text is not None:
-        return _table("text", (_text(vocabulary, row) for row in text), found, places)
+        return _table("text", (text_of(vocabulary, row) for row in text), found, places)
     if not arrays:
         return _table("", ("" for _ in places), found, places)
     first, array = next(iter(arrays.items()))
     return _table(first, (_numbers(row) for row in array), found, places)
 
 
-def _arrays(found: Predictions, places: np.ndarray) -> dict[str, np.ndarray]:
+def arrays_of(found: Predictions, places: np.ndarray) -> dict[str, np.ndarray]:
     """The inputs of some samples by name, samples along the first axis; without those that are for all samples."""
     inputs, _ = found.data.take(found.index[places])
     named = inputs if isinstance(inputs, dict) else {found.data.names[0] if found.data.names else "input": inputs}
@@ -48,9 +47,16 @@ def _arrays(found: Predictions, places: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+def tokens_of(found: Predictions, arrays: dict[str, np.ndarray]) -> np.ndarray | None:
+    """The input that is text: integers [samples, tokens] of data with a vocabulary."""
+    if found.data.vocabulary is None:
+        return None
+    return next((a for a in arrays.values() if a.ndim == 2 and a.dtype.kind == "i"), None)
+
+
 def _figure(found: Predictions, place: int, sample: np.ndarray) -> str:
     data = base64.b64encode(encode(pixels(sample))).decode()
-    title = f"sample {found.index[place]}: {'; '.join(f'{n} {v}' for n, v in _said(found, place))}"
+    title = f"sample {found.index[place]}: {'; '.join(f'{n} {v}' for n, v in said(found, place))}"
     small = max(sample.shape[1:]) < 64
     return (
         f'<figure class="{_mark(found, place)}" title="{escape(title)}"><img alt="{escape(title)}"'
@@ -78,7 +84,7 @@ def _caption(found: Predictions, place: int) -> str:
     return said
 
 
-def _said(found: Predictions, place: int) -> Iterator[tuple[str, str]]:
+def said(found: Predictions, place: int) -> Iterator[tuple[str, str]]:
     """What there is to say of a sample, by column."""
     if found.target is not None and found.predicted is not None:
         target, predicted = found.target[place], found.predicted[place]
@@ -91,10 +97,10 @@ def _said(found: Predictions, place: int) -> Iterator[tuple[str, str]]:
 
 
 def _table(head: str, cells: Iterator[str], found: Predictions, places: np.ndarray) -> str:
-    names = [name for name, _ in _said(found, int(places[0]))] if len(places) else []
+    names = [name for name, _ in said(found, int(places[0]))] if len(places) else []
     rows = []
     for place, cell in zip(places, cells, strict=True):
-        values = "".join(f"<td>{escape(v)}</td>" for _, v in _said(found, int(place)))
+        values = "".join(f"<td>{escape(v)}</td>" for _, v in said(found, int(place)))
         mark = _mark(found, int(place))
         rows.append(f'<tr class="{mark}"><td>{found.index[place]}</td><td class="sample">{cell}</td>{values}</tr>')
     columns = "".join(f"<th>{escape(n)}</th>" for n in ("sample", head, *names))
@@ -102,8 +108,8 @@ def _table(head: str, cells: Iterator[str], found: Predictions, places: np.ndarr
     return f'<div class="wide">{table}</div>'
 
 
-def _text(vocabulary: Vocabulary, row: np.ndarray) -> str:
-    """A row of tokens as text; numbers that are none of the vocabulary's as they are."""
+def text_of(vocabulary: Vocabulary, row: np.ndarray) -> str:
+    """A row of tokens as text, escaped; numbers that are none of the vocabulary's are left out."""
     known = [n for n in row if 0 <= n < len(vocabulary)]
     text = vocabulary.decode(known)
     return escape(text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + " ...")
