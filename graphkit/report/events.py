@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -20,13 +21,13 @@ from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.ir.graph import Graph
 from graphkit.report.png import encode
 
-# Bins of a histogram.
-_BINS = 64
+# Bins of a histogram, and how many values are looked at together.
+_BINS, _PART = 64, 1 << 20
 
 # Seconds after which what is written is in the file for others to read.
 _FLUSH = 5.0
 
-# Tells the files of one process apart that are begun in the same second.
+# Tells the files of one process apart that are begun in the same second. Files are read in the order of their names.
 _numbers = itertools.count()
 
 
@@ -50,7 +51,7 @@ class EventFile:
             from tensorboardX.event_file_writer import EventsWriter
 
             folder.mkdir(parents=True, exist_ok=True)
-            self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{next(_numbers)}")
+            self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{next(_numbers):06d}")
             self._flushed = 0.0
             self.flush()
 
@@ -74,18 +75,20 @@ class EventFile:
         """Of the finite values, in bins of the same width; nothing without any. Returns how many are not finite."""
         from tensorboardX.proto.summary_pb2 import HistogramProto
 
-        flat = np.asarray(values).reshape(-1).astype(np.float64)
-        finite = flat[np.isfinite(flat)]
-        if finite.size:
-            low, high = float(finite.min()), float(finite.max())
-            counts, limits = _counted(finite, low, high)
+        flat = np.asarray(values).reshape(-1)
+        low, high, count = math.inf, -math.inf, 0
+        total = squares = 0.0
+        for part in _finite_parts(flat):
+            low, high, count = min(low, float(part.min())), max(high, float(part.max())), count + part.size
             with np.errstate(over="ignore"):
-                total, squares = float(finite.sum()), float(finite @ finite)
+                total, squares = total + float(part.sum()), squares + float(part @ part)
+        if count:
+            counts, limits = _counted(flat, low, high)
             found = HistogramProto(
-                min=low, max=high, num=finite.size, sum=total, sum_squares=squares, bucket_limit=limits, bucket=counts
+                min=low, max=high, num=count, sum=total, sum_squares=squares, bucket_limit=limits, bucket=counts
             )
             self._value(step, tag, histo=found)
-        return int(flat.size - finite.size)
+        return int(flat.size - count)
 
     def picture(self, tag: str, image: np.ndarray, step: int) -> None:
         """uint8 [H, W, C] with 1 or 3 channels."""
@@ -137,12 +140,22 @@ class EventFile:
             raise RuntimeFailure(f"{self.folder}: events cannot be written: {error.strerror or error}") from error
 
 
-def _counted(finite: np.ndarray, low: float, high: float) -> tuple[list[float], list[float]]:
-    """Counts by bin, and the upper end of each."""
+def _finite_parts(flat: np.ndarray) -> Iterator[np.ndarray]:
+    """float64, in parts that take little memory; none is empty."""
+    for start in range(0, flat.size, _PART):
+        part = flat[start : start + _PART].astype(np.float64)
+        if (finite := part[np.isfinite(part)]).size:
+            yield finite
+
+
+def _counted(flat: np.ndarray, low: float, high: float) -> tuple[list[float], list[float]]:
+    """Of the finite values, which go from low to high: counts by bin, and the upper end of each."""
     width = high / _BINS - low / _BINS  # of quotients: the difference of the ends may be no number
     if width <= np.spacing(max(abs(low), abs(high))):
-        return [float(finite.size)], [high]
-    limits = low + width * np.arange(1, _BINS + 1)
-    limits[-1] = high
-    places = np.minimum(finite / width - low / width, _BINS - 1).astype(np.int64)
-    return np.bincount(places, minlength=_BINS).astype(np.float64).tolist(), limits.tolist()
+        return [float(sum(part.size for part in _finite_parts(flat)))], [high]
+    counts = np.zeros(_BINS)
+    for part in _finite_parts(flat):
+        places = np.clip(part / width - low / width, 0, _BINS - 1).astype(np.int64)
+        counts += np.bincount(places, minlength=_BINS)
+    upper = np.arange(1, _BINS + 1) / _BINS
+    return counts.tolist(), (low * (1.0 - upper) + high * upper).tolist()
