@@ -1,20 +1,29 @@
 """What loading data costs an epoch of training, with batches loaded one after the other and beside the steps.
 
-    python bench/input_pipeline.py [--rounds 7] [--batches 40] [--threads 4]
+    python bench/input_pipeline.py [--rounds 7] [--batches 40] [--threads 4] [--workers 1]
 
 Images of 28 x 28 as in MNIST, batches of 64. Of each network and source, in milliseconds per batch: a step alone (on
 batches that are there), the batch alone, `fit` with prefetch=0 and with prefetch=2; the sum is what the first two
 make one after the other. `2 / 0` compares both ways of `fit`; `hidden` is the share of the shorter of step and batch
 that the overlap hides, where a batch takes long enough to go to a worker.
 All take turns; the fastest epoch of each counts.
+
+With --workers, what worker processes cost instead, in two tables. Batches of 64 images [3, 224, 224] in float32 that
+are there already, so that a sample is a copy: the copy of such a batch by one thread, the batch made in this process,
+by workers, and what is left of that to this process. And `fit` of each network on arrays in memory, against `fit` where
+workers make the augmented images: their ratio is about 1 where workers have cores of their own. Whether they have,
+`busy` shows: arrays in memory again, beside a process that has nothing to do with it and computes as long a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import subprocess
+import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,28 +31,36 @@ from tables import table
 
 import graphkit as gk
 from graphkit.config import num_threads
-from graphkit.data import Dataset
+from graphkit.data import Dataset, LazyDataset, Workers
 from graphkit.executor.run.offload import WORTH_SECONDS
 
 BATCH = 64
 WAIT = 3e-3
+LARGE = (3, 224, 224)
 
 
-class Augmented(Dataset):
+class Augmented(LazyDataset):
     """Each image is unpacked on its own, as PNG files are, moved by up to 2 pixels, and scaled to [0, 1]."""
 
     def __init__(self, images: np.ndarray, targets: np.ndarray):
-        super().__init__(np.arange(len(images)), targets, name="augmented")
+        super().__init__(len(images), targets, name="augmented")
         self.files = [zlib.compress(image.tobytes()) for image in images]
 
-    def take(self, index: Any) -> tuple[np.ndarray, np.ndarray | None]:
-        rows, targets = super().take(index)
-        found = np.zeros((len(rows), 1, 28, 28), np.float32)
-        for place, row in zip(found, rows, strict=True):
-            image = np.frombuffer(zlib.decompress(self.files[row]), np.uint8).reshape(28, 28)
-            down, right = np.random.Philox(int(row)).random_raw(2) % 5
-            place[0] = np.pad(image, 2)[down : down + 28, right : right + 28] / np.float32(255)
-        return found, targets
+    def sample(self, number: int, draw: np.random.Generator | None) -> tuple[np.ndarray, None]:
+        image = np.frombuffer(zlib.decompress(self.files[number]), np.uint8).reshape(28, 28)
+        down, right = np.random.Philox(number).random_raw(2) % 5
+        return np.pad(image, 2)[None, down : down + 28, right : right + 28] / np.float32(255), None
+
+
+class Large(LazyDataset):
+    """Images of ImageNet's usual size, made before."""
+
+    def __init__(self, count: int):
+        super().__init__(count, np.zeros(count, np.int64), name="large")
+        self.image = np.ones(LARGE, np.float32)
+
+    def sample(self, number: int, draw: np.random.Generator | None) -> tuple[np.ndarray, None]:
+        return self.image, None
 
 
 class Remote(Dataset):
@@ -94,15 +111,97 @@ def measure(net: gk.Model, data: Dataset, options: argparse.Namespace) -> dict[s
 
         return run
 
-    ways = {"step": step, "batch": batch, "0": fit(0), "2": fit(2)}
+    return taking_turns({"step": step, "batch": batch, "0": fit(0), "2": fit(2)}, options.rounds, len(ready))
+
+
+def taking_turns(
+    ways: dict[str, Callable[[], None]], rounds: int, batches: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Milliseconds per batch of each way, the fastest of so many times."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(options.rounds + 1):
+    for turn in range(rounds + 1):
         for name, way in ways.items():
-            start = time.perf_counter()
+            start = clock()
             way()
             if turn:  # the first one prepares the programs
-                times[name].append((time.perf_counter() - start) * 1e3 / len(ready))
+                times[name].append((clock() - start) * 1e3 / batches)
     return {name: min(found) for name, found in times.items()}
+
+
+def by_workers(options: argparse.Namespace) -> None:
+    """The tables of --workers."""
+    data = Large(BATCH * options.batches)
+    source, target = (np.ones((BATCH, *LARGE), np.float32) for _ in range(2))
+
+    def copy() -> None:
+        for _ in range(options.batches):
+            np.copyto(target, source)
+
+    def batches(workers: Workers | int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in data.batches(BATCH, workers=workers):
+                pass
+
+        return run
+
+    counts = range(1, options.workers + 1)
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(Workers(count)) for count in counts]
+        ways = {"copy": copy, "0": batches(0)} | {str(p.count): batches(p) for p in pools}
+        found = taking_turns(ways, options.rounds, options.batches)
+        own = taking_turns({"1": batches(pools[0])}, options.rounds, options.batches, time.process_time)
+    size = f"{source.nbytes / 1e6:.1f} MB"
+    head = ["batch", "copy", "workers=0", *(f"workers={count}" for count in counts), "of this process"]
+    print(table(head, [[size, *(f"{ms:.2f}" for ms in found.values()), f"{own['1']:.2f}"]]))
+    lines = []
+    augmented = sources(options.batches)["augmented"]
+    for name, net in networks().items():
+        with Workers(options.workers) as pool:
+            lines.append([name, *beside_steps(net, augmented, pool, options)])
+    workers = f"fit, workers={options.workers}"
+    head = ["network", "batch", "fit, in memory", workers, "busy", "to in memory", "to busy"]
+    print()
+    print(table(head, lines))
+
+
+def beside_steps(net: gk.Model, data: Dataset, pool: Workers, options: argparse.Namespace) -> list[str]:
+    """Milliseconds of a batch, of a step on data that are there, and of one on data that workers make."""
+    trainer = gk.Trainer(net, optimizer=gk.optim.SGD(1e-3, momentum=0.9), threads=options.threads)
+    ready = Dataset(*data.take(slice(None)))
+
+    def fit(given: Dataset, workers: Workers | None) -> Callable[[], None]:
+        def run() -> None:
+            trainer.fit(given, batch_size=BATCH, progress=False, workers=workers)
+
+        return run
+
+    def batch() -> None:
+        for _ in data.batches(BATCH):
+            pass
+
+    ways = {"batch": batch, "without": fit(ready, None), "with": fit(data, pool)}
+    found = taking_turns(ways, options.rounds, options.batches)
+    with busy(found["batch"], found["without"]):
+        found |= taking_turns({"busy": fit(ready, None)}, options.rounds, options.batches)
+    ratios = (found["with"] / found[other] for other in ("without", "busy"))
+    return [*(f"{ms:.2f}" for ms in found.values()), *(f"{ratio:.2f}" for ratio in ratios)]
+
+
+@contextlib.contextmanager
+def busy(milliseconds: float, of: float) -> Iterator[None]:
+    """A process that unpacks, as the augmented images are, for so many milliseconds of every `of`, or all the time."""
+    program = (
+        f"import time, zlib\nfile = zlib.compress(bytes(range(256)) * 20)\nwhile True:\n"
+        f"    end = time.perf_counter() + {milliseconds / 1e3}\n"
+        f"    while time.perf_counter() < end:\n        zlib.decompress(file)\n"
+        f"    time.sleep({max(0.0, of - milliseconds) / 1e3})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def row(label: list[str], found: dict[str, float]) -> list[str]:
@@ -121,7 +220,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--threads", type=int, default=num_threads())
+    parser.add_argument("--workers", type=int, help="measure so many worker processes instead")
     options = parser.parse_args()
+    if options.workers:
+        by_workers(options)
+        return
     head = ["network", "data", "step", "batch", "sum", "prefetch=0", "prefetch=2", "2 / 0", "hidden"]
     lines = []
     for name, net in networks().items():

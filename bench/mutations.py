@@ -1,27 +1,15 @@
-"""Damage done to models on purpose: to what a file says, and to its bytes. It follows from a random generator."""
+"""Damage done to what a model file says. It follows from a random generator."""
 
 from __future__ import annotations
 
-import json
-import math
 import random
 from collections.abc import Callable
 from typing import Any
 
 import onnx
+from damage import FLOATS, INTEGERS, TEXTS, damaged
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-INTEGERS = (
-    0, 1, -1, 2, -2, 3, 5, 7, 8, 16, 31, 63, 64, 100, 127, 128, 255, 256, -128, 1000, 4096, 65535, 65536, 10**6,
-    2**31 - 1, 2**31, -(2**31), 2**32, 2**40, -(2**40), 2**53, 2**62, -(2**62), 2**63 - 1, -(2**63),
-)  # fmt: skip
-FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-45, 1e-30, 1e30, -1e30, 3e38, math.inf, -math.inf, math.nan, 1e9)
-TEXTS = (
-    "", "x", "a" * 10_000, "\x1b[2J\x1b]0;t\x07", "..", "/etc/passwd", "a\nb", "é", "SAME_UPPER", "VALID", "NOTSET",
-    "bilinear", "nearest", "cubic", "linear", "reflect", "edge", "wrap", "constant", "mean", "sum", "none", "mul",
-    "add", "max", "min", "ij,jk->ik", "...i,i->", "ii->i", "tf_crop_and_resize", "align_corners",
-    "reverse", "bidirectional",
-)  # fmt: skip
 _BOUND = {TensorProto.INT32: 31, TensorProto.INT64: 63, TensorProto.INT8: 7, TensorProto.UINT8: 8}
 
 
@@ -33,62 +21,6 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
         rng.choices(_CHANGES, _WEIGHTS)[0](model, rng)
     return bytes(model.SerializeToString())
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Bytes that are flipped, cut off, inserted, doubled or taken out."""
-    made = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 4, 8))):
-        place = rng.randrange(len(made) + 1)
-        match rng.randrange(6):
-            case 0 if place < len(made):
-                made[place] ^= 1 << rng.randrange(8)
-            case 1:
-                del made[place:]
-            case 2:
-                made[place:place] = rng.randbytes(rng.randrange(1, 12))
-            case 3:
-                end = place + rng.randrange(64)
-                made[place:place] = made[place:end]
-            case 4:
-                del made[place : place + rng.randrange(1, 64)]
-            case _ if place < len(made):
-                made[place] = rng.choice((0, 0x7F, 0x80, 0xFF))
-        if not made:
-            break
-    return bytes(made)
-
-
-def damaged_json(text: bytes, rng: random.Random) -> bytes:
-    """JSON with values replaced, taken out or nested; or its bytes damaged."""
-    if rng.random() < 0.2:
-        return damaged(text, rng)
-    document = json.loads(text)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        places = list(_places(document))
-        container, key = rng.choice(places)
-        match rng.randrange(5):
-            case 0:
-                container[key] = rng.choice((*INTEGERS, 10**400, None, True, [], {}, "", -1.5, 1e400))
-            case 1:
-                container[key] = rng.choice(TEXTS)
-            case 2:
-                del container[key]
-            case 3:
-                other, there = rng.choice(places)
-                container[key] = json.loads(json.dumps(other.get(there) if isinstance(other, dict) else None))
-            case _:
-                for _ in range(rng.choice((1, 3, 100))):
-                    container[key] = [container[key]]
-    return json.dumps(document).encode()
-
-
-def _places(value: Any) -> Any:
-    """Every (container, key) below a value; lists without those behind a change."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield value, key
-        yield from _places(inner)
 
 
 # --- what a file says ---------------------------------------------------------------------------------
@@ -223,7 +155,7 @@ def _tensor(model: ModelProto, rng: random.Random) -> None:
 def _change_tensor(tensor: TensorProto, rng: random.Random) -> None:
     """Elements, dimensions, the element type, or how many bytes there are."""
     kind = rng.randrange(6)
-    if kind <= 2:
+    if kind <= 2 and tensor.data_location != TensorProto.EXTERNAL:
         try:
             array = numpy_helper.to_array(tensor).copy()
         except (KeyError, TypeError, ValueError):  # damaged before

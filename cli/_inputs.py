@@ -13,7 +13,7 @@ from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
 from graphkit.cli._images import SUFFIXES, Images
 from graphkit.cli._output import log
 from graphkit.cli._values import empty, from_arrays, is_named
-from graphkit.data.npz import read_arrays
+from graphkit.data.files.npz import read_arrays
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model

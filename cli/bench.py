@@ -170,9 +170,11 @@ def _time(calls: Calls, result: dict[str, Any], runs: int | None, trace: str | N
     from graphkit.checks import timing
     from graphkit.executor.run.profile import profile
 
-    per_round = {"seconds": _SECONDS / _ROUNDS} if runs is None else {"runs": -(-runs // _ROUNDS)}
-    rounds = _ROUNDS if runs is None else -(-runs // per_round["runs"])
-    times = timing.interleave(calls, rounds, **per_round)  # type: ignore[arg-type]
+    rounds, per_round = _ROUNDS, None
+    if runs is not None:
+        per_round = -(-runs // _ROUNDS)
+        rounds = -(-runs // per_round)
+    times = timing.interleave(calls, rounds, seconds=_SECONDS / _ROUNDS, runs=per_round)
     result["rounds"] = rounds
     result["seconds"] = {name: timing.summarise(t) for name, t in times.items()}
     if "onnxruntime" in times:

@@ -112,6 +112,12 @@ PLACE_RANKS = Knob(
 MAX_MEMORY: Knob[int | None] = Knob(
     "GRAPHKIT_MAX_MEMORY", _memory, None, "what one run or one tensor may take, such as 4GB; default: what is left"
 )
+AHEAD_MEMORY = Knob(
+    "GRAPHKIT_AHEAD_MEMORY", _memory, 1 << 30, "what batches may take that workers have made ahead, such as 4GB"
+)
+WORKER_TIMEOUT = Knob(
+    "GRAPHKIT_WORKER_TIMEOUT", _seconds, 300.0, "seconds in one sample after which a worker is ended; inf: never"
+)
 MAX_ITERATIONS: Knob[int | None] = Knob(
     "GRAPHKIT_MAX_ITERATIONS", _positive, None, "iterations of a Loop or Scan after which a run fails; default: any"
 )

@@ -23,6 +23,11 @@ def allowed_cores() -> int:
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
 
 
+def loading_workers() -> int:
+    """How many processes make samples beside a program that computes: one for every two cores, 1 to 16."""
+    return max(1, min(16, allowed_cores() // 2))
+
+
 def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None = None) -> list[int]:
     """The cores that this process may run on, those nearest to the calling thread first.
 

@@ -36,6 +36,10 @@ class InputError(UsageError):
     """A fed array does not fit the graph's input: name, rank, dtype, dimension or value."""
 
 
+class DamagedSample(InputError):
+    """A sample of a data set cannot be read: the message names the file, or the record, and what is wrong with it."""
+
+
 class PassOrderError(UsageError):
     """Graph passes in an order that their declarations rule out; the message names the pass and what it lacks."""
 
@@ -80,6 +84,10 @@ class NotFinite(RuntimeFailure):
     """A value that must be finite is NaN or infinite; the message says what made it."""
 
 
+class WorkerError(RuntimeFailure):
+    """A process that makes samples failed, was ended or does not go on; the message names data set and sample."""
+
+
 class OutOfMemory(RuntimeFailure, MemoryError):
     """Memory that is not there, or more than can be counted; the message names who asked, and for how much."""
 
@@ -111,6 +119,9 @@ class FileWarning(GraphkitWarning):
 class DeclarationWarning(FileWarning):
     """A file declares a shape that a tensor does not have; the declaration is ignored."""
 
+
+# What Python and numpy raise for a value that does not fit what is done with it.
+BAD_VALUE = (ArithmeticError, LookupError, TypeError, ValueError)
 
 # What numpy says, as a ValueError, of arrays that are larger than its own limits.
 _TOO_LARGE = ("array is too big", "Maximum allowed", "maximum supported", "iterator is too large")

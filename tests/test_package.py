@@ -55,7 +55,7 @@ def test_processes_of_tests_see_the_installed_package():
 def test_metadata_and_type_marker():
     assert gk.__version__ == importlib.metadata.version("graphkit")
     assert importlib.resources.files("graphkit").joinpath("py.typed").is_file()
-    assert importlib.resources.files("graphkit").joinpath("data", "digits.npz").is_file()
+    assert importlib.resources.files("graphkit").joinpath("data", "files", "digits.npz").is_file()
 
 
 def test_the_public_face_in_one_go(tmp_path):

@@ -161,7 +161,7 @@ def test_files_that_are_written_in_place(folder: Path, write: Callable[[Path], N
         np.testing.assert_array_equal(array, first[name])
     fresh = net.compile()
     for read in (lambda: fresh.run(FEEDS), lambda: net.params["w"], lambda: net.save(folder / "other.onnx")):
-        with pytest.raises(FileChanged, match=r"written while its weights were in use.*load the model again"):
+        with pytest.raises(FileChanged, match=r"written while it was in use.*load it again"):
             read()
     assert not (folder / "other.onnx").exists()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.cli._options import key_values
 from graphkit.cli._output import log
+from graphkit.cores import loading_workers
 from graphkit.errors import InputError, UsageError
 from graphkit.model import Model
 
@@ -19,6 +20,7 @@ def read_data(
 ) -> Splits:
     """What to train on, and to validate on. meta: of the model, by whose vocabulary text is numbered if it has one."""
     from graphkit import data
+    from graphkit.data.tables.dataset import TableData
 
     if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in meta:
         options = {"vocabulary": data.Vocabulary.from_json(meta["vocabulary"]), **options}
@@ -27,7 +29,28 @@ def read_data(
     train = data.read(spec, axes=axes, held_out=False, **options)
     if train.vocabulary is not None:
         return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
-    return data.Splits(train, data.read(valid_spec, axes=axes))
+    of_table = options if isinstance(train, TableData) else {}
+    return data.Splits(train, data.read(valid_spec, axes=axes, like=train, **of_table))
+
+
+def skipping(parts: Splits, on_damaged: str | None) -> Splits:
+    """The data with the choice of what damaged samples do."""
+    from graphkit.data import LazyDataset, Splits
+
+    if on_damaged is None:
+        return parts
+    if not any(isinstance(part, LazyDataset) for part in parts):
+        raise UsageError(f"--on-damaged {on_damaged}: the data are in memory, with no sample that could be damaged")
+    return Splits(*(p.configured(on_damaged=on_damaged) if isinstance(p, LazyDataset) else p for p in parts))
+
+
+def workers(given: int | None, *parts: Dataset) -> int:
+    """How many processes make samples; by themselves, none for arrays in memory."""
+    from graphkit.data import LazyDataset
+
+    if given is None:
+        return loading_workers() if any(isinstance(part, LazyDataset) for part in parts) else 0
+    return given
 
 
 def fitted(net: Model, parts: Splits, outputs: Sequence[str]) -> Splits:
@@ -41,14 +64,17 @@ def fitted(net: Model, parts: Splits, outputs: Sequence[str]) -> Splits:
 
 def with_targets(part: Dataset, outputs: Sequence[str]) -> Dataset:
     """The data set whose arrays of the names of outputs are the targets; raises InputError where one is missing."""
-    from graphkit.data import Dataset
+    from graphkit.data import Dataset, LazyDataset
 
-    missing = [name for name in outputs if name not in part.arrays]
+    if isinstance(part, LazyDataset):
+        return part  # its samples name their targets
+    known = {**part.arrays, **(part.targets if isinstance(part.targets, dict) else {})}
+    missing = [name for name in outputs if name not in known]
     if missing:
-        found = ", ".join(part.names) or "none"
+        found = ", ".join(known) or "none"
         raise InputError(f"{part.name}: no array {missing[0]!r} is there, the target of that output; there are {found}")
     inputs = {name: array for name, array in part.arrays.items() if name not in outputs}
-    targets = {name: part.arrays[name] for name in outputs}
+    targets = {name: known[name] for name in outputs}
     axes = {name: axis for name, axis in part.axes.items() if name in inputs}
     given: Any = inputs["x"] if list(inputs) == ["x"] else inputs
     return Dataset(given, targets, classes=part.classes, name=part.name, axes=axes)

@@ -89,7 +89,7 @@ def class_weights(text: str, loss: Loss, output: Any, targets: Any) -> tuple[flo
 
 
 def _weights_of_file(path: Path) -> tuple[float, ...]:
-    from graphkit.data.npz import read_arrays
+    from graphkit.data.files.npz import read_arrays
 
     if not path.exists():
         raise InputError(f"--class-weights {path}: there is no such file; or give balanced, or numbers with commas")

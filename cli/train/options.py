@@ -29,6 +29,15 @@ _DATA = (
         "--batch-axis", "batch_axes", multiple=True, metavar="INPUT=AXIS",
         help="The axis of an input that counts samples, where it is not 0; none: every batch gets all of it. Repeat.",
     ),
+    click.option(
+        "--workers", type=click.IntRange(0),
+        help="Processes that make the samples of data that are not in memory (default: one for every two cores); 0: "
+        "none.",
+    ),
+    click.option(
+        "--on-damaged", type=click.Choice(["raise", "skip"]),
+        help="A sample of such data that cannot be read: end, naming it (the default), or take the next whole one.",
+    ),
     click.option("--mixup", type=click.FloatRange(0, min_open=True), metavar="ALPHA",
                  help="Mix the samples of a batch, and their losses, by shares from Beta(ALPHA, ALPHA)."),
     click.option("--cutmix", type=click.FloatRange(0, min_open=True), metavar="ALPHA",

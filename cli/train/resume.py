@@ -17,7 +17,7 @@ _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 # Of one call, not of the run; the number of epochs has rules of its own.
 _OF_A_CALL = {
     "model", "folder", "resume", "overwrite", "epochs", "as_json", "trace", "external_root", "places", "micro_batches",
-    "find_lr", "print_config",
+    "find_lr", "print_config", "workers",
 }  # fmt: skip
 
 

@@ -82,7 +82,8 @@ def find_rate(
     if options["resume"]:
         raise UsageError("--find-lr looks for the rate of a run before it begins, not with --resume")
     trainer, parts = _made(source, store, options)
-    curve = find_lr(trainer, parts.train, batch_size=options["batch_size"])
+    workers = data.workers(options["workers"], parts.train)
+    curve = find_lr(trainer, parts.train, batch_size=options["batch_size"], workers=workers)
     file = None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,8 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     net = network(source, None if parts is None else parts.train, axes, o)
     parts = data.fitted(net, parts or data.read_data(net.meta, *given), [] if isinstance(names, str) else list(names))
     net = sources.described(net, parts.train)
-    return _trainer(net, objective.loss(net, parts.train, o), optimizer, store, o), parts
+    trainer = _trainer(net, objective.loss(net, parts.train, o), optimizer, store, o)
+    return trainer, data.skipping(parts, o["on_damaged"])
 
 
 def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str, Any]) -> Trainer:
@@ -140,8 +142,8 @@ def _fit(
     return trainer.fit(
         parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
         metrics=o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ()),
-        folder=run, checkpoint_every=o["checkpoint_every"], on_epoch=tell, callbacks=callbacks,
-        log_every=o["log_every"],
+        folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
+        on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, Type
-from graphkit.ops._base import Operand
+from graphkit.ops._registry import Operand
 '''
 _PACKAGE = '''\
 """graphkit's public names. Made from its tables and the registry by `python -m graphkit.checks.stub`."""

@@ -1,18 +1,55 @@
-"""Data sets: the handwritten digits that come with the package, files from disk, text, reproducible batches."""
+"""Data sets: the handwritten digits that come with the package, files from disk, text, reproducible batches.
+
+Names load when they are first used: the processes that make samples import no more than their data set needs.
+"""
 
 from __future__ import annotations
 
-from graphkit.data.batches import Batch, Batches
-from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.described import described
-from graphkit.data.foreign import Iterated, MapDataset, as_dataset
-from graphkit.data.prefetching import prefetch
-from graphkit.data.sentences import Sentences
-from graphkit.data.sources import TEXT_SOURCES, load, names, read
-from graphkit.data.stream import TokenStream
-from graphkit.data.vocabulary import Vocabulary
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphkit.data.batches import Batch, Batches
+    from graphkit.data.dataset import Dataset, Splits
+    from graphkit.data.description import described
+    from graphkit.data.foreign import Iterated, MapDataset, as_dataset
+    from graphkit.data.lazy import LazyDataset
+    from graphkit.data.prefetching import prefetch
+    from graphkit.data.sources import TEXT_SOURCES, load, names, read
+    from graphkit.data.text.sentences import Sentences
+    from graphkit.data.text.stream import TokenStream
+    from graphkit.data.text.vocabulary import Vocabulary
+    from graphkit.data.workers.pool import Workers
 
 __all__ = [
-    "TEXT_SOURCES", "Batch", "Batches", "Dataset", "Iterated", "MapDataset", "Sentences", "Splits", "TokenStream",
-    "Vocabulary", "as_dataset", "described", "load", "names", "prefetch", "read",
+    "TEXT_SOURCES", "Batch", "Batches", "Dataset", "Iterated", "LazyDataset", "MapDataset", "Sentences", "Splits",
+    "TokenStream", "Vocabulary", "Workers", "as_dataset", "described", "load", "names", "prefetch", "read",
 ]  # fmt: skip
+
+# Public names by the module that defines them; no module has the name of one.
+_HOMES = {
+    "batches": ("Batch", "Batches"),
+    "dataset": ("Dataset", "Splits"),
+    "description": ("described",),
+    "foreign": ("Iterated", "MapDataset", "as_dataset"),
+    "lazy": ("LazyDataset",),
+    "prefetching": ("prefetch",),
+    "sources": ("TEXT_SOURCES", "load", "names", "read"),
+    "text.sentences": ("Sentences",),
+    "text.stream": ("TokenStream",),
+    "text.vocabulary": ("Vocabulary",),
+    "workers.pool": ("Workers",),
+}
+_HOME = {name: module for module, defined in _HOMES.items() for name in defined}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'graphkit.data' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"graphkit.data.{_HOME[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

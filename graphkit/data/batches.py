@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 class Batch:
     """One rank's part of a batch; unpacks to (inputs, targets).
 
-    `size` counts its samples, `global_size` those of all ranks together.
+    `size` counts its samples, `global_size` those of all ranks together; `replaced`, of its samples, those that stand
+    in for damaged ones.
     """
 
     inputs: Any
     targets: np.ndarray | None
     size: int
     global_size: int
+    replaced: int = 0
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.inputs, self.targets))
@@ -98,7 +100,7 @@ class Batches:
         while self._epoch == epoch:
             index = self._index
             self.position = (epoch, index + 1)
-            yield self._batch(indices, index)
+            yield self._batch(indices, index, epoch)
 
     def order(self, epoch: int) -> np.ndarray:
         """int64 [samples]: the order in which an epoch visits the samples."""
@@ -106,13 +108,17 @@ class Batches:
             return np.arange(len(self.dataset))
         return self.dataset.order(self.seed, epoch, self.batch_size * self.ranks)
 
-    def _batch(self, indices: np.ndarray, index: int) -> Batch:
+    def _batch(self, indices: np.ndarray, index: int, epoch: int) -> Batch:
+        part, size = self._part(indices, index)
+        inputs, targets = self.dataset.take(part)
+        return Batch(inputs, targets, len(part), size)
+
+    def _part(self, indices: np.ndarray, index: int) -> tuple[np.ndarray, int]:
+        """Which samples of an epoch's order are this rank's part of a batch, and how many the whole batch has."""
         width = self.batch_size * self.ranks
         whole = indices[index * width : (index + 1) * width]
         low, high = (len(whole) * r // self.ranks for r in (self.rank, self.rank + 1))
-        part = whole[low:high]
-        inputs, targets = self.dataset.take(part)
-        return Batch(inputs, targets, len(part), len(whole))
+        return whole[low:high], len(whole)
 
     def __repr__(self) -> str:
         shard = f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from graphkit.data import order
 from graphkit.data.batches import Batches
-from graphkit.data.vocabulary import Vocabulary
 from graphkit.errors import InputError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from graphkit.data.text.vocabulary import Vocabulary
+
+# Names under which files have the targets.
+TARGETS = ("y", "targets", "target", "labels", "label", "class")
+
+# Which axis of an input counts the samples, where it is not the first; None: none does.
+Axes: TypeAlias = Mapping[str, int | None]
 
 
 class Dataset:
@@ -36,7 +44,7 @@ class Dataset:
         *,
         classes: Sequence[str] | None = None,
         name: str = "data",
-        axes: Mapping[str, int | None] | None = None,
+        axes: Axes | None = None,
     ):
         self.name = name
         self.arrays: dict[str, np.ndarray] = _named(inputs, names, name)
@@ -125,6 +133,26 @@ class Dataset:
             axes=self.axes,
         )  # fmt: skip
 
+    def joined(self, other: Dataset, name: str) -> Dataset:
+        """These samples and then those of `other`, which has the same arrays, as one data set of that name."""
+        if (
+            self.names != other.names
+            or self.classes != other.classes
+            or (self.targets is None) != (other.targets is None)
+        ):
+            raise InputError(f"{name}: train and test do not hold the same arrays")
+        try:
+            arrays = {
+                label: array if (axis := self._axis(label)) is None
+                else np.concatenate([array, other.arrays[label]], axis)
+                for label, array in self.arrays.items()
+            }  # fmt: skip
+            targets = None if self.targets is None else _joined(self.targets, other.targets)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{name}: train and test do not fit each other: {error}") from None
+        names = self.names if self._single else None
+        return Dataset(self._given(arrays), targets, names, classes=self.classes, name=name, axes=self.axes)
+
     def renumbered(self, classes: Sequence[str]) -> Dataset:
         """The same samples with targets that number `classes`; InputError for a class that is not among them."""
         if self.classes is None or self.classes == tuple(classes) or self.targets is None:
@@ -196,6 +224,12 @@ def _targets(given: Any) -> Any:
     if isinstance(given, Mapping):
         return {str(name): np.asarray(array) for name, array in given.items()}
     return None if given is None else np.asarray(given)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, dict):
+        return {name: np.concatenate([array, second[name]]) for name, array in first.items()}
+    return np.concatenate([first, second])
 
 
 def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:

@@ -10,6 +10,8 @@ import numpy as np
 
 from graphkit.data.batches import Batch
 from graphkit.data.dataset import Dataset
+from graphkit.data.lazy import LazyDataset
+from graphkit.data.stacking import arrays, leaves, stacked
 from graphkit.errors import InputError, UsageError
 
 
@@ -34,7 +36,7 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
     raise InputError(f"{type(data).__name__} is no data set: it has no __len__ and __getitem__, and no __iter__")
 
 
-class MapDataset(Dataset):
+class MapDataset(LazyDataset):
     """Samples of an object with `__len__` and `__getitem__`, fetched when their batch is made.
 
     Only items from 0 to before its length are asked for. inputs: the names that belong to inputs where a sample is a
@@ -42,27 +44,11 @@ class MapDataset(Dataset):
     """
 
     def __init__(self, data: Any, inputs: tuple[str, ...] = ()):
-        self.name = type(data).__name__
-        self.arrays, self.targets, self.classes, self.axes = {}, None, None, {}
-        self._data, self._inputs, self._length = data, inputs, len(data)
-        if not self._length:
-            raise InputError(f"{self.name}: there is no sample")
+        super().__init__(len(data), name=type(data).__name__)
+        self._data, self._inputs = data, inputs
 
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, index: Any) -> tuple[Any, Any]:
-        numbers = np.arange(self._length)[index]
-        return _stacked([_pair(self.name, self._data[int(i)], self._inputs) for i in numbers], self.name)
-
-    def subset(self, index: Any, name: str | None = None) -> Dataset:
-        numbers = np.arange(self._length)[index]
-        found = MapDataset([self._data[int(i)] for i in numbers], self._inputs)
-        found.name = name or self.name
-        return found
-
-    def __repr__(self) -> str:
-        return f"<MapDataset of {self.name}: {self._length} samples>"
+    def sample(self, number: int, draw: np.random.Generator | None) -> tuple[Any, Any]:
+        return _pair(self.name, self._data[number], self._inputs)
 
 
 class Iterated:
@@ -97,12 +83,12 @@ class Iterated:
         items = itertools.chain([first], items)
         made = items if self._are_batches(first[0]) else self._gathered(items, batch_size)
         for inputs, targets in itertools.islice(made, start, None):
-            inputs, targets = _arrays(inputs), _arrays(targets)
-            size = len(_leaves(inputs)[0])
+            inputs, targets = arrays(inputs), arrays(targets)
+            size = len(leaves(inputs)[0])
             yield Batch(inputs, targets, size, size)
 
     def _are_batches(self, inputs: Any) -> bool:
-        found = np.ndim(_leaves(_arrays(inputs))[0])
+        found = np.ndim(leaves(arrays(inputs))[0])
         if self._rank is None or found == self._rank:
             return True
         if found == self._rank - 1:
@@ -112,7 +98,7 @@ class Iterated:
 
     def _gathered(self, samples: Iterator[tuple[Any, Any]], batch_size: int) -> Iterator[tuple[Any, Any]]:
         while group := list(itertools.islice(samples, batch_size)):
-            yield _stacked(group, self.name)
+            yield stacked(group, self.name)
 
 
 def _pair(source: str, item: Any, inputs: tuple[str, ...]) -> tuple[Any, Any]:
@@ -125,39 +111,3 @@ def _pair(source: str, item: Any, inputs: tuple[str, ...]) -> tuple[Any, Any]:
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return item[0], item[1]
     raise InputError(f"{source}: an item is (inputs, targets) or a dict by name; {type(item).__name__} is given")
-
-
-def _arrays(values: Any) -> Any:
-    """The same with arrays of numpy for what is in it; a list of several inputs as a tuple."""
-    if values is None:
-        return None
-    if isinstance(values, Mapping):
-        return {name: np.asarray(value) for name, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(np.asarray(value) for value in values)
-    return np.asarray(values)
-
-
-def _leaves(values: Any) -> list[Any]:
-    if isinstance(values, Mapping):
-        return list(values.values())
-    return list(values) if isinstance(values, tuple) else [values]
-
-
-def _stacked(samples: list[tuple[Any, Any]], source: str) -> tuple[Any, Any]:
-    """A batch of samples, each array with a first axis for them."""
-    return _stack([_arrays(inputs) for inputs, _ in samples], source), _stack([_arrays(t) for _, t in samples], source)
-
-
-def _stack(values: list[Any], source: str) -> Any:
-    first = values[0]
-    if first is None:
-        return None
-    if isinstance(first, Mapping):
-        return {name: _stack([value[name] for value in values], source) for name in first}
-    if isinstance(first, tuple):
-        return tuple(_stack([value[i] for value in values], source) for i in range(len(first)))
-    odd = next((value for value in values if value.shape != first.shape), None)
-    if odd is not None:
-        raise InputError(f"{source}: samples of one batch have the shapes {list(first.shape)} and {list(odd.shape)}")
-    return np.stack(values)

@@ -13,6 +13,9 @@ from graphkit.errors import InputError, UsageError
 # The second half of the key for splitting: no epoch has this number.
 _SPLIT = (1 << 64) - 1
 
+# Of how many blocks `windowed` mixes the samples.
+_BLOCKS = 16
+
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     """int64 [count]: the order in which epoch `epoch` visits the samples. seed and epoch: 0 to 2^64 - 2."""
@@ -26,6 +29,22 @@ def _permutation(count: int, seed: int, stream: int) -> np.ndarray:
         raise UsageError(f"the seed of a data set must be an integer from 0 to 2^64 - 2, not {seed!r}")
     bits = np.random.Philox(key=np.array([seed, stream], np.uint64))
     return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64)
+
+
+def windowed(count: int, seed: int, epoch: int, window: int) -> np.ndarray:
+    """int64 [count]: a shuffled order whose neighbours lie in few places, for samples read one after the other.
+
+    The samples are cut into blocks of window / 16, rounded up, that stay together; the order of the blocks is
+    `permutation`, and each `window` samples of what comes out of it are shuffled among themselves. Whoever reads ahead
+    by a window has at most 17 places open. The keys by which windows are sorted are raw outputs of Philox4x64-10
+    with the key (seed, epoch) from the counter 2^192 on.
+    """
+    block = -(-window // _BLOCKS)
+    blocks = permutation(-(-count // block), seed, epoch)
+    lying = (blocks[:, None] * block + np.arange(block)).reshape(-1)
+    lying = lying[lying < count]
+    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=[0, 0, 0, 1]).random_raw(count)
+    return lying[np.lexsort((bits, np.arange(count) // window))].astype(np.int64)
 
 
 def split(

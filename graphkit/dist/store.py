@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from graphkit.dist.sums.slices import Slices
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Key: TypeAlias = int | str
 # Of a key, the sum (a RowSparse where such were pushed) and the stored value.
@@ -118,12 +121,12 @@ class KVStore:
 
         It waits for what was pushed to the key before.
         """
-        if isinstance(key, (list, tuple)):
+        if not is_one(key):
             outs = [None] * len(key) if out is None else out
             return [self.pull(k, o) for k, o in zip(key, outs, strict=True)]
-        stored = self._stored(key)  # type: ignore[arg-type]
+        stored = self._stored(key)
         self.wait(key)
-        stored = self._stored(key)  # type: ignore[arg-type]
+        stored = self._stored(key)
         if out is None:
             return stored.copy()
         np.copyto(out, stored)
@@ -135,12 +138,12 @@ class KVStore:
         row_ids: a vector of integers; for a sequence of keys, one for each, and a list is returned. out: an array of
         the key's type, of which these rows are written and no others. Raises InputError where there is no such row.
         """
-        if isinstance(key, (list, tuple)):
+        if not is_one(key):
             outs = [None] * len(key) if out is None else out
             return [self.row_sparse_pull(k, i, o) for k, i, o in zip(key, row_ids, outs, strict=True)]
-        self._stored(key)  # type: ignore[arg-type]
+        self._stored(key)
         self.wait(key)
-        found = rows_of(f"key {key!r}", self._stored(key), row_ids)  # type: ignore[arg-type]
+        found = rows_of(f"key {key!r}", self._stored(key), row_ids)
         if out is not None:
             out[found.indices] = found.values
         return found
@@ -150,12 +153,12 @@ class KVStore:
         if self._updater is not None:
             self.push(key, value, priority)
             return self.pull(key, out)
-        if not isinstance(key, (list, tuple)):
-            given = self._local_sum(key, value, known=False)  # type: ignore[arg-type]
+        if is_one(key):
+            given = self._local_sum(key, value, known=False)
             if isinstance(given, RowSparse):
-                total = self._post(key, given, out, _itself, priority, later=False).wait()  # type: ignore[arg-type]
+                total = self._post(key, given, out, _itself, priority, later=False).wait()
             else:
-                action = self._sum(key, given, out, _itself)  # type: ignore[arg-type]
+                action = self._sum(key, given, out, _itself)
                 total = self._communicator.perform(f"sum {key!r}", [given], action, priority=priority)
             return total if out is None else out
         pairs = self._given(key, value, known=False)
@@ -168,9 +171,9 @@ class KVStore:
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
         """Wait for what was pushed to a key, several, or all; raises the first error."""
-        keys = list(self._pushed) if key is None else key if isinstance(key, (list, tuple)) else [key]
+        keys = list(self._pushed) if key is None else [key] if is_one(key) else key
         for k in keys:
-            waiting = self._pushed.pop(k, None)  # type: ignore[arg-type]
+            waiting = self._pushed.pop(k, None)
             for made in waiting or ():
                 made.wait()
 
@@ -280,7 +283,10 @@ class KVStore:
         self, call: str, rows: RowSum, then: Callable[[RowSparse], Any], priority: int = 0, later: bool = True
     ) -> Pending:
         self._sent_bytes += rows.sent_bytes
-        action = lambda: then(rows(self._communicator))  # noqa: E731 - what all do then
+
+        def action() -> Any:
+            return then(rows(self._communicator))
+
         return self._communicator.post(call, rows.types, action, priority=priority, later=later)
 
     def _in_order(self, array: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray], Any]) -> Any:
@@ -294,7 +300,7 @@ class KVStore:
         found = self._broadcast(
             f"broadcast from rank {root} of", [(k, np.asarray(v)) for k, v in pairs_of(key, value)], root
         )
-        return found if isinstance(key, (list, tuple)) else found[0]
+        return found[0] if is_one(key) else found
 
     def barrier(self) -> None:
         """Wait until every process has come here; what was pushed before is done then."""
@@ -448,7 +454,10 @@ class KVStore:
             return []
         names = repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"
         arrays = [v for _, v in pairs]
-        send = lambda: [self._communicator.broadcast(v, root) for v in arrays]  # noqa: E731 - what all do then
+
+        def send() -> list[np.ndarray]:
+            return [self._communicator.broadcast(v, root) for v in arrays]
+
         found: list[np.ndarray] = self._communicator.perform(f"{call} {names}", arrays, send)
         return found
 
@@ -457,9 +466,14 @@ def _itself(total: Any) -> Any:
     return total
 
 
+def is_one(key: Key | Sequence[Key]) -> TypeIs[Key]:
+    """Whether one key is given, and not several."""
+    return not isinstance(key, (list, tuple))
+
+
 def pairs_of(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
-    if not isinstance(key, (list, tuple)):
-        return [(key, value)]  # type: ignore[list-item]
+    if is_one(key):
+        return [(key, value)]
     if not isinstance(value, (list, tuple)) or len(value) != len(key):
         raise UsageError(f"{len(key)} keys need as many values")
     return list(zip(key, value, strict=True))

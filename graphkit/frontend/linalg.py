@@ -69,7 +69,7 @@ def makediag(a: Any, offset: int = 0) -> Value:
     x = as_value(a)
     if x.rank is None or x.rank < 1:
         raise TypeMismatch(f"a diagonal is a vector or a batch of them, not {x.tensor}")
-    count = x.tensor.shape[-1]  # type: ignore[index]
+    count = x.tensor.known_shape[-1]
     if not dims.is_static(count):
         raise UnsupportedError(f"a diagonal needs a known length, not {x.tensor}")
     side = count + abs(offset)
@@ -99,9 +99,9 @@ def maketrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
     Raises TypeMismatch when k elements do not make such a triangle.
     """
     x = as_value(a)
-    if x.rank is None or x.rank < 1 or not dims.is_static(x.tensor.shape[-1]):  # type: ignore[index]
+    if x.rank is None or x.rank < 1 or not dims.is_static(x.tensor.known_shape[-1]):
         raise UnsupportedError(f"a triangle needs a known number of elements, not {x.tensor}")
-    count = x.tensor.shape[-1]  # type: ignore[index]
+    count = x.tensor.known_shape[-1]
     side = 1
     while _triangle(side, side, offset, lower)[0].size < count:
         side += 1
@@ -125,7 +125,7 @@ def _matrices(a: Any) -> Value:
 
 
 def _static_sides(x: Value) -> tuple[int, int]:
-    rows, columns = x.tensor.shape[-2:]  # type: ignore[index]
+    rows, columns = x.tensor.known_shape[-2:]
     if not dims.is_static(rows) or not dims.is_static(columns):
         raise UnsupportedError(f"diagonals and triangles need matrices of known size, not {x.tensor}")
     return rows, columns

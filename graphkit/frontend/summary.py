@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TextIO
@@ -107,7 +108,7 @@ def _elements(value: Value) -> int:
     shape = value.tensor
     if not shape.is_static:
         raise TypeMismatch(f"parameter {value} has no static shape")
-    return int(shape.size)  # type: ignore[arg-type]
+    return math.prod(shape.static_shape)
 
 
 def _without_value(value: Value) -> str:

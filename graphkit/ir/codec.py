@@ -20,7 +20,8 @@ from graphkit.errors import InvalidModel, TypeMismatch, UnsupportedOperator, Usa
 from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import (

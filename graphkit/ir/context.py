@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ class Scope:
 
     prefix: str = ""
     attrs: Mapping[str, str] = field(default_factory=dict)
+
+    def admit(self) -> None:
+        """A node is about to be made in this scope, which may refuse it."""
 
     def qualify(self, name: str) -> str:
         return self.prefix + name if name else ""
@@ -62,24 +66,18 @@ class detached:  # noqa: N801 - used like a function, as contextlib.suppress is
         _scope.reset(self._token)
 
 
+@dataclass(frozen=True, slots=True)
 class _Expansion(Scope):
     """Counts the nodes that are made in it."""
 
-    __slots__ = ("_left",)
-    _left: int
+    made: Iterator[int] = field(default_factory=itertools.count)
 
-    def __init__(self) -> None:
-        super().__init__()
-        object.__setattr__(self, "_left", MOST_EXPANDED)
-
-    def qualify(self, name: str) -> str:
-        object.__setattr__(self, "_left", self._left - 1)
-        if self._left < 0:
+    def admit(self) -> None:
+        if next(self.made) >= MOST_EXPANDED:
             raise UnsupportedError(f"it expands to more than {MOST_EXPANDED} nodes")
-        return name
 
 
-class expanding(detached):  # noqa: N801
+class expanding(detached):  # noqa: N801 - as above
     """As `detached`, for the nodes of one operator's expansion: more than MOST_EXPANDED are an UnsupportedError."""
 
     __slots__ = ()

@@ -85,11 +85,10 @@ def _exclude(a: Dim, b: Dim) -> bool:
     return not isinstance(a, DimExpr) and not isinstance(b, DimExpr) and a != b
 
 
-def _in_order(shape: Sequence[Dim]) -> list[Dim]:
+def _in_order(shape: Sequence[Dim]) -> Sequence[Dim]:
     # Where a size is not known, neither is its place.
-    if any(isinstance(d, DimExpr) for d in shape):
-        return [dims.fresh() for _ in shape]
-    return sorted(shape)  # type: ignore[type-var]
+    known = [d for d in shape if dims.is_static(d)]
+    return sorted(known) if len(known) == len(shape) else [dims.fresh() for _ in shape]
 
 
 def _text(shape: Sequence[Dim]) -> str:

@@ -12,13 +12,12 @@ import contextlib
 import functools
 import keyword
 import math
-import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from graphkit.errors import TypeMismatch
+from graphkit.ir.anonymous import Anonymous
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -32,48 +31,8 @@ Dim: TypeAlias = Union[int, "DimExpr"]
 # expression each time; nobody proves anything from those, and `definition` says what they are.
 MAX_ATOMS = 64
 _MAX_FACTOR = 1 << 64
-# So many names of large expressions are kept, those used last. Their numbers are beyond those of all other names.
-_MAX_NAMES = 4096
-_FIRST_LARGE = 1 << 40
-_OF_LARGE = re.compile(r"\?(\d{13,})")
 
-
-class _Anonymous:
-    """Names that begin with '?': of sizes that equal nothing else, and of large expressions."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next = 1
-        self._next_large = _FIRST_LARGE
-        self._names: OrderedDict[DimExpr, str] = OrderedDict()
-        self.definitions: dict[str, DimExpr] = {}
-
-    def fresh(self) -> str:
-        with self._lock:
-            self._next += 1
-            return f"?{self._next - 1}"
-
-    def given(self, number: int) -> None:
-        """Somebody writes ?number: no other name will be that."""
-        with self._lock:
-            self._next = max(self._next, number + 1)
-
-    def of(self, expression: DimExpr) -> str:
-        """The name of a large expression: the same one each time, so that equal ones stay equal."""
-        with self._lock:
-            name = self._names.get(expression)
-            if name is not None:
-                self._names.move_to_end(expression)
-                return name
-            name = self._names[expression] = f"?{self._next_large}"
-            self._next_large += 1
-            self.definitions[name] = expression
-            if len(self._names) > _MAX_NAMES:
-                del self.definitions[self._names.popitem(last=False)[1]]
-            return name
-
-
-_anonymous = _Anonymous()
+_anonymous: Anonymous[DimExpr] = Anonymous()
 # Stands for the '?' of anonymous names while an expression is read as Python.
 _ANONYMOUS = "__anonymous_"
 
@@ -513,21 +472,13 @@ def parse(text: str | int | DimExpr) -> Dim:
     if not isinstance(text, str):
         return int(text)
     if "?" in text:
-        text = _own(text)
+        text = _anonymous.not_ours(text)
     if text.isidentifier() or _is_plain(text):
         return symbol(text)
     try:
         return _from_ast(ast.parse(text.replace("?", _ANONYMOUS), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return symbol(text)
-
-
-def _own(text: str) -> str:
-    """Text of somebody else, whose anonymous names are none of those that are made here."""
-    text = _OF_LARGE.sub(r"given_\1", text)
-    for number in re.findall(r"\?(\d+)", text):
-        _anonymous.given(int(number))
-    return text
 
 
 def _from_ast(node: ast.expr) -> Dim:

@@ -8,13 +8,13 @@ topological order, so that the same construction always prints the same text.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
+from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
+from graphkit.ir.names import Names, snake_case
 from graphkit.ir.printing import to_text
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
 
@@ -169,6 +169,7 @@ class Node:
         self.op = op
         self.inputs: tuple[Value | None, ...] = tuple(inputs)
         scope = context.current()
+        scope.admit()
         self.name = scope.qualify(name)
         self.meta: Mapping[str, str] = scope.merge(meta)
         self.serial = next(_serial)
@@ -177,7 +178,7 @@ class Node:
                 types = op.infer_types([None if v is None else v.type for v in self.inputs])
             except GraphkitError as error:
                 raise type(error)(f"{self.describe()}: {error}") from None
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            except (*BAD_VALUE, AttributeError) as error:
                 raise TypeMismatch(f"{self.describe()}: operands and attributes do not fit: {error}") from error
         named = len(output_names)
         self.outputs: tuple[Value, ...] = tuple(
@@ -312,6 +313,7 @@ class Graph:
         "meta",
         "nodes",
         "_operators",
+        "_spent",
         "_output_names",
         "_names",
         "_node_names",
@@ -334,6 +336,7 @@ class Graph:
         self.meta: Mapping[str, str] = dict(meta or {})
         self.nodes: tuple[Node, ...] = tuple(topological([*self.outputs, *(new for _, new in self.updates)]))
         self._operators: frozenset[str] | None = None
+        self._spent: tuple[tuple[Value, ...], ...] | None = None
         self._output_names = None if output_names is None else tuple(output_names)
         self._names: dict[Value, str] | None = None
         self._node_names: dict[Node, str] | None = None
@@ -372,6 +375,19 @@ class Graph:
         if self._operators is None:
             self._operators = frozenset([node.op.name for node in self.nodes])
         return self._operators
+
+    @property
+    def spent(self) -> tuple[tuple[Value, ...], ...]:
+        """For each node the operands and results of it that nothing reads behind it, each once."""
+        if self._spent is None:
+            read = {*self.outputs, *(new for _, new in self.updates)}
+            spent = []
+            for node in reversed(self.nodes):
+                last = {v: None for v in (*node.inputs, *node.outputs) if v is not None and v not in read}
+                spent.append(tuple(last))
+                read.update(last)
+            self._spent = tuple(reversed(spent))
+        return self._spent
 
     def __copy__(self) -> Graph:
         return self
@@ -475,36 +491,3 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph {self.name!r}: {len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs>"
-
-
-class Names:
-    """Hands out names: the hint itself the first time, then hint_1, hint_2, ..."""
-
-    __slots__ = ("_taken", "_next")
-
-    def __init__(self, taken: Iterable[str] = ()):
-        self._taken = set(taken)
-        self._next: dict[str, int] = {}
-
-    def take(self, hint: str) -> str:
-        name = hint
-        while name in self._taken:
-            number = self._next.get(hint, 1)
-            self._next[hint] = number + 1
-            name = f"{hint}_{number}"
-        self._taken.add(name)
-        return name
-
-
-def unique_names(names: Iterable[str]) -> list[str]:
-    """The names in order, with a suffix for those that came before."""
-    allocator = Names()
-    return [allocator.take(name) for name in names]
-
-
-_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
-
-def snake_case(name: str) -> str:
-    """Relu -> relu, BatchNormalization -> batch_normalization, RMSNorm -> rms_norm, IsNaN -> is_nan."""
-    return _WORD.sub("_", name.replace("NaN", "Nan")).lower()

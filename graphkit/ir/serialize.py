@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, InvalidModel, RuntimeFailure, UnsafeModel, UsageError
+from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
 from graphkit.ir.collector import uncollected
@@ -107,7 +107,7 @@ def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarra
         # What the file says is no use of the caller's.
         kind = InvalidModel if isinstance(error, UsageError) else type(error)
         raise kind(f"{str(path)!r}: {error}") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (*BAD_VALUE, AttributeError, RecursionError) as error:
         raise InvalidModel(f"{str(path)!r} is damaged: {type(error).__name__}: {error}") from error
     return graph, decoder.params, meta
 

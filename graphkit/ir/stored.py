@@ -74,7 +74,12 @@ class StoredFile:
     def read(self, offset: int, size: int) -> np.ndarray:
         """Bytes (uint8, read-only) that nobody else has. Raises FileChanged, RuntimeFailure, MemoryError."""
         made = memoryview(_pages(size) if size >= LARGE else bytearray(size))
-        rest = made
+        self.read_into(made, offset)
+        return np.frombuffer(made.toreadonly(), np.uint8)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer of bytes from a place in the file. Raises FileChanged, RuntimeFailure."""
+        rest = buffer
         try:
             while rest:
                 count = os.preadv(self._descriptor, [rest], offset)
@@ -86,10 +91,9 @@ class StoredFile:
         # The time of modification changes before the content does.
         if rest or self._look() != self._facts:
             raise FileChanged(
-                f"{self._path} was written while its weights were in use, and they are lost: load the model again "
-                "(whoever replaces a model writes another file and renames it)"
+                f"{self._path} was written while it was in use, and what it held is lost: load it again (whoever "
+                "replaces a file writes another and renames it)"
             )
-        return np.frombuffer(made.toreadonly(), np.uint8)
 
     def _look(self) -> tuple[int, int]:
         found = os.fstat(self._descriptor)

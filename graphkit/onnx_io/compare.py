@@ -16,7 +16,7 @@ from onnx import ModelProto
 from graphkit import config
 from graphkit.errors import InputError, InvalidModel, MissingDependency, RuntimeFailure, did_you_mean
 from graphkit.ir.atomic import scratch_folder
-from graphkit.ir.graph import unique_names
+from graphkit.ir.names import unique_names
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
 from graphkit.onnx_io.external_data import raw_bytes

@@ -11,6 +11,7 @@ from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import checkpoint, close_over
 from graphkit.ir.types import DType, TensorType, Type
+from graphkit.onnx_io import attributes
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import type_from_proto
 from graphkit.ops import F, Op, constant
@@ -86,7 +87,7 @@ def _if(
     for key, values in outputs.items():
         _, captured = close_over(values, (), mark, captured, regions[key].name)
     branches = {key: close_over(values, (), mark, captured, regions[key].name)[0] for key, values in outputs.items()}
-    return _finish(raw, cls(**builder.fields(cls, view), **branches), [_scalar(view.operand(0)), *captured])
+    return _finish(raw, cls(**attributes.fields(cls, view), **branches), [_scalar(view.operand(0)), *captured])
 
 
 def _loop(
@@ -100,7 +101,7 @@ def _loop(
     )
     if other := [v for v in graph.outputs[1 + len(state) :] if not isinstance(v.type, TensorType)]:
         raise InvalidModel(f"only tensors can be stacked, not {other[0].type}")
-    fields = {**builder.fields(cls, view), "body": graph, "captures": len(captured)}
+    fields = {**attributes.fields(cls, view), "body": graph, "captures": len(captured)}
     return _finish(raw, cls(**fields), [_scalar(view.input(0)), _scalar(view.input(1)), *state, *captured])
 
 
@@ -136,7 +137,7 @@ def _scan(
     graph, captured = _with_stable_state(
         builder, region, names, setting, [], [v.type for v in state], elements, first_output=0
     )
-    fields = {**builder.fields(cls, view), "body": graph, "captures": len(captured)}
+    fields = {**attributes.fields(cls, view), "body": graph, "captures": len(captured)}
     return _finish(raw, cls(**fields), [*operands, *captured])
 
 

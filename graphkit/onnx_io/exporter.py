@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from onnx import GraphProto, ModelProto
 
 from graphkit.errors import UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.atomic import write_whole
-from graphkit.ir.graph import Graph, Names, Node, Operator, Value
+from graphkit.ir.graph import Graph, Node, Operator, Value
+from graphkit.ir.names import Names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io import initializers
@@ -178,10 +179,11 @@ class _Writer:
                 self.constant(proto, node, names[value], graph.node_name(node), top)
             return names[value]
 
+        read = {*graph.outputs, *(v for node in graph.nodes for v in node.operands)}
         for node in graph.nodes:
             if _is_constant(node):
                 continue  # written where it is first used: spellings may have no use for it
-            self.node(proto, graph, node, name_of)
+            self.node(proto, node, graph.node_name(node), self.used_outputs(node, read), name_of)
         for unique, value, direct in final:
             if direct:
                 name_of(value)
@@ -199,36 +201,29 @@ class _Writer:
         written = proto.node.add(op_type="Constant", output=[name], name=self.node_names.take(node_name))
         written.attribute.append(onnx.helper.make_attribute("value", to_proto(tensor.array)))
 
-    def node(self, proto: GraphProto, graph: Graph, node: Node, name_of: Any) -> None:
+    def node(self, proto: GraphProto, node: Node, name: str, outputs: Iterable[Value], name_of: Any) -> None:
         written, inputs = spelled(node, list(node.inputs), self.target)
         self.domains.setdefault(written.domain, set()).add(written.op_type)
-        written.name = self.node_names.take(graph.node_name(node))
+        written.name = self.node_names.take(name)
         written.input.extend("" if v is None else name_of(v) for v in inputs)
         for key, text in node.meta.items():
             written.metadata_props.add(key=key, value=text)
         for key, subgraph in node.op.subgraphs().items():
             captured = _captured(node)
             written.attribute.append(onnx.helper.make_attribute(key, self.subgraph(subgraph, captured, name_of)))
-        written.output.extend(name_of(v) for v in self.used_outputs(graph, node))
+        written.output.extend(name_of(v) for v in outputs)
         proto.node.append(written)
 
-    def used_outputs(self, graph: Graph, node: Node) -> Iterable[Value]:
-        """The outputs to name: trailing ones that nothing reads, and that the target has as optional, are left out."""
+    def used_outputs(self, node: Node, read: Set[Value]) -> Iterable[Value]:
+        """The outputs to name: trailing ones that are not read, and that the target has as optional, are left out."""
         outputs = list(node.outputs)
         form = operator(node, Op).onnx
         schema = None if form is None else target_schema(form.name, self.target, form.domain)
         if schema is None:
             return outputs
-        used = self.uses(graph)
-        while len(outputs) > max(schema.min_output, 1) and outputs[-1] not in used and not _counts(node.op):
+        while len(outputs) > max(schema.min_output, 1) and outputs[-1] not in read and not _counts(node.op):
             outputs.pop()
         return outputs
-
-    def uses(self, graph: Graph) -> set[Value]:
-        if getattr(self, "_uses_of", None) is not graph:
-            self._uses_of = graph
-            self._uses = {v for n in graph.nodes for v in n.inputs if v is not None} | set(graph.outputs)
-        return self._uses
 
     def subgraph(self, graph: Graph, captured: Sequence[Value], outer_name: Any) -> GraphProto:
         proto = GraphProto(name=graph.name or "body")

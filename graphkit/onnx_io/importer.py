@@ -12,28 +12,27 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import onnx
 from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit import config
-from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
+from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedOperator, UsageError
 from graphkit.ir import context, limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial, unique_names
+from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial
+from graphkit.ir.names import unique_names
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import OptionalType, TensorType, Type
-from graphkit.onnx_io import control, functions, gradient, initializers, upgrade, validate
+from graphkit.onnx_io import attributes, control, functions, gradient, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
 from graphkit.onnx_io.tensors import (
     claims,
     densify,
-    dtype_of_code,
     has_data,
     left_in_file,
     to_array,
@@ -41,7 +40,7 @@ from graphkit.onnx_io.tensors import (
     type_to_proto,
 )
 from graphkit.onnx_io.uses import uses
-from graphkit.onnx_io.validate import require_text, tell
+from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
 from graphkit.ops.sequence.elements import with_own_sizes
@@ -164,14 +163,14 @@ class Builder:
         self.check_operators()
         self.check_functions()
         plan = initializers.classify(self.model, self.top)
-        attributes = initializers.attributes(self.model)
+        attrs_of = initializers.attributes(self.model)
         arrays: dict[Value, np.ndarray | StoredArray] = {}
         for region, name, role in plan.entries:
             if role == "constant":
                 self.initial_values[id(region), name] = self.constant(Tensor(self.initial_array(region, name)), name)
             else:
                 array = self.parameter_array(region, name)
-                attrs = attributes.get(name) if region is self.top else None
+                attrs = attrs_of.get(name) if region is self.top else None
                 value = Value(TensorType(array.dtype, array.shape), name, role=role, attrs=attrs)
                 self.initial_values[id(region), name] = value
                 arrays[value] = array
@@ -337,7 +336,7 @@ class Builder:
                 raise
             kind = InvalidModel if isinstance(error, UsageError) else type(error)
             raise kind(f"{where}: {error}") from error
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except BAD_VALUE as error:
             raise InvalidModel(f"{where}: operands and attributes do not fit: {error}") from error
         for index, name in enumerate(raw.outputs):
             if name:
@@ -348,10 +347,14 @@ class Builder:
 
     def results(self, raw: RawNode, names: Names, setting: Setting, where: str) -> Sequence[Value | None]:
         inputs = [names.find(name) if name else None for name in raw.inputs]
+        protos = attributes.bound(raw, setting.attributes)
         if raw.domain == "" and raw.op_type == "Constant":
-            return [self.constant(self.constant_value(raw, setting, where), raw.outputs[0] if raw.outputs else "", raw)]
-        protos = self.bound_attributes(raw, setting)
-        attrs = {name: self.attribute(proto, f"{where}: attribute {name!r}") for name, proto in protos.items()}
+            value = attributes.constant_value(protos, where, self.external)
+            return [self.constant(value, raw.outputs[0] if raw.outputs else "", raw)]
+        attrs = {
+            name: attributes.value_of(proto, f"{where}: attribute {name!r}", self.external)
+            for name, proto in protos.items()
+        }
         version = setting.version(raw.domain)
         view = upgrade.NodeView(raw.op_type, raw.domain, inputs, attrs, raw.outputs, version, where)
         mark = next_serial()
@@ -360,7 +363,7 @@ class Builder:
             built = gradient.build(self, view, names)
         if built is not None:
             for name in view.attrs:
-                _unknown(view.domain, view.op_type, name, where)
+                attributes.ignored(view.domain, view.op_type, name, where)
             return _named(built, raw, mark)
         if not view.domain and view.op_type in control.BUILT_AS:
             return _named(control.build_map(self, raw, view, names, setting), raw, mark)
@@ -375,32 +378,14 @@ class Builder:
         operands = list(view.inputs)
         while operands and operands[-1] is None:
             operands.pop()
-        attrs = self.fields(cls, view)
+        attrs = attributes.fields(cls, view)
         return Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
-
-    def fields(self, cls: type[Op], view: upgrade.NodeView) -> dict[str, Any]:
-        """Attribute values by the operator's field names; one that the operator lacks must have its default value."""
-        renames = {} if cls.onnx is None else {theirs: ours for ours, theirs in cls.onnx.renames.items()}
-        fields: dict[str, Any] = {}
-        for name, value in view.attrs.items():
-            field = renames.get(name, name)
-            spec = cls.fields.get(field)
-            if spec is None:
-                if not _is_default(view, name, value) and not _unknown(view.domain, view.op_type, name, view.label):
-                    raise UnsupportedError(f"attribute {name}={value!r} is not supported")
-                continue
-            if spec.kind == "DType" and isinstance(value, int):
-                if value == 0 and spec.default is None:
-                    continue
-                value = dtype_of_code(value, f"attribute {name!r}")
-            fields[field] = value
-        return fields
 
     def call(
         self,
         raw: RawNode,
         inputs: Sequence[Value | None],
-        attributes: Mapping[str, AttributeProto],
+        protos: Mapping[str, AttributeProto],
         setting: Setting,
         where: str,
     ) -> Sequence[Value | None]:
@@ -412,8 +397,8 @@ class Builder:
             function = functions.standard_function(raw.domain, raw.op_type, version, raw.proto, types)
             if function is None:
                 raise UnsupportedOperator(f"{where}: {raw.op_type} is not implemented for these operands")
-            kept = [name for name in attributes if not _unknown(raw.domain, raw.op_type, name, where)]
-            attributes = {name: attributes[name] for name in kept}
+            kept = [name for name in protos if not attributes.ignored(raw.domain, raw.op_type, name, where)]
+            protos = {name: protos[name] for name in kept}
         if function.label in setting.calls:
             raise InvalidModel(f"{where}: {function.label} calls itself")
         if len(setting.calls) >= functions.MAX_CALL_DEPTH:
@@ -421,7 +406,7 @@ class Builder:
         if len(inputs) > len(function.region.inputs):
             count = len(function.region.inputs)
             raise InvalidModel(f"{where}: {function.label} takes {count} inputs, {len(inputs)} given")
-        bound = function.bind(attributes, where)
+        bound = function.bind(protos, where)
         inner = Setting(function.opsets, bound, (*setting.calls, function.label))
         names = Names()
         operands = [*inputs, *[None] * (len(function.region.inputs) - len(inputs))]
@@ -431,64 +416,10 @@ class Builder:
         # A standard body may not deliver an optional output for these operands.
         return [names.values.get(name) for name, _ in function.region.outputs]
 
-    # --- constants and attributes -----------------------------------------------------------
-
     def constant(self, tensor: Tensor, name: str, raw: RawNode | None = None) -> Value:
         cls = registry.get("", "Constant")
         node_name, meta = ("", {}) if raw is None else (raw.name, raw.meta)
         return Node(cls(value=tensor), (), node_name, meta, output_names=[name]).output
-
-    def constant_value(self, raw: RawNode, setting: Setting, where: str) -> Tensor:
-        """The tensor of a Constant node, in any of the forms that the attribute may have."""
-        protos = self.bound_attributes(raw, setting)
-        forms = [name for name in protos if name.startswith(("value", "sparse_value"))]
-        if len(forms) != 1:
-            raise InvalidModel(f"{where}: a Constant has exactly one value, this one has {len(forms)}")
-        name = forms[0]
-        value = self.attribute(protos[name], f"{where}: attribute {name!r}")
-        if isinstance(value, Tensor):
-            return value
-        dtype = {"value_float": np.float32, "value_int": np.int64}.get(name.removesuffix("s"), object)
-        return Tensor(np.asarray(value, dtype))
-
-    def bound_attributes(self, raw: RawNode, setting: Setting) -> dict[str, AttributeProto]:
-        """The node's attributes; a reference to an attribute of the function around it takes that one's value."""
-        bound: dict[str, AttributeProto] = {}
-        for name, proto in raw.attributes.items():
-            if not proto.ref_attr_name:
-                bound[name] = proto
-            elif proto.ref_attr_name in setting.attributes:
-                bound[name] = setting.attributes[proto.ref_attr_name]
-        return bound
-
-    def attribute(self, proto: AttributeProto, where: str) -> Any:
-        match proto.type:
-            case AttributeProto.FLOAT:
-                return proto.f
-            case AttributeProto.INT:
-                return proto.i
-            case AttributeProto.STRING:
-                return _text(proto.s, where)
-            case AttributeProto.TENSOR:
-                return Tensor(to_array(proto.t, where, self.external))
-            case AttributeProto.SPARSE_TENSOR:
-                return Tensor(densify(proto.sparse_tensor, where, self.external))
-            case AttributeProto.FLOATS:
-                return tuple(proto.floats)
-            case AttributeProto.INTS:
-                return tuple(proto.ints)
-            case AttributeProto.STRINGS:
-                return tuple(_text(s, where) for s in proto.strings)
-            case AttributeProto.TYPE_PROTO:
-                return type_from_proto(proto.tp, where)
-        raise UnsupportedError(f"{where}: attributes of type {proto.type} are not supported")
-
-
-def _text(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidModel(f"{where}: not UTF-8 text") from None
 
 
 def _draws(node: Node) -> bool:
@@ -502,27 +433,6 @@ def _draws(node: Node) -> bool:
         return True
     mode = node.inputs[2] if len(node.inputs) > 2 else None
     return mode is not None and mode.tensor.constants != (0,)
-
-
-def _is_default(view: upgrade.NodeView, name: str, value: Any) -> bool:
-    try:
-        schema = onnx.defs.get_schema(view.op_type, view.version, view.domain)
-    except onnx.defs.SchemaError:
-        return False
-    spec = schema.attributes.get(name)
-    if spec is None or not spec.default_value.name:
-        return False
-    default = onnx.helper.get_attribute_value(spec.default_value)
-    return bool(value == (default.decode() if isinstance(default, bytes) else default))
-
-
-def _unknown(domain: str, operator: str, name: str, where: str) -> bool:
-    """Whether no version of a standard operator has the attribute, which then says nothing; warns of it."""
-    known = functions.known_attributes(domain, operator)
-    if known is None or name in known:
-        return False
-    tell(f"{where}: the operator has no attribute {name!r}, which is ignored")
-    return True
 
 
 def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence[Value | None]:

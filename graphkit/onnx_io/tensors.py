@@ -360,8 +360,10 @@ def _dim_text(dim: DimExpr) -> str:
 
 def claims(declared: Type, inferred: Type) -> bool:
     """Whether a declaration has the kind and the element types of what was inferred."""
-    if isinstance(declared, TensorType) or isinstance(inferred, TensorType):
-        return type(declared) is type(inferred) and declared.dtype is inferred.dtype  # type: ignore[union-attr]
+    if isinstance(declared, TensorType):
+        return isinstance(inferred, TensorType) and declared.dtype is inferred.dtype
+    if isinstance(inferred, TensorType):
+        return False
     if isinstance(declared, MapType) and isinstance(inferred, MapType) and declared.key is not inferred.key:
         return False
     return type(declared) is type(inferred) and claims(declared.element, inferred.element)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto
+from onnx import ModelProto, OperatorSetIdProto
 
 from graphkit.errors import FileWarning, InvalidModel, UnsupportedError, UsageError
 from graphkit.ir.stored import LARGE, StoredFile
@@ -164,13 +164,13 @@ def check_opset(version: int, label: str) -> None:
         raise UnsupportedError(f"{label}: opset {version} is newer than {NEWEST_OPSET}, the newest that graphkit knows")
 
 
-def opsets_of(imports: object, label: str, warn: bool = False) -> dict[str, int]:
+def opsets_of(imports: Iterable[OperatorSetIdProto], label: str, warn: bool = False) -> dict[str, int]:
     """Version by domain ("" for ai.onnx). Of two versions the last one counts, as in ONNX Runtime; `warn` says so.
 
     Raises InvalidModel for a domain that is no text.
     """
     versions: dict[str, int] = {}
-    for entry in imports:  # type: ignore[attr-defined]
+    for entry in imports:
         require_text(f"{label}: opset import", entry.domain)
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         if warn and versions.get(domain, entry.version) != entry.version:

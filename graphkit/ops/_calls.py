@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import UsageError, did_you_mean
-from graphkit.ir.graph import Value, snake_case
+from graphkit.ir.graph import Value
+from graphkit.ir.names import snake_case
 
 # What other libraries call a keyword -> what it may be called here; the first that the operator has is meant.
 _KEYWORDS = {

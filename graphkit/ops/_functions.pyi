@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, Type
-from graphkit.ops._base import Operand
+from graphkit.ops._registry import Operand
 
 def abs(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """|x|; the gradient at 0 is 0."""

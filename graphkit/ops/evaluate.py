@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, LimitReached, OutOfMemory, RuntimeFailure, lacks_memory
+from graphkit.errors import BAD_VALUE, GraphkitError, LimitReached, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, TensorType, Type, type_of_array
@@ -49,16 +49,11 @@ def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = n
     """Return the outputs and, in the order of `graph.updates`, the new values of states."""
     if len(inputs) != len(graph.inputs):
         raise RuntimeFailure(f"graph {graph.name!r} takes {len(graph.inputs)} inputs, {len(inputs)} given")
-    results = [*graph.outputs, *(new for _, new in graph.updates)]
-    last_use: dict[Value, int] = {}
-    for step, node in enumerate(graph.nodes):
-        last_use.update((v, step) for v in node.inputs if v is not None)
-    last_use.update((v, len(graph.nodes)) for v in results)
     table: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     observer = _observer.get()
     if observer is not None:
         observer.enters(graph)
-    for step, node in enumerate(graph.nodes):
+    for node, spent in zip(graph.nodes, graph.spent, strict=True):
         operands = [None if v is None else table[v] for v in node.inputs]
         if observer is not None:
             observer.begins(node)
@@ -66,11 +61,9 @@ def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = n
         if observer is not None:
             observer.ran(node, operands, made)
         table.update(zip(node.outputs, made, strict=True))
-        for value in {*node.inputs, *node.outputs}:
-            if value is not None and last_use.get(value, step) == step:
-                table.pop(value, None)
-    arrays = [table[v] for v in results]
-    return arrays[: len(graph.outputs)], arrays[len(graph.outputs) :]
+        for value in spent:
+            del table[value]
+    return [table[v] for v in graph.outputs], [table[new] for _, new in graph.updates]
 
 
 def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> tuple[Any, ...]:
@@ -95,8 +88,6 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     try:
         with np.errstate(all="ignore"):
             result = _computed(op, xp, operands)
-    except GraphkitError as error:
-        raise type(error)(f"{node.describe()}: {error}") from error
     except Exception as error:
         raise failure_of(node, error) from error
     outputs = result if isinstance(result, tuple) else (result,)
@@ -137,13 +128,16 @@ def _result_bytes(node: Node, op: Op, operands: Sequence[Any]) -> int:
     tensors = all(x is None or isinstance(x, np.ndarray) for x in operands)
     if tensors and not op.subgraphs() and any(isinstance(t, TensorType) and not t.is_static for t in kinds):
         # What does not fit, the reference says.
-        with contextlib.suppress(GraphkitError, ArithmeticError, LookupError, TypeError, ValueError):
+        with contextlib.suppress(GraphkitError, *BAD_VALUE):
             kinds = op.infer_types([None if x is None else type_of_array(x) for x in operands])
     return sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
 
 
-def failure_of(node: Node, error: Exception) -> OutOfMemory | RuntimeFailure:
-    """What to raise for an error of another library, or of Python, in a node: it names the node."""
+def failure_of(node: Node, error: Exception) -> GraphkitError:
+    """What to raise for an error in a node, which it names: one of our own as such, else an OutOfMemory or a
+    RuntimeFailure."""
+    if isinstance(error, GraphkitError):
+        return type(error)(f"{node.describe()}: {error}")
     if lacks_memory(error):
         return OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}")
     return RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}")

@@ -6,8 +6,8 @@ operator's own reference on an object array of them, comparisons by bounds that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from graphkit.ir.bounds import never_below
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, TensorType
 from graphkit.ops.xp import numpy_xp
+
+T = TypeVar("T")
 
 
 def known_array(x: TensorType | None) -> np.ndarray | None:
@@ -39,6 +41,16 @@ def known_value(array: np.ndarray | None) -> tuple[Dim, ...] | None:
     if array is None or array.size > MAX_KNOWN_ELEMENTS:
         return None
     return tuple(array.reshape(-1).tolist())
+
+
+def all_of(found: Iterable[T | None]) -> tuple[T, ...] | None:
+    """What was found, or None where one of it is missing."""
+    known = []
+    for one in found:
+        if one is None:
+            return None
+        known.append(one)
+    return tuple(known)
 
 
 def moved(reference: Callable[..., Any], *operands: np.ndarray | None) -> tuple[Dim, ...] | None:
@@ -66,11 +78,10 @@ def decide_less(a: Dim, b: Dim) -> int | None:
 
 def decided(rule: Callable[..., Dim | None], operands: Sequence[TensorType]) -> tuple[Dim, ...] | None:
     """Broadcast known operands and apply `rule` to each element; None when one of the results is."""
-    arrays = [known_array(x) for x in operands]
-    if any(a is None for a in arrays):
+    arrays = all_of(known_array(x) for x in operands)
+    if arrays is None:
         return None
-    columns = np.broadcast_arrays(*arrays)  # type: ignore[arg-type]
+    columns = np.broadcast_arrays(*arrays)
     if columns[0].size > MAX_KNOWN_ELEMENTS:
         return None
-    results = [rule(*row) for row in zip(*(c.reshape(-1).tolist() for c in columns), strict=True)]
-    return None if any(r is None for r in results) else tuple(results)  # type: ignore[arg-type]
+    return all_of(rule(*row) for row in zip(*(c.reshape(-1).tolist() for c in columns), strict=True))

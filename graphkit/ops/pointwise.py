@@ -10,6 +10,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, NUMERIC, TensorType, broadcast_shapes
 from graphkit.ops._base import F, Op, Sample
+from graphkit.ops.known_elements import all_of
 
 
 class Unary(Op):
@@ -60,8 +61,7 @@ def broadcast_known(rule: Callable[..., Dim | None], operands: Sequence[TensorTy
     columns = [v * length if len(v) == 1 else v for v in values]
     if any(len(c) != length for c in columns):
         return None
-    results = [rule(*column) for column in zip(*columns, strict=True)]
-    return None if any(r is None for r in results) else tuple(results)  # type: ignore[arg-type]
+    return all_of(rule(*column) for column in zip(*columns, strict=True))
 
 
 def unbroadcast(gradient: Any, operand: Any) -> Any:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
 from graphkit.ir.printing import node_line
 from graphkit.ir.types import TensorType
 

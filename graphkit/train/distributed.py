@@ -27,6 +27,7 @@ from graphkit.train import step as steps
 from graphkit.train.placed import Pipeline
 from graphkit.train.placed_stepper import PlacedStepper
 from graphkit.train.position import Position
+from graphkit.train.selection import TrainedParameter
 
 LOSS = "loss"
 _NO_LOSS = np.full((), np.nan, np.float32)
@@ -38,7 +39,7 @@ class DistributedStepper(PlacedStepper):
     def __init__(
         self,
         graph: Graph,
-        trained: Sequence[steps.TrainedParameter],
+        trained: Sequence[TrainedParameter],
         rule: steps.UpdateRule,
         params: ParamStore,
         pipe: Pipeline,
@@ -61,7 +62,7 @@ class DistributedStepper(PlacedStepper):
         self.executors = [Executor(self.programs[0], self.store, **options, channels=self.channels)]
         self._runs = 0
 
-    def _part(self, whole: Graph, trained: Sequence[steps.TrainedParameter], device: str) -> Part:
+    def _part(self, whole: Graph, trained: Sequence[TrainedParameter], device: str) -> Part:
         """What this rank has of forward and backward. Gradients come to their parameter's rank, the loss to all."""
         whole = run_passes(recomputation.marked(whole, device), CLEANUP)
         gradients = {f"{t.name}/{steps.GRADIENT}": self.owners[t.name] for t in trained}

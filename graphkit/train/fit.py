@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.checks.footprint import peak_bytes
-from graphkit.data import Batch, Dataset, Iterated
+from graphkit.data import Batch, Dataset, Iterated, LazyDataset
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
@@ -26,6 +26,7 @@ from graphkit.train.metrics import Metric
 from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.replaced import Replaced
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -49,9 +50,8 @@ class Fit:
     every: int | None
     prefetch: int
     bar: ProgressBar
-    log: JsonLog
     on_epoch: Callable[[int, dict[str, float]], None] | None = None
-    callbacks: Sequence[Callback] = ()
+    callbacks: Callback | Sequence[Callback] = ()
     log_every: int = 0
 
     def __post_init__(self) -> None:
@@ -60,8 +60,12 @@ class Fit:
         # Samples of all processes, and the time for which this one waits.
         self._pace: Pace | None = None
         self._logged: dict[str, float] = {}
+        skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
+        self._replaced = Replaced() if skips else None
         self._background = BackgroundWork(0)
-        self.calls = Calls(self.trainer, self.callbacks)
+        self.log = JsonLog(self.folder if self.trainer._writes else None)
+        self.calls = Calls(self.trainer, [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks)
+        self.trainer.stop_reason = None
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
@@ -154,6 +158,9 @@ class Fit:
             trainer._recurrent_state.reset()
         batches = self._batches()
         measured = trainer._metrics(self.metrics)
+        if self._replaced is not None:
+            self._replaced.reset()
+            measured.append(self._replaced)
         self._restore(measured)
         count = length_of(batches)
         self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
@@ -209,6 +216,8 @@ class Fit:
             found, results = trainer._step(inputs, batch.targets, batch.size)
         loss = float(found)
         position.batch += 1
+        if self._replaced is not None:
+            self._replaced.add(batch.replaced)
         position.skipped += trainer.skipped - skipped
         if results or math.isfinite(loss):  # else the step was skipped
             trainer._recurrent_state.keep(results)

@@ -10,7 +10,8 @@ import numpy as np
 from graphkit.errors import GraphkitError, UsageError, did_you_mean
 from graphkit.frontend import initializers
 from graphkit.frontend import layers as nn
-from graphkit.ir.graph import Graph, Names, Node, Value, topological
+from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir.names import Names
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, Model
 from graphkit.ops import F, constant

@@ -8,7 +8,8 @@ import numpy as np
 
 from graphkit.errors import GraphkitError, UsageError, did_you_mean
 from graphkit.ir.dims import Dim, DimExpr, parse, product
-from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
 from graphkit.ops import constant, operator

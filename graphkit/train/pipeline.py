@@ -25,6 +25,7 @@ from graphkit.train.partition import Partition
 from graphkit.train.placed import Pipeline
 from graphkit.train.placed_stepper import PlacedStepper, kind_of
 from graphkit.train.position import Position
+from graphkit.train.selection import TrainedParameter
 from graphkit.train.stage_runner import StageRunner
 
 LOSS = "loss"
@@ -43,7 +44,7 @@ class PipelineStepper(PlacedStepper):
     def __init__(
         self,
         graph: Graph,
-        trained: Sequence[steps.TrainedParameter],
+        trained: Sequence[TrainedParameter],
         rule: steps.UpdateRule,
         params: ParamStore,
         pipe: Pipeline,

@@ -18,6 +18,7 @@ from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.metrics import Metric
 from graphkit.train.placed import Pipeline
+from graphkit.train.selection import TrainedParameter
 
 # The lane of messages that gather parameters.
 GATHER = 2
@@ -38,7 +39,7 @@ class PlacedStepper:
     def __init__(
         self,
         graph: Graph,
-        trained: Sequence[steps.TrainedParameter],
+        trained: Sequence[TrainedParameter],
         rule: steps.UpdateRule,
         params: ParamStore,
         pipe: Pipeline,
@@ -71,7 +72,7 @@ class PlacedStepper:
             else:
                 self._params.release(name, self._holder(name))
 
-    def _starts(self, trained: Sequence[steps.TrainedParameter], params: ParamStore) -> ParamStore:
+    def _starts(self, trained: Sequence[TrainedParameter], params: ParamStore) -> ParamStore:
         """The slots of all parameters by name, with arrays for those of this stage."""
         types: dict[str, TensorType] = {steps.STEP: TensorType(DType.INT64, ())}
         arrays: dict[str, np.ndarray] = {steps.STEP: np.zeros((), np.int64)}

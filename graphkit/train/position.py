@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.train import defaults
 
 # By the name of a metric, what its `state` gave.
 MetricStates = dict[str, dict[str, np.ndarray]]
@@ -54,17 +55,19 @@ class Position:
     def finished(self) -> bool:
         return not self.within and (self.epoch >= self.until or self.stopped is not None)
 
-    def begin(self, epochs: int, updates: int = 0) -> None:
-        """A run of so many epochs from here, after so many updates."""
-        self.start, self.until = self.epoch, self.epoch + epochs
-        self.stopped, self.first_update = None, updates
+    def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
+        """Say where the run that `fit` was called for begins and ends.
 
-    def go_on(self, epochs: int | None) -> None:
-        """The run goes on, to so many epochs from its beginning (None: as planned); it is finished if it has them.
-
-        A run that was stopped early goes on if that is more than was planned. Raises UsageError for less than is done.
+        It is the one that stands here, whose `epochs` count from where it began (None: those that it was given), or,
+        where that is finished and not `resumed`, another one of so many (None: as by default), after so many `updates`.
+        A run that was stopped early goes on if that is more than was planned. Raises UsageError for fewer epochs than
+        the run has begun.
         """
-        until = self._until(epochs)
+        if self.finished and not resumed:
+            self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
+            self.stopped, self.first_update = None, updates
+            return
+        until = self._end(epochs)
         if until < self.epoch + self.within:
             raise UsageError(f"epochs={epochs}: the run that goes on stands {self}; epochs counts from where it began")
         if until > self.until:
@@ -74,16 +77,19 @@ class Position:
             done = self.until - self.start
             why = f"has its {done} epochs" if self.stopped is None else f"was ended {self}: {self.stopped}"
             more = f"epochs={done + 1} makes one more" if self.stopped is None else f"epochs={done + 1} goes on"
-            warnings.warn(f"nothing is left to train: the run {why}; {more}", stacklevel=4)
+            warnings.warn(f"nothing is left to train: the run {why}; {more}", stacklevel=3)
 
-    def left(self, epochs: int | None) -> int:
-        """How many epochs are left of the run, if it goes on to so many from its beginning."""
-        until = self._until(epochs)
+    def left(self, epochs: int | None, resumed: bool) -> int:
+        """How many epochs a run that is planned so has before it."""
+        if self.finished and not resumed:
+            return defaults.EPOCHS if epochs is None else epochs
+        until = self._end(epochs)
         if self.stopped is not None and until <= self.until:
             return int(self.within)
         return max(until - self.epoch, 0)
 
-    def _until(self, epochs: int | None) -> int:
+    def _end(self, epochs: int | None) -> int:
+        """Where the run that goes on ends."""
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:

@@ -11,6 +11,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.train import finite
+from graphkit.train.selection import TrainedParameter
 from graphkit.train.shares import cast_like
 from graphkit.train.sparse import Rows, lookups
 from graphkit.train.step import (
@@ -18,7 +19,6 @@ from graphkit.train.step import (
     GRADIENT_SUM,
     ROWS,
     TOTAL_WEIGHT,
-    TrainedParameter,
     UpdateRule,
     clip_by_global_norm,
     dense_of,

@@ -20,6 +20,7 @@ from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
 from graphkit.train.position import Position
+from graphkit.train.selection import TrainedParameter
 from graphkit.train.stepper import Stepper
 from graphkit.train.updater import KeyedOptimizer
 
@@ -39,7 +40,7 @@ class _Apart(Stepper):
     def __init__(
         self,
         graph: Graph,
-        trained: Sequence[steps.TrainedParameter],
+        trained: Sequence[TrainedParameter],
         rule: steps.UpdateRule,
         params: ParamStore,
         *,
@@ -134,7 +135,7 @@ class RemoteStepper(_Apart):
     def sets_rates(self) -> bool:
         return False
 
-    def _made(self, graph: Graph, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
+    def _made(self, graph: Graph, trained: Sequence[TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
         self._parameters = tuple(trained)
         self._dense = [t.name for t in trained if not t.lazy]
         self._tables = [t.name for t in trained if t.lazy]

@@ -15,6 +15,7 @@ from graphkit.passes.training.recompute import is_marked
 from graphkit.train import recomputation
 from graphkit.train import step as steps
 from graphkit.train.partition import Partition
+from graphkit.train.selection import TrainedParameter
 from graphkit.train.shares import cast_like
 
 _STORED = ("parameter", "state")
@@ -111,7 +112,7 @@ def inference_stage(part: Partition, stage: int, results: Mapping[str, Value]) -
 
 
 def training_stage(
-    part: Partition, stage: int, results: Mapping[str, Value], trained: Sequence[steps.TrainedParameter]
+    part: Partition, stage: int, results: Mapping[str, Value], trained: Sequence[TrainedParameter]
 ) -> Stage:
     """The programs of one stage of a training graph, whose first output is the loss, "loss" of `results`."""
     draft = _Draft(part, stage, results)
@@ -129,7 +130,7 @@ def training_stage(
     )  # fmt: skip
 
 
-def differentiated(part: Partition, trained: Sequence[steps.TrainedParameter]) -> frozenset[Value]:
+def differentiated(part: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
     """The values between stages whose gradients are wanted: the loss depends on them, and they on what is trained."""
     active = {t.value for t in trained}
     for node in part.graph.nodes:
@@ -139,7 +140,7 @@ def differentiated(part: Partition, trained: Sequence[steps.TrainedParameter]) -
     return frozenset(v for v in part.crossings if v in active and v in found)
 
 
-def learners(part: Partition, parameter: steps.TrainedParameter, flowing: frozenset[Value]) -> tuple[int, ...]:
+def learners(part: Partition, parameter: TrainedParameter, flowing: frozenset[Value]) -> tuple[int, ...]:
     """The stages that have gradients of a parameter which another one owns. flowing: as `differentiated` says."""
     ending = {part.home(part.graph.outputs[0]), *(part.home(v) for v in flowing)}
     return tuple(stage for stage in part.copies.get(parameter.value, ()) if stage in ending)
@@ -159,7 +160,7 @@ class _Joint:
 
     def __init__(
         self, draft: _Draft, makes_loss: bool, gradients_in: Sequence[Port], gradients_out: Sequence[Port],
-        own: Sequence[steps.TrainedParameter],
+        own: Sequence[TrainedParameter],
     ):  # fmt: skip
         self.draft = draft
         graph = draft.graph

@@ -28,6 +28,7 @@ from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
 from graphkit.train.metrics import Metric
 from graphkit.train.position import Position
+from graphkit.train.selection import TrainedParameter
 
 # The loss of a step that was not taken.
 _NO_LOSS = np.full((), np.nan, np.float32)
@@ -44,7 +45,7 @@ class Stepper:
     def __init__(
         self,
         graph: Graph,
-        trained: Sequence[steps.TrainedParameter],
+        trained: Sequence[TrainedParameter],
         rule: steps.UpdateRule,
         params: ParamStore,
         *,
@@ -84,7 +85,7 @@ class Stepper:
         self.store = JointStore([params, self.slots])
         self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
 
-    def _made(self, graph: Graph, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
+    def _made(self, graph: Graph, trained: Sequence[TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
         """The programs of a step."""
         if self._group > 1:
             programs = steps.split_step(graph, trained, rule, self.buckets)
@@ -97,7 +98,7 @@ class Stepper:
         return [step]
 
     def _in_buckets(
-        self, graph: Graph, trained: Sequence[steps.TrainedParameter], kvstore: KVStore, shard: bool
+        self, graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore, shard: bool
     ) -> shares.Buckets:
         # The bits of a sum over more than two processes may depend on what it is summed with.
         limit = kvstore.bucket_bytes(fixed=self._options["deterministic"])
@@ -396,7 +397,7 @@ def _check_elementwise(rule: steps.UpdateRule) -> None:
         )
 
 
-def _check_sharded(trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, compresses: bool) -> None:
+def _check_sharded(trained: Sequence[TrainedParameter], rule: steps.UpdateRule, compresses: bool) -> None:
     """Raise UsageError for what cannot be divided among processes."""
     _check_elementwise(rule)
     if lazy := [t.name for t in trained if t.lazy]:

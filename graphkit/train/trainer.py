@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Batch, Dataset, Iterated, as_dataset
+from graphkit.data import Batch, Dataset, Iterated, Workers, as_dataset
+from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import UsageError
 from graphkit.executor.report.plan import Plan
-from graphkit.executor.run.feeds import convert
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
-from graphkit.ir.types import TensorType, Type
+from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.simplify.sequences import resolve_sequences
@@ -44,14 +44,16 @@ from graphkit.train.calling import States
 from graphkit.train.distributed import DistributedInference, DistributedStepper
 from graphkit.train.evaluation import LOSS, Evaluation, listed
 from graphkit.train.fit import Fit
+from graphkit.train.inputs import Inputs, by_name
 from graphkit.train.mixing import Mixing
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
-from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.progress import ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
 from graphkit.train.schedules import Schedule
+from graphkit.train.selection import ParameterSelection, select_parameters
 from graphkit.train.statistics import over_processes
 from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
@@ -192,8 +194,7 @@ class Trainer:
         self._run_schedule: tuple[tuple[Schedule, int], Schedule] | None = None
         self._recurrent_state = RecurrentState(net, carry or {})
         self._mixing = Mixing(alphas.get("mixup"), alphas.get("cutmix")) if alphas else None
-        self._input_types = net.input_types
-        self._input_names = net.inputs
+        self._inputs = Inputs(net.input_types)
         refused = {
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
             "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm, "mixup or cutmix": bool(alphas),
@@ -209,7 +210,7 @@ class Trainer:
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self.ema = moving_average(ema)
-        selection = steps.ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
+        selection = ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
         frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
         # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
@@ -225,7 +226,7 @@ class Trainer:
         if straight_through:
             graph = pass_through_rounding(graph)
         graph = over_processes(graph, kvstore if sync_batch_norm else None)
-        trained = steps.select_parameters(graph, selection)
+        trained = select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
             "device": device,
@@ -426,7 +427,7 @@ class Trainer:
         if self.kvstore is not None:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
-        feeds = _by_name(inputs, self._input_names, "inputs")
+        feeds = by_name(inputs, self._inputs.names, "inputs")
         with self._working():
             if self._mixing is None:
                 feeds |= compared
@@ -476,8 +477,9 @@ class Trainer:
         checkpoint_every: int | None = None,
         progress: bool | None = None,
         prefetch: int = 2,
+        workers: int | Workers | None = None,
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
         """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
@@ -485,63 +487,47 @@ class Trainer:
         train, valid: a Dataset, (inputs, targets) in the forms that `step` takes, an object with a length and items, or
         an iterable of samples or batches (see `gk.data.as_dataset`).
 
-        After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run in its place:
-        `epochs` then counts from where that run began (default: the number that it was given), and what is done
-        already is not done again. Its results are, to the bit, those of a run without interruption.
+        After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run, to the bit as
+        if it had not been: `epochs` then counts from where it began (default: the number that it was given).
 
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
         every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch, and one
         every `log_every` updates (0: none). Rank 0 writes and shows. Ctrl-C takes effect between two batches, or at
-        once when it comes twice; a single process then leaves a checkpoint of that position in the folder. The
-        KeyboardInterrupt has a note that says where it stopped.
+        once when it comes twice; a single process leaves a checkpoint there, and the KeyboardInterrupt has a note of it.
 
         A folder is that of one run, and of one process at a time: one with a model or a checkpoint that is not of this
         run is refused (UsageError), unless `overwrite`, which removes them; so is one that another process has.
 
         progress: a bar on stderr, by default on a terminal. on_epoch(number, record): called after each epoch and its
-        checkpoint, by every rank that was given it. callbacks: objects of subclasses of `gk.Callback`, whose states
-        are part of checkpoints.
+        checkpoint, by every rank that was given it. callbacks: one or several; checkpoints have their states.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
-        computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
+        computed, on threads of their own; 0: nothing is. workers: processes that make samples of lazy data sets and of
+        objects with a length and items, or `gk.data.Workers` (default: those of the data). No bit depends on either.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         log_every = integer("fit", "log_every", log_every, 0)
-        callbacks = [callbacks] if isinstance(callbacks, Callback) else callbacks
-        self._plan(epochs)
-        writes = self._writes
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
-        path = None if held is None else held.path
+        self.position.plan(epochs, self._resumed, self.updates)
+        self._resumed = False
         with contextlib.ExitStack() as stack:
-            if held is not None and writes:
+            if held is not None and self._writes:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
-            bar = stack.enter_context(ProgressBar(progress if writes else False))
-            log = JsonLog(path if writes else None)
+            bar = stack.enter_context(ProgressBar(progress if self._writes else False))
+            data = self._data(train), None if valid is None else self._data(valid)
+            ours, held_out = stack.enter_context(employed(workers, *data))
             self._fit = Fit(
-                self, self._data(train), None if valid is None else self._data(valid), metrics, batch_size, path,
-                checkpoint_every, prefetch, bar, log, on_epoch, callbacks, log_every,
+                self, ours, held_out, metrics, batch_size, None if held is None else held.path, checkpoint_every,
+                prefetch, bar, on_epoch, callbacks, log_every,
             )  # fmt: skip
-            self.stop_reason = None
-            try:
-                return self._fit.run()
-            finally:
-                self._fit = None
+            stack.callback(setattr, self, "_fit", None)
+            return self._fit.run()
 
     def left(self, epochs: int | None = None) -> int:
         """How many epochs a `fit` of so many would end."""
-        if self.position.finished and not self._resumed:
-            return defaults.EPOCHS if epochs is None else epochs
-        return self.position.left(epochs)
-
-    def _plan(self, epochs: int | None) -> None:
-        """Where the run that `fit` was called for begins and ends."""
-        position, resumed, self._resumed = self.position, self._resumed, False
-        if position.finished and not resumed:
-            position.begin(defaults.EPOCHS if epochs is None else epochs, self.updates)
-        else:
-            position.go_on(epochs)
+        return self.position.left(epochs, self._resumed)
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
         output = self.net.graph.outputs[self.net.outputs.index(self._output)]
@@ -549,7 +535,7 @@ class Trainer:
         return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
 
     def _data(self, given: Any) -> Dataset | Iterated:
-        kinds = {n: t for n, t in self._input_types.items() if n not in self._recurrent_state.names}
+        kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         found = as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
         if self._pipeline is not None:
             self._pipeline.follow(found)
@@ -558,10 +544,7 @@ class Trainer:
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy."""
         inputs = self._recurrent_state.named(batch.inputs)
-        if batch.size:
-            types = self._input_types
-            inputs = {n: _converted(n, types[n], a) if n in types else a for n, a in inputs.items()}
-        return replace(batch, inputs=inputs)
+        return replace(batch, inputs=self._inputs.converted(inputs) if batch.size else inputs)
 
     def evaluate(
         self,
@@ -570,13 +553,15 @@ class Trainer:
         *,
         batch_size: int = 256,
         prefetch: int = 2,
+        workers: int | Workers | None = None,
     ) -> dict[str, float]:
         """Metrics of the inference graph over a data set, and "loss" if it is among them, with the moving averages
         where there are any.
 
-        prefetch: as for `fit`.
+        prefetch, workers: as for `fit`.
         """
-        return self._evaluation.scores(self._data(data), metrics_, batch_size, prefetch, ProgressBar(False))
+        with employed(workers, self._data(data)) as (found,):
+            return self._evaluation.scores(found, metrics_, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -607,30 +592,6 @@ class Trainer:
         saving.resume(self, folder)
 
 
-def _converted(name: str, kind: Type, array: Any) -> Any:
-    """The array for an input; of a batch that the model does not take, the error names what frees it."""
-    try:
-        return convert(name, kind, array)
-    except InputError as error:
-        shape = kind.shape if isinstance(kind, TensorType) else None
-        given = np.shape(array)
-        if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
-            raise
-        raise InputError(
-            f"{error}; its batches are of {shape[0]}: free_batch(net) (--free-batch) makes it take any, or "
-            f"axes={{{name!r}: ...}} (--batch-axis) says which axis counts samples, if not the first"
-        ) from None
-
-
 def _patterns(given: Sequence[str]) -> Sequence[str]:
     """Shell patterns; one alone is no sequence of letters."""
     return (given,) if isinstance(given, str) else given
-
-
-def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return dict(given)
-    arrays = given if isinstance(given, tuple) else (given,)
-    if len(arrays) != len(names):
-        raise InputError(f"{len(names)} {what} are expected ({', '.join(names)}), {len(arrays)} given")
-    return dict(zip(names, arrays, strict=True))

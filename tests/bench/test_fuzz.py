@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import fuzz
+import fuzz_seeds
+import fuzz_ways
 import mutations
 import pytest
 
@@ -14,27 +16,39 @@ from graphkit.errors import GraphkitError
 @pytest.mark.parametrize("trials", [400, pytest.param(10_000, marks=pytest.mark.full)])
 def test_no_findings(trials):
     said = []
-    found = fuzz.search(1 << 40, trials, 3600, (), said.append)
+    found = fuzz.search(1 << 40, trials, 3600, show=said.append)
     assert not found, found
     assert said[-1].startswith(f"{trials} trials")
 
 
 def test_a_trial_is_known_by_its_number():
-    changed = [[mutations.mutated(data, random.Random(n)) for n, (_, data) in enumerate(fuzz.corpus()[:50])]] * 2
+    seeds = fuzz_seeds.seeds("operators")[:50]
+    changed = [[mutations.mutated(seed.data, random.Random(n)) for n, seed in enumerate(seeds)] for _ in range(2)]
     assert changed[0] == changed[1]
-    assert sum(a != b for a, (_, b) in zip(changed[0], fuzz.corpus(), strict=False)) > 40
+    assert sum(a != seed.data for a, seed in zip(changed[0], seeds, strict=True)) > 40
+
+
+@pytest.mark.parametrize("way", fuzz_ways.WAYS)
+def test_each_way_reads_what_it_changes(way):
+    """Of twenty files some are read, or refused by an error of our own; there is no finding."""
+    choice = fuzz.Choice(kinds=("corpus",), ways=(way,))
+    for number in range(20):
+        assert fuzz.trial(number, choice) is None
 
 
 def test_what_goes_wrong_is_a_finding(monkeypatch):
-    def broken(data, rng):
+    def broken(seed, rng):
         raise KeyError("x")
 
-    def refused(data, rng):
+    def refused(seed, rng):
         raise GraphkitError("exit code 5")
 
-    monkeypatch.setattr(fuzz, "_ways", ((broken, 1),))
-    assert fuzz.trial(0).kind == "KeyError"
-    monkeypatch.setattr(fuzz, "_ways", ((refused, 1),))
-    assert fuzz.trial(0) is None
-    monkeypatch.setattr(fuzz, "_ways", ((lambda data, rng: "2 numbers differ", 1),))
-    assert fuzz.trial(0).kind == "differs"
+    choice = fuzz.Choice(kinds=("networks",), ways=("way",))
+
+    def found(run):
+        monkeypatch.setattr(fuzz, "WAYS", {"way": fuzz_ways.Way(run, 1)})
+        return fuzz.trial(0, choice)
+
+    assert found(broken).kind == "KeyError"
+    assert found(refused) is None
+    assert found(lambda seed, rng: "2 numbers differ").kind == "differs"

@@ -56,6 +56,7 @@ def test_a_symbolic_batch_of_the_lstm_is_refused() -> None:
 
 
 @pytest.mark.parametrize("network", SMALL)
+@pytest.mark.pytorch
 def test_pytorch_computes_the_same(network: str, tmp_path) -> None:
     torch = pytest.importorskip("torch")
     import torch_models

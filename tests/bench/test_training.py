@@ -52,6 +52,7 @@ def test_every_network_is_here() -> None:
 
 
 @pytest.mark.parametrize("network", [w.network for w in SMALL])
+@pytest.mark.pytorch
 def test_the_first_step_is_that_of_pytorch(network: str, small) -> None:
     pytest.importorskip("torch")
     workload = small[network]
@@ -245,6 +246,7 @@ def test_usage_errors() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.pytorch
 def test_the_command(tmp_path) -> None:
     pytest.importorskip("torch")
     options = ["--quick", "--only", "mlp", "--engines", "graphkit,torch", "--threads", "1"]

@@ -17,16 +17,6 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def call(capsys):
-    def run(*arguments):
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
 def test_ops_of_a_model_tells_flops_and_bytes(call, folder):
     rows = json.loads(call("ops", folder / "net.onnx", "x:2,1,28,28", "--json")[1])
     conv = next(r for r in rows["operators"] if r["operator"] == "Conv")

@@ -160,6 +160,7 @@ def test_iterables_and_processes():
         gk.data.as_dataset(Samples(), {"x": 2}).batches(8, ranks=2)
 
 
+@pytest.mark.pytorch
 def test_data_of_pytorch():
     torch = pytest.importorskip("torch")
     x, y = (torch.from_numpy(a) for a in arrays())

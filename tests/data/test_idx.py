@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from graphkit.data.idx import read_idx
+from graphkit.data.files.idx import read_idx
 from graphkit.errors import InputError
 
 

@@ -11,8 +11,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from graphkit.data.idx import read_idx
-from graphkit.data.npz import read_arrays
+from graphkit.data.files.idx import read_idx
+from graphkit.data.files.npz import read_arrays
 from graphkit.errors import InputError, OutOfMemory
 from graphkit.ir.limits import limited
 

@@ -51,7 +51,7 @@ def test_digits_split():
 def test_the_attribution_is_beside_the_numbers():
     from pathlib import Path
 
-    text = (Path(data.__file__).parent / "digits.LICENSE.txt").read_text()
+    text = (Path(data.__file__).parent / "files" / "digits.LICENSE.txt").read_text()
     assert "Alpaydin" in text
     assert "Kaynak" in text
     assert "CC BY 4.0" in text
@@ -181,22 +181,23 @@ def test_csv(tmp_path):
     ("text", "message"),
     [
         ("", "comma-separated"),
-        ("<html>\n", "comma-separated"),
+        ("<html>\n", "a header, and no sample"),
         ("a,b\n", "a header, and no sample"),
-        ("1,2,0\n3,x,1\n", "set.csv: could not convert string 'x'"),
-        ("1,2,0\n3,1\n", "set.csv: .*"),
-        ("1,2,0\n3,nan,1\n", "set.csv: x holds NaN in 1 of 2 samples, first in sample 1"),
-        ("1,2,0\n3,4,nan\n", "set.csv: targets holds NaN"),
+        ("1,2,0\n3,x,1\n", "set.csv: line 2: 'x' in column '1' is no number, as '2' in line 1 is"),
+        ("1,2,0\n3,1\n", "set.csv: 2 cells in a line that begins '3,1', up to line 2; the first line has 3"),
+        ("1,2,0\n3,nan,1\n", "set.csv: column '1' has no value in 1 of 2 rows, first in line 2"),
+        ("1,2,0\n3,4,nan\n", "set.csv: the target '2' has no value in 1 of 2 rows, first in line 2"),
+        ("1,2,0\n3,inf,1\n", "set.csv.*: x holds infinity in 1 of 2 samples, first in sample 1"),
     ],
 )
 def test_bad_csv(tmp_path, text, message):
     path = tmp_path / "set.csv"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
-        data.load(path)
+        data.read(path)
     path.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(InputError, match="cannot be read as text"):
-        data.load(path)
+        data.read(path)
 
 
 # --- specs ------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def test_unknown_specs(tmp_path):
     with pytest.raises(InputError, match="no data set of that name; did you mean 'digits'"):
         data.load("digit")
     (tmp_path / "a.txt").write_text("1")
-    with pytest.raises(InputError, match=r"the suffix is '.txt'; known: .npz, .csv, or a folder"):
+    with pytest.raises(InputError, match=r"the suffix is '.txt'; known: .npz, .csv, .tsv, .parquet, or a folder"):
         data.load(tmp_path / "a.txt")
     with pytest.raises(InputError, match=r"it holds a\.txt"):
         data.load(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from graphkit.errors import InvalidModel, TypeMismatch, UsageError
 from graphkit.ir import subgraph
 from graphkit.ir.context import Scope, entered
-from graphkit.ir.graph import Graph, Names, Node, Value, snake_case, topological
+from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.printing import to_dot, to_text
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
@@ -87,20 +87,6 @@ def test_names_are_unique_and_explicit_ones_come_first() -> None:
     graph = Graph([x], [second])
     assert [graph.node_name(n) for n in graph.nodes] == ["relu_1", "relu"]
     assert len({graph.name_of(v) for v in graph.values}) == 3
-
-
-def test_names_taker() -> None:
-    names = Names()
-    assert [names.take(n) for n in ("a", "a", "a_1", "a", "b")] == ["a", "a_1", "a_1_1", "a_2", "b"]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("Relu", "relu"), ("BatchNormalization", "batch_normalization"), ("RMSNormalization", "rms_normalization"),
-     ("LRN", "lrn"), ("ReduceL2", "reduce_l2"), ("MatMul", "mat_mul")],
-)  # fmt: skip
-def test_snake_case(name: str, expected: str) -> None:
-    assert snake_case(name) == expected
 
 
 def test_scopes_qualify_explicit_names_and_add_attributes() -> None:
@@ -225,6 +211,30 @@ def test_another_name_or_metadata_leave_the_graph_as_it_was() -> None:
 
 def test_the_operators_of_a_graph() -> None:
     assert small_graph().operators == {"Mul", "Relu", "Add", "Neg", "Constant"}
+
+
+def test_what_a_node_reads_last_is_spent_with_it() -> None:
+    x, unread, s = (
+        float32(2, name="x"),
+        float32(2, name="unread"),
+        Value(TensorType("float32", (2,)), "s", role="state"),
+    )
+    a = F.relu(x)
+    parts = F.split(a, num_outputs=2)
+    b = F.add(a, a)
+    new = F.add(s, b)
+    graph = Graph([x, unread, s], [F.neg(parts[0]), x], [(s, new)])
+    spent = dict(zip(graph.nodes, map(set, graph.spent), strict=True))
+    assert spent == {
+        a.node: set(),  # x is a result
+        parts[0].node: {parts[1]},
+        graph.outputs[0].node: {parts[0]},
+        b.node: {a},
+        new.node: {s, b},
+    }
+    assert all(len(set(values)) == len(values) for values in graph.spent)
+    assert graph.spent is graph.spent
+    assert graph.replace(name="other").spent == graph.spent
 
 
 def test_graph_replace_and_node_types_skip_inference() -> None:

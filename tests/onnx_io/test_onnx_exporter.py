@@ -322,3 +322,16 @@ def test_a_long_chain():
     proto = export(Graph([x], [y]), {})
     assert len(proto.graph.node) == 20_000
     assert proto.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+
+
+def test_branches_cost_what_they_are_not_what_is_around_them(steps):
+    def branching(count):
+        p, x = value("p", dtype="bool"), value("x", 3)
+        h = x
+        for _ in range(count):
+            graphs = [Graph([v], [f(v)]) for v, f in ((value("v", 3), F.exp), (value("v", 3), F.neg))]
+            h = F.if_(p, h, then_branch=graphs[0], else_branch=graphs[1])
+        return Graph([p, x], [h])
+
+    few, many = branching(100), branching(400)
+    assert steps(lambda: export(many, {})) < 4.4 * steps(lambda: export(few, {}))

@@ -6,6 +6,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.train import step as steps
+from graphkit.train.selection import ParameterSelection, select_parameters
 
 
 def linear_model(seed=0):
@@ -184,7 +185,7 @@ def test_optimizer_descriptions_read_back():
 def test_the_split_programs_share_their_sums():
     graph = gk.losses.attach(linear_model().graph, "mse")
     accumulate, update = steps.split_step(
-        graph, steps.select_parameters(graph, steps.ParameterSelection()), steps.UpdateRule(gk.optim.SGD(0.1))
+        graph, select_parameters(graph, ParameterSelection()), steps.UpdateRule(gk.optim.SGD(0.1))
     )
     sums = {n for n in accumulate.input_names if n.endswith(steps.GRADIENT_SUM)}
     assert sums == {n for n in update.input_names if n.endswith(steps.GRADIENT_SUM)} == {

@@ -9,7 +9,9 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 # What a process says that takes part in nothing any more.
 ENDED = "ended"
@@ -24,6 +26,9 @@ TEXT = 95
 CARRIED = slice(_FORMAT.size, _FORMAT.size + 64)
 # All of it.
 LENGTH = CARRIED.stop
+
+# Calls whose digests are kept.
+_KEPT = 4096
 
 
 class Waits(IntEnum):
@@ -78,12 +83,38 @@ def disagreement(found: Sequence[Announcement]) -> str:
     )
 
 
+class Digests:
+    """What is said of calls, kept for those that come again."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[int, int, bytes]] = {}
+
+    def of(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, int, bytes]:
+        """The digests of a call without and with the types of its arrays, and its text."""
+        key = (call, *((a.dtype, a.shape) for a in arrays))
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
+            text = (what if len(arrays) <= 1 else call).encode()[:TEXT]
+            found = self._known[key] = digest_of(call), digest_of(what), text
+        return found
+
+
+def digest_of_all(calls: Sequence[tuple[int, int]]) -> int:
+    """The digest of calls in any order, each with its own digest and priority."""
+    if len(calls) == 1 and not calls[0][1]:
+        return calls[0][0]
+    return unsigned(sum(digest if priority == 0 else _mixed(digest, priority) for digest, priority in calls))
+
+
 def digest_of(text: str) -> int:
     """64 bits that are not 0."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 
-def mixed(digest: int, priority: int) -> int:
+def _mixed(digest: int, priority: int) -> int:
     """64 bits of a call and its priority (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
     bits = (digest ^ unsigned(priority) * 0x9E3779B97F4A7C15) & BITS
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & BITS

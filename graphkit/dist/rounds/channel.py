@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.dist.rounds import announcement
-from graphkit.dist.rounds.announcement import ENDED, TEXT, Announcement, Waits, alike
+from graphkit.dist.rounds.announcement import ENDED, Announcement, Digests, Waits, alike
 from graphkit.dist.rounds.links import Links
 from graphkit.dist.rounds.news import News
 from graphkit.dist.rounds.posted import (
@@ -48,9 +48,6 @@ OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 _STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
 # The longest time in which a waiting thread does not look for who is lost, in seconds.
 _LOOK = 0.05
-
-# Calls whose digests are kept.
-_KEPT = 4096
 
 
 # A result, or why there is none.
@@ -82,7 +79,7 @@ class Channel:
         # By call, what was posted and is not done, in order; the lock guards it.
         self._posted: dict[str, deque[Pending]] = {}
         self._news = News()
-        self._known: dict[Any, tuple[int, int, bytes]] = {}
+        self._digests = Digests()
         # Who waits for what: pairs of thread and what was posted.
         self._awaited: list[tuple[int, Pending]] = []
         # Threads that have posted something.
@@ -119,7 +116,7 @@ class Channel:
 
     def _made(self, call: str, arrays: Sequence[np.ndarray], action: Action | None, priority: int) -> Pending:
         made = Pending(call, action, priority, self)
-        made.name, made.digest, made.text = self._told(call, arrays)
+        made.name, made.digest, made.text = self._digests.of(call, arrays)
         self._links.doing(made.text)
         return made
 
@@ -182,18 +179,6 @@ class Channel:
                 self._awaited.remove(mine)
                 self._leaves_the_wheel()
         return (made if free else self._queued(made, later=False)).wait()
-
-    def _told(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, int, bytes]:
-        """The digests of a call without and with its arrays, and what is said of it."""
-        key = (call, *((a.dtype, a.shape) for a in arrays))
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
-            text = (what if len(arrays) <= 1 else call).encode()[:TEXT]
-            found = self._known[key] = announcement.digest_of(call), announcement.digest_of(what), text
-        return found
 
     def flush(self) -> None:
         """Wait for all that was posted; raises the first error that nobody has heard of."""
@@ -354,12 +339,7 @@ class Channel:
 
     def _announcement(self, heads: Sequence[Pending], awaited: Pending | None) -> Announcement:
         shown = awaited or heads[0]
-        # Of the calls in any order, each with its own priority.
-        if len(heads) == 1 and not heads[0].priority:
-            digest = heads[0].digest
-        else:
-            digest = sum(m.digest if m.priority == 0 else announcement.mixed(m.digest, m.priority) for m in heads)
-            digest = announcement.unsigned(digest)
+        digest = announcement.digest_of_all([(m.digest, m.priority) for m in heads])
         return Announcement(self._links.steps, shown.number, digest, len(heads), self._who_waits(), shown.text)
 
     def _who_waits(self) -> Waits:

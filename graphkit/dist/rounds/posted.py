@@ -111,17 +111,19 @@ def grouped(chosen: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> Iter
         yield [*chosen]
         return
     group: list[Pending] = []
+    dtype = None  # of the group
     for made in chosen:
         action = made.action
         small = isinstance(action, Sum) and not action.alone and action.array.nbytes <= _SMALL
-        small = small and made.call not in totals
-        if group and not (small and action.array.dtype == group[0].action.array.dtype):  # type: ignore[union-attr]
+        kind = action.array.dtype if isinstance(action, Sum) and small and made.call not in totals else None
+        if group and (kind is None or kind != dtype):
             yield group
             group = []
-        if small:
-            group.append(made)
-        else:
+        if kind is None:
             yield [made]
+        else:
+            group.append(made)
+            dtype = kind
     if group:
         yield group
 

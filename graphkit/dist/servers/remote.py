@@ -22,7 +22,7 @@ from graphkit.dist.servers import rows
 from graphkit.dist.servers.post import Post
 from graphkit.dist.servers.server import PACKED, PLAIN, ROWS, ZERO
 from graphkit.dist.servers.sharding import Part, Sharding
-from graphkit.dist.store import HasUpdater, Key, KVStore, Updater, pairs_of
+from graphkit.dist.store import HasUpdater, Key, KVStore, Updater, is_one, pairs_of
 from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
@@ -202,7 +202,7 @@ class RemoteStore(KVStore):
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
         """Copies of the stored values. What has not changed since the last pull is not sent again."""
-        keys: list[Key] = list(key) if isinstance(key, (list, tuple)) else [key]  # type: ignore[list-item]
+        keys = [key] if is_one(key) else list(key)
         each = {}
         with self._turn:
             for server, parts in self._by_server(keys):
@@ -213,16 +213,16 @@ class RemoteStore(KVStore):
                 self._take(server, parts, *answers[server])
             found = [self._joined(k) for k in keys]
         if out is not None:
-            outs = out if isinstance(key, (list, tuple)) else [out]
+            outs = [out] if is_one(key) else out
             for array, o in zip(found, outs, strict=True):
                 np.copyto(o, array)
             return out
-        return found if isinstance(key, (list, tuple)) else found[0]
+        return found[0] if is_one(key) else found
 
     def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
         """As of KVStore; these rows alone travel, each time."""
-        several = isinstance(key, (list, tuple))
-        keys: list[Key] = list(key) if several else [key]  # type: ignore[arg-type, list-item]
+        several = not is_one(key)
+        keys = [key] if is_one(key) else list(key)
         outs = [None] * len(keys) if out is None else out if several else [out]
         given = row_ids if several else [row_ids]
         found = self._rows_pulled([(k, self._wanted(k, ids)) for k, ids in zip(keys, given, strict=True)])
@@ -289,7 +289,7 @@ class RemoteStore(KVStore):
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
         """`push`, then `pull`; of keys without `init`, the sum over all workers, of which nothing is kept."""
-        keys = key if isinstance(key, (list, tuple)) else [key]
+        keys = [key] if is_one(key) else key
         if not any(k in self._specs for k in keys):
             return super().pushpull(key, value, out, priority)
         self.push(key, value, priority)

@@ -14,7 +14,8 @@ import numpy as np
 
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.memory.placement import has_fixed_size
-from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from graphkit.errors import GraphkitError
+from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.branch import branch
 from graphkit.executor.lower.channel import channel, check_channels
@@ -94,7 +94,7 @@ def choose(site: Site) -> Lowering:
         except NotNative as refusal:
             reason = str(refusal)
             continue
-        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+        except (*BAD_VALUE, MemoryError) as error:
             if isinstance(error, GraphkitError):
                 raise
             raise failure_of(site.node, error) from error

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit import config
-from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
+from graphkit.errors import BAD_VALUE, GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
@@ -132,7 +132,7 @@ class RunTimeKernel(AtRunTime):
             found = _prepared(bound, self._context)
         except GraphkitError:
             raise
-        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
+        except (*BAD_VALUE, MemoryError) as error:
             raise failure_of(bound, error) from error
         if found is not None and self._declared:
             self._declared.found(self.node.outputs, [v.tensor.static_shape for v in bound.outputs])

@@ -151,9 +151,8 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
         aligned: dict[str, Dim] = {}
         for dims in zip_longest(*(shape[::-1] for shape in shapes)):
             size = next((d for d in dims if isinstance(d, int) and (one or d != 1)), None)
-            for d in dims if size is not None else ():
-                if isinstance(d, DimExpr):
-                    aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
+            if size is not None:
+                aligned.update((symbol, size) for d in dims if isinstance(d, DimExpr) for symbol in d.symbols)
         if aligned:
             yield same | aligned
     rest = [name for d in mentioned if isinstance(d, DimExpr) for name in sorted(d.symbols)[1:]]

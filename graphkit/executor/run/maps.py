@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops.evaluate import run_node
+from graphkit.ops._base import Op, operator
+from graphkit.ops.evaluate import failure_of
 from graphkit.ops.sequence.elements import holds_maps
+from graphkit.ops.xp import numpy_xp
+
+
+class Maker(NamedTuple):
+    """What makes maps of a tensor: a node's reference, bound once."""
+
+    node: Node
+    reference: Callable[..., Any]
 
 
 class Apart(NamedTuple):
-    """A graph that returns tensors in the place of maps, and by output the node that makes maps of a tensor."""
+    """A graph that returns tensors in the place of maps, and by output what makes maps of a tensor."""
 
     graph: Graph
-    makers: dict[str, Node]
+    makers: dict[str, Maker]
 
 
 def apart(graph: Graph) -> Apart:
     """Take the nodes off a graph that do no more than make maps of one tensor for an output."""
-    makers: dict[str, Node] = {}
+    makers: dict[str, Maker] = {}
     outputs: list[Value] = []
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         node = value.node
         if node is not None and _makes_maps_of_a_tensor(node):
-            makers[name] = node
+            makers[name] = Maker(node, operator(node, Op).reference)
             value = node.operands[0]
         outputs.append(value)
     if not makers:
@@ -38,8 +47,11 @@ def _makes_maps_of_a_tensor(node: Node) -> bool:
     return only and holds_maps(node.output.type) and isinstance(node.operands[0].type, TensorType)
 
 
-def make(makers: Mapping[str, Node], named: dict[str, Any]) -> None:
+def make(makers: Mapping[str, Maker], named: dict[str, Any]) -> None:
     """Put maps in the place of the tensors that they are made of; raises RuntimeFailure, naming the node."""
-    for name, node in makers.items():
+    for name, (node, reference) in makers.items():
         if name in named:
-            (named[name],) = run_node(node, [named[name]])
+            try:
+                named[name] = reference(numpy_xp, named[name])
+            except Exception as error:
+                raise failure_of(node, error) from error

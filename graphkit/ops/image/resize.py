@@ -128,14 +128,13 @@ class Resizing(Op):
         return tuple(shape)
 
     def _sized(self, inputs: Sequence[Dim], sizes: TensorType | None) -> Sequence[Dim]:
-        wanted = None if sizes is None else sizes.value
-        if wanted is None:
+        if sizes is not None and sizes.value is not None and self.keep_aspect_ratio_policy == "stretch":
+            return sizes.value
+        wanted = None if sizes is None else sizes.constants
+        known = [n for n in inputs if dims.is_static(n)]
+        if wanted is None or len(known) < len(inputs):
             return [dims.fresh() for _ in inputs]
-        if self.keep_aspect_ratio_policy == "stretch":
-            return wanted
-        if any(isinstance(v, DimExpr) for v in (*wanted, *inputs)):
-            return [dims.fresh() for _ in inputs]
-        return self._kept_aspect(inputs, wanted)[1]  # type: ignore[arg-type]
+        return self._kept_aspect(known, wanted)[1]
 
     def _kept_aspect(self, inputs: Sequence[int], wanted: Sequence[int]) -> tuple[float, list[int]]:
         """The common scale, and the sizes that it gives, halves rounded up."""

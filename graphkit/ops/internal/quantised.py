@@ -13,6 +13,7 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
+from graphkit.ir.graph import Value
 from graphkit.ir.types import INTEGERS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, constant, op
 from graphkit.ops._checks import fits
@@ -80,6 +81,15 @@ class _QuantisedBinary(Op):
                 single(name, operand)
         return TensorType(named["a"].dtype, broadcast_shapes([named["a"].shape, named["b"].shape]))
 
+    def of_reals(self, a: Value, b: Value) -> Value:
+        """What it is of numbers that are not quantised."""
+        raise NotImplementedError(f"{self.name}.of_reals")
+
+    def expand(self, *operands: Any) -> Any:
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = operands
+        made = self.of_reals(F.dequantize_linear(a, a_scale, a_zero), F.dequantize_linear(b, b_scale, b_zero))
+        return F.quantize_linear(made, y_scale, y_zero)
+
 
 @op
 class QLinearAdd(_QuantisedBinary):
@@ -99,10 +109,9 @@ class QLinearAdd(_QuantisedBinary):
         total = _fma(a, p, _fma(b, q, fixed))
         return saturated(xp, total, None, DType.of(a.dtype))
 
-    def expand(self, *operands: Any) -> Any:
-        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = operands
-        total = F.add(F.dequantize_linear(a, a_scale, a_zero), F.dequantize_linear(b, b_scale, b_zero))
-        return F.quantize_linear(total, y_scale, y_zero)
+    def of_reals(self, a: Value, b: Value) -> Value:
+        made: Value = F.add(a, b)
+        return made
 
 
 @op
@@ -118,10 +127,9 @@ class QLinearMul(_QuantisedBinary):
         total = product.astype(np.float32) * multiplier + number(xp, y_zero).astype(np.float32)
         return saturated(xp, total, None, DType.of(a.dtype))
 
-    def expand(self, *operands: Any) -> Any:
-        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = operands
-        product = F.mul(F.dequantize_linear(a, a_scale, a_zero), F.dequantize_linear(b, b_scale, b_zero))
-        return F.quantize_linear(product, y_scale, y_zero)
+    def of_reals(self, a: Value, b: Value) -> Value:
+        made: Value = F.mul(a, b)
+        return made
 
 
 @op

@@ -11,6 +11,7 @@ seeded with all of seed, (seed, step) and stream.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,6 +36,8 @@ class RandomOp(Op):
     stream: int = 0
     random = True
     types: ClassVar[Any] = {"rng": _UINT64}
+    # `draw(xp, rng, shape, dtype)`: the numbers of a distribution, as Uniform and Normal have it.
+    draw: ClassVar[Callable[..., Any]]
 
     def check_rng(self, rng: TensorType | None) -> None:
         if rng is not None and not fits(rng.shape, (2,)):
@@ -119,7 +122,7 @@ class _OfShape(RandomOp):
         return TensorType(self.dtype, self.shape)
 
     def reference(self, xp: Any, rng: Any = None) -> Any:
-        return self.draw(xp, rng, self.shape, self.dtype)  # type: ignore[attr-defined]
+        return self.draw(xp, rng, self.shape, self.dtype)
 
 
 class _LikeTensor(RandomOp):
@@ -137,7 +140,7 @@ class _LikeTensor(RandomOp):
         return TensorType(dtype, x.shape)
 
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
-        return self.draw(xp, rng, x.shape, self.dtype or dtype_of(x.dtype))  # type: ignore[attr-defined]
+        return self.draw(xp, rng, x.shape, self.dtype or dtype_of(x.dtype))
 
     def grad(self, node: Node, dy: Any) -> Any:
         return None

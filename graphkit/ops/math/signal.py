@@ -16,7 +16,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INDICES, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops.axes import INT64, fresh_shape, i64, normal_axis
+from graphkit.ops.axes import INT64, i64, normal_axis
 from graphkit.ops.pointwise import scalar_like
 
 
@@ -291,7 +291,7 @@ class STFT(Op):
         step, length = _scalar(frame_step, "frame_step"), _scalar(frame_length, "frame_length")
         if signal.rank not in (None, 3) or (window is not None and window.rank not in (None, 1)):
             raise TypeMismatch(f"STFT takes a signal [batch, length, 1 or 2] and a vector, not {signal} and {window}")
-        batch, total, _ = fresh_shape(3) if signal.shape is None else signal.shape  # type: ignore[misc]
+        batch, total = (dims.fresh(), dims.fresh()) if signal.shape is None else signal.shape[:2]
         if window is not None and window.shape is not None:
             if length is not None and not dims.may_equal(length, window.shape[0]):
                 raise TypeMismatch(f"the window {window} is not of frame_length {length}")
@@ -303,8 +303,9 @@ class STFT(Op):
         if length is None:
             return TensorType(signal.dtype, (batch, dims.fresh(), dims.fresh(), 2))
         frequencies = dims.floordiv(length, 2) + 1 if self.onesided else length
-        known = step is not None and dims.is_static(step)
-        frames = at_least_zero(dims.floordiv(total - length, step) + 1) if known else dims.fresh()  # type: ignore[arg-type]
+        frames: Dim = dims.fresh()
+        if step is not None and dims.is_static(step):
+            frames = at_least_zero(dims.floordiv(total - length, step) + 1)
         return TensorType(signal.dtype, (batch, frames, frequencies, 2))
 
     def reference(self, xp: Any, signal: Any, frame_step: Any, window: Any = None, frame_length: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Sample, constant, op
 from graphkit.ops.ml.matrix import (
     ML,
-    NUMBERS,
     RowWise,
     as_rows,
     examples,
@@ -45,11 +44,7 @@ class LinearRegressor(RowWise):
     intercepts: tuple[float, ...] = ()
     targets: int = 1
     post_transform: str = "NONE"
-    domain = ML
-    inputs = ("x",)
-    types: ClassVar[Any] = {"x": NUMBERS}
     onnx = Onnx("LinearRegressor", 1, ML)
-    per_example = ("x",)
     composite = True
     samples = (
         Sample((3, 2), coefficients=[1.0, -2.0], intercepts=[0.5]),
@@ -94,11 +89,8 @@ class LinearClassifier(RowWise):
     classlabels_strings: tuple[str, ...] = ()
     multi_class: int = 0
     post_transform: str = "NONE"
-    domain = ML
-    inputs, outputs = ("x",), ("y", "z")
-    types: ClassVar[Any] = {"x": NUMBERS}
+    outputs = ("y", "z")
     onnx = Onnx("LinearClassifier", 1, ML)
-    per_example = ("x",)
     composite = True
     samples = (
         Sample((5, 2), coefficients=[1, -2, 0.5, 1, -1, 1], intercepts=[0.5, 0, 1], classlabels_ints=[3, 4, 9],

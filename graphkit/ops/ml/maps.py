@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar
 
 import numpy as np
@@ -135,4 +136,5 @@ class ZipMap(Op):
         labels = self.classlabels_strings or self.classlabels_int64s
         if x.shape[-1] != len(labels):
             raise RuntimeFailure(f"{len(labels)} labels for {x.shape[-1]} columns")
-        return [dict(zip(labels, row, strict=True)) for row in x.reshape(-1, len(labels)).tolist()]
+        rows = x.tolist() if x.ndim == 2 else [x.tolist()]
+        return list(map(dict, map(zip, itertools.repeat(labels), rows)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import Any
+from typing import Any, ClassVar
 
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
@@ -19,6 +19,11 @@ NUMBERS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32})
 
 class RowWise(Op):
     """An operator on the rows of a matrix. The elements of a vector are the features of one example."""
+
+    domain = ML
+    inputs: ClassVar[tuple[str, ...]] = ("x",)
+    types: ClassVar[Any] = {"x": NUMBERS}
+    per_example = ("x",)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         return inputs[0] is not None and inputs[0].rank == 2 and super().is_batchwise(inputs, batched)

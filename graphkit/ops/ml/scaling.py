@@ -63,11 +63,7 @@ class Scaler(RowWise):
 
     offset: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
-    domain = ML
-    inputs = ("x",)
-    types: ClassVar[Any] = {"x": NUMBERS}
     onnx = Onnx("Scaler", 1, ML)
-    per_example = ("x",)
     composite = True
     samples = (
         Sample((3, 4), offset=[0.5, 1.0, -1.0, 0.0], scale=[2.0, 0.5, 1.0, -1.0]),
@@ -101,11 +97,7 @@ class Normalizer(RowWise):
     """
 
     norm: str = "MAX"
-    domain = ML
-    inputs = ("x",)
-    types: ClassVar[Any] = {"x": NUMBERS}
     onnx = Onnx("Normalizer", 1, ML)
-    per_example = ("x",)
     composite = True
     samples = (
         Sample((3, 4), norm="MAX"),
@@ -186,11 +178,7 @@ class Imputer(RowWise):
     imputed_value_int64s: tuple[int, ...] = ()
     replaced_value_float: float = 0.0
     replaced_value_int64: int = 0
-    domain = ML
-    inputs = ("x",)
-    types: ClassVar[Any] = {"x": NUMBERS}
     onnx = Onnx("Imputer", 1, ML)
-    per_example = ("x",)
     composite = True
     samples = (
         Sample((3, 2), imputed_value_floats=[1.5, 2.5], dtypes={DType.FLOAT32, DType.FLOAT64}),

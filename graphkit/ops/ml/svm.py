@@ -14,7 +14,6 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, constant, op
 from graphkit.ops.ml.matrix import (
     ML,
-    NUMBERS,
     RowWise,
     as_rows,
     examples,
@@ -76,8 +75,6 @@ class KernelMachine(RowWise):
     coefficients: tuple[float, ...] = ()
     rho: tuple[float, ...] = ()
     post_transform: str = "NONE"
-    domain = ML
-    types: ClassVar[Any] = {"x": NUMBERS}
 
     def _check(self) -> None:
         one_of("post_transform", self.post_transform, TRANSFORMS)
@@ -124,9 +121,7 @@ class SVMRegressor(KernelMachine):
 
     n_supports: int = 0
     one_class: int = 0
-    inputs = ("x",)
     onnx = Onnx("SVMRegressor", 1, ML)
-    per_example = ("x",)
     composite = True
     samples = (
         Sample((3, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], n_supports=3, support_vectors=[0, 1, 1, 0, -1, 1],
@@ -196,10 +191,9 @@ class SVMClassifier(KernelMachine):
     vectors_per_class: tuple[int, ...] = ()
     classlabels_ints: tuple[int, ...] = ()
     classlabels_strings: tuple[str, ...] = ()
-    inputs, outputs = ("x",), ("y", "z")
+    outputs = ("y", "z")
     onnx = Onnx("SVMClassifier", 1, ML)
     on_host = True
-    per_example = ("x",)
     composite = True
     samples = (
         Sample((5, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], vectors_per_class=[2, 1, 1],

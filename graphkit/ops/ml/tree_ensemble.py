@@ -46,11 +46,8 @@ class TreeEnsemble(RowWise):
     n_targets: int | None = None
     aggregate_function: int = 1
     post_transform: int = 0
-    domain = ML
-    inputs = ("x",)
     types: ClassVar[Any] = {"x": frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16})}
     onnx = Onnx("TreeEnsemble", 5, ML)
-    per_example = ("x",)
     on_host = True
     samples = (
         Sample((5, 3), tree_roots=[0, 2], nodes_featureids=[0, 2, 1], nodes_modes=np.array([0, 3, 6], np.uint8),

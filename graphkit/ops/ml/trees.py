@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from graphkit.ops.ml.forest import (
     modes_of,
     require_targets,
 )
-from graphkit.ops.ml.matrix import ML, NUMBERS, RowWise, examples, one_of, require_at_least, rows_of, same_length
+from graphkit.ops.ml.matrix import ML, RowWise, examples, one_of, require_at_least, rows_of, same_length
 from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform
 
 # A stump: feature 0 against 0.5, leaves 1 and 2.
@@ -65,8 +65,6 @@ class IdentifiedTrees(RowWise):
     base_values: tuple[float, ...] = ()
     base_values_as_tensor: Tensor | None = None
     post_transform: str = "NONE"
-    domain = ML
-    types: ClassVar[Any] = {"x": NUMBERS}
     on_host = True
 
     def _numbers(self, name: str) -> np.ndarray:
@@ -154,9 +152,7 @@ class TreeEnsembleRegressor(IdentifiedTrees):
     target_ids: tuple[int, ...] = ()
     target_weights: tuple[float, ...] = ()
     target_weights_as_tensor: Tensor | None = None
-    inputs = ("x",)
     onnx = Onnx("TreeEnsembleRegressor", 3, ML)
-    per_example = ("x",)
     samples = (
         Sample((4, 1), **_STUMP, n_targets=1, target_treeids=[0, 0], target_nodeids=[1, 2], target_ids=[0, 0],
                target_weights=[1.5, -2.0], base_values=[0.25], grad=False),
@@ -228,9 +224,8 @@ class TreeEnsembleClassifier(IdentifiedTrees):
     class_weights_as_tensor: Tensor | None = None
     classlabels_int64s: tuple[int, ...] = ()
     classlabels_strings: tuple[str, ...] = ()
-    inputs, outputs = ("x",), ("y", "z")
+    outputs = ("y", "z")
     onnx = Onnx("TreeEnsembleClassifier", 3, ML)
-    per_example = ("x",)
     samples = (
         Sample((4, 1), **_STUMP, class_treeids=[0, 0], class_nodeids=[1, 2], class_ids=[0, 0],
                class_weights=[1.5, -2.0], classlabels_int64s=[5, 7], post_transform="LOGISTIC", grad=False),

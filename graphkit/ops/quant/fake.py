@@ -25,7 +25,7 @@ class FakeQuantize(QuantizeLinear):
     """
 
     domain = DOMAIN
-    onnx = None  # type: ignore[assignment]
+    onnx = None
     composite = True
     types = {**QuantizeLinear.types, "x": SCALES, "y_scale": SCALES}
     # Its derivative is declared.

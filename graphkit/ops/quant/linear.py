@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class QuantizeLinear(_Linear):
     precision: DType | None = None
     inputs = ("x", "y_scale", "y_zero_point?")
     types = {"x": SCALES | {DType.INT32}, "y_scale": SCALES | _E8M0 | {DType.INT32}, "y_zero_point": _TARGETS}
-    onnx = Onnx("QuantizeLinear", since=28)
+    onnx: ClassVar[Onnx | None] = Onnx("QuantizeLinear", since=28)
     samples = _quantise_samples()
 
     def infer(self, x: TensorType, y_scale: TensorType, y_zero_point: TensorType | None = None) -> TensorType:

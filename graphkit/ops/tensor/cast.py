@@ -16,6 +16,7 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, BOOLS, FLOAT8, FLOATS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
+from graphkit.ops.known_elements import all_of
 
 # Bits of the integers that take less than a byte, and whether they have a sign.
 _NARROW = {DType.INT4: (4, True), DType.UINT4: (4, False), DType.INT2: (2, True), DType.UINT2: (2, False)}
@@ -122,8 +123,7 @@ def _known(x: TensorType, to: DType) -> tuple[Dim, ...] | None:
     if x.value is None:
         return None
     if to is DType.BOOL:
-        truth = [_truth(v) for v in x.value]
-        return None if any(t is None for t in truth) else tuple(truth)  # type: ignore[arg-type]
+        return all_of(_truth(v) for v in x.value)
     if to not in INTEGERS:
         return None
     return x.value if to.itemsize >= 4 or x.constants is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,11 +77,10 @@ class Expand(Op):
         else:
             target = fresh_shape(length_of(shape))
         joint = broadcast_shapes([x.shape, target])
-        source, value = known_array(x), None
-        size = None if joint is None else dims.product(joint)
-        if source is not None and isinstance(size, int) and size <= MAX_KNOWN_ELEMENTS:
-            value = tuple(np.broadcast_to(source, joint).reshape(-1).tolist())  # type: ignore[arg-type]
-        return TensorType(x.dtype, joint, value)
+        kind, source = TensorType(x.dtype, joint), known_array(x)
+        if source is None or not kind.is_static or math.prod(kind.static_shape) > MAX_KNOWN_ELEMENTS:
+            return kind
+        return kind.with_value(np.broadcast_to(source, kind.static_shape).reshape(-1).tolist())
 
     def reference(self, xp: Any, x: Any, shape: Any) -> Any:
         joint = np.broadcast_shapes(x.shape, tuple(shape.tolist()))

@@ -7,16 +7,20 @@ are the same value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.subgraph import inline
-from graphkit.ops.control.operators import Scan
+from graphkit.ops.control.operators import Loop, Scan
 from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import CONTROL, is_control, rewrite
 from graphkit.passes.simplify.cse import cse
+
+# The node that takes over, and the positions of the results among its results, for each merged node.
+_Merged: TypeAlias = dict[Node, tuple[Node, Sequence[int]]]
 
 
 @graph_pass(ensures=[Property.CONTROL_MERGED])
@@ -36,21 +40,11 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
     groups: dict[Any, list[Node]] = {}
     for node in graph.nodes:
         if is_control(node):
-            op = node.op
-            scan = (op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions) if isinstance(op, Scan) else ()
-            groups.setdefault((op.name, node.inputs, scan), []).append(node)
-    # The node that takes over, and the positions of the results among its results, for each merged node.
-    merged: dict[Node, tuple[Node, Sequence[int]]] = {}
-    for first, *others in groups.values():
-        for other in others:
-            base = merged[first][0] if first in merged else first
-            joint = _merged_if(base, other) if is_if(base) else _merged_loop(base, other)
-            if joint is not None:
-                node, positions = joint
-                for member in [m for m, (taken, _) in merged.items() if taken is base] or [first]:
-                    kept = merged[member][1] if member in merged else range(len(member.outputs))
-                    merged[member] = (node, kept)
-                merged[other] = (node, positions)
+            groups.setdefault((node.inputs, _form(node.op)), []).append(node)
+    merged: _Merged = {}
+    for nodes in groups.values():
+        if len(nodes) > 1:
+            merged |= _merged_ifs(nodes) if is_if(nodes[0]) else _merged_loops(nodes)
     if not merged:
         return graph, False
     made: dict[Node, Node] = {}
@@ -66,54 +60,80 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
     return rewrite(graph, rule, at=CONTROL), True
 
 
-def _joint(a: Graph, b: Graph) -> tuple[list[Value], list[Value]]:
-    """The outputs of two graphs of the same inputs, on the inputs of `a`; equal expressions are one value."""
-    outputs = [*a.outputs, *inline(b, a.inputs)]
-    graph = merge_control(cse(Graph(a.inputs, outputs)))
-    return list(graph.outputs[: len(a.outputs)]), list(graph.outputs[len(a.outputs) :])
+def _form(op: Operator) -> tuple[Any, ...]:
+    """What operators of control flow on the same operands must have in common to be one."""
+    if isinstance(op, Scan):
+        return op.name, op.captures, op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions
+    return (op.name, op.captures) if isinstance(op, Loop) else (op.name,)
 
 
-def _merged_if(a: Node, b: Node) -> tuple[Node, list[int]]:
-    view = IfView.of(a)
-    then, other = view.branches
-    joint = zip(view.branches, IfView.of(b).branches, strict=True)
-    (then_a, then_b), (else_a, else_b) = (_joint(*pair) for pair in joint)
-    outputs = list(zip(then_a, else_a, strict=True))
-    positions = [_position(outputs, pair) for pair in zip(then_b, else_b, strict=True)]
-    op = view.with_branches(
-        Graph(then.inputs, [t for t, _ in outputs], name=then.name),
-        Graph(other.inputs, [e for _, e in outputs], name=other.name),
-    )
-    return _on_same_operands(a, op), positions
+class _Outputs:
+    """The outputs of a merged node: those of the first, and what others have beside them."""
+
+    def __init__(self, first: Sequence[Any]):
+        self.items = list(first)
+        self._places = {item: i for i, item in reversed([*enumerate(first)])}
+
+    def places(self, items: Iterable[Any]) -> list[int]:
+        """Where the items stand; those that are not there yet are appended."""
+        found = []
+        for item in items:
+            place = self._places.setdefault(item, len(self.items))
+            if place == len(self.items):
+                self.items.append(item)
+            found.append(place)
+        return found
 
 
-def _merged_loop(a: Node, b: Node) -> tuple[Node, list[int]] | None:
-    """None when the loops do not carry the same."""
-    op_a, op_b = repeating(a), repeating(b)
-    if op_a.captures != op_b.captures:
-        return None
-    view_a, view_b = LoopView.of(a), LoopView.of(b)
-    states, lead = view_a.state_count, view_a.at_after.stop
-    results_a, results_b = _joint(op_a.body, op_b.body)
-    if results_a[:lead] != results_b[:lead]:
-        return None
-    outputs = list(zip(results_a[lead:], view_a.scan_output_places, strict=True))
-    positions = [*range(states)]
-    items = zip(results_b[lead:], view_b.scan_output_places, strict=True)
-    positions += [states + _position(outputs, item) for item in items]
-    body = Graph(op_a.body.inputs, [*results_a[:lead], *(v for v, _ in outputs)], name=op_a.body.name)
+def _joint(graphs: Sequence[Graph]) -> list[Sequence[Value]]:
+    """The outputs of graphs of the same inputs, on those of the first; equal expressions are one value."""
+    inputs = graphs[0].inputs
+    outputs = [graphs[0].outputs, *(inline(g, inputs) for g in graphs[1:])]
+    joint = iter(merge_control(cse(Graph(inputs, itertools.chain(*outputs)))).outputs)
+    return [[*itertools.islice(joint, len(values))] for values in outputs]
+
+
+def _merged_ifs(nodes: Sequence[Node]) -> _Merged:
+    view = IfView.of(nodes[0])
+    branches = zip(*(IfView.of(node).branches for node in nodes), strict=True)
+    then, other = (_joint(graphs) for graphs in branches)
+    pairs = [list(zip(*sides, strict=True)) for sides in zip(then, other, strict=True)]
+    outputs = _Outputs(pairs[0])
+    places = [outputs.places(own) for own in pairs]
+    graphs = (Graph(g.inputs, [p[i] for p in outputs.items], name=g.name) for i, g in enumerate(view.branches))
+    made = _on_same_operands(nodes[0], view.with_branches(*graphs))
+    return {node: (made, own) for node, own in zip(nodes, places, strict=True)}
+
+
+def _merged_loops(nodes: Sequence[Node]) -> _Merged:
+    """Of loops with as many states, those that carry the same."""
+    results = _joint([repeating(node).body for node in nodes])
+    lead = LoopView.of(nodes[0]).at_after.stop
+    alike: dict[tuple[Value, ...], list[tuple[Node, Sequence[Value]]]] = {}
+    for node, values in zip(nodes, results, strict=True):
+        alike.setdefault(tuple(values[:lead]), []).append((node, values[lead:]))
+    merged: _Merged = {}
+    for carried, members in alike.items():
+        if len(members) > 1:
+            merged |= _merged_alike(carried, members, nodes[0])
+    return merged
+
+
+def _merged_alike(carried: Sequence[Value], members: Sequence[tuple[Node, Sequence[Value]]], owner: Node) -> _Merged:
+    """One loop in the place of `members`, each with slices of its own; all are on the inputs of the owner's body."""
+    items = [list(zip(slices, LoopView.of(node).scan_output_places, strict=True)) for node, slices in members]
+    outputs = _Outputs(items[0])
+    first = members[0][0]
+    view, op = LoopView.of(first), repeating(first)
+    states = range(view.state_count)
+    places = [[*states, *(view.state_count + i for i in outputs.places(own))] for own in items]
+    body = Graph(repeating(owner).body.inputs, [*carried, *(v for v, _ in outputs.items)], name=op.body.name)
     changes: dict[str, Any] = {"body": body}
-    if not view_a.is_loop:
-        changes["scan_output_axes"] = tuple(axis for _, (axis, _) in outputs)
-        changes["scan_output_directions"] = tuple(direction for _, (_, direction) in outputs)
-    return _on_same_operands(a, op_a.replace(**changes)), positions
-
-
-def _position(known: list[Any], item: Any) -> int:
-    """Where `item` stands among `known`; it is appended when it is new."""
-    if item not in known:
-        known.append(item)
-    return known.index(item)
+    if not view.is_loop:
+        changes["scan_output_axes"] = tuple(axis for _, (axis, _) in outputs.items)
+        changes["scan_output_directions"] = tuple(direction for _, (_, direction) in outputs.items)
+    made = _on_same_operands(first, op.replace(**changes))
+    return {node: (made, own) for (node, _), own in zip(members, places, strict=True)}
 
 
 def _on_same_operands(node: Node, op: Operator) -> Node:

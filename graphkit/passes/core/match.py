@@ -42,8 +42,7 @@ def array_of(value: Value) -> np.ndarray | None:
 
 def scalar(value: Value | None) -> float | None:
     """The number that a floating-point constant of one element holds."""
-    array = None if value is None else array_of(value)
-    if array is None or array.size != 1 or not value.tensor.dtype.is_float:  # type: ignore[union-attr]
+    if value is None or (array := array_of(value)) is None or array.size != 1 or not value.dtype.is_float:
         return None
     return float(array.reshape(()))
 

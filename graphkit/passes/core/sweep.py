@@ -99,15 +99,15 @@ def map_bodies(node: Node, operands: Sequence[Value | None], transform: Rewrite)
     The branches of an If are such subgraphs; the body of a Loop or Scan is one when an iteration keeps the types of
     what it carries. Others stay as they are, so that a pass may rely on types.
     """
-    if not is_control(node):
-        return node.rebuilt(operands)
-    if not is_if(node) and not _keeps_types(node, operands):
+    if not is_control(node) or not bodies_hold(node, operands):
         return node.rebuilt(operands)
     return map_subgraphs(node, operands, transform)
 
 
-def _keeps_types(node: Node, operands: Sequence[Value | None]) -> bool:
-    """Whether the types that a loop's body declares hold at its start and after each iteration."""
+def bodies_hold(node: Node, operands: Sequence[Value | None]) -> bool:
+    """Whether the types that the subgraphs of an If, a Loop or a Scan declare hold whenever they run on `operands`."""
+    if is_if(node):
+        return True
     view = LoopView.of(node, operands)
     kept = all(state.before.type == state.after.type for state in view.states)
     names: dict[Any, Any] = {}

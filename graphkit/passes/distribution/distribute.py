@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import DimExpr
-from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
 from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import is_if
 from graphkit.passes.core.bind import plain_name

@@ -96,4 +96,4 @@ def _relu(node: Node) -> Sequence[Value] | None:
     if len(node.inputs) == 2 or node.inputs[2] is None:
         return (fused_node(Relu(), (first(node),), (node,)),)
     inner = producer(first(node), "Relu")
-    return None if inner is None else (fused_node(node.op, (first(inner), *node.inputs[1:]), (inner, node)),)  # type: ignore[arg-type]
+    return None if inner is None else (fused_node(Clip(), (first(inner), *node.inputs[1:]), (inner, node)),)

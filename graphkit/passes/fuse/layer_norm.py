@@ -76,9 +76,9 @@ def _deviations(node: Node) -> list[tuple[Value, Value]]:
         if quotient is not None and close(scalar(quotient.inputs[0]), 1.0):
             inverse = quotient
         root = None if inverse is None else producer(inverse.operands[-1], "Sqrt")
-        power = _power(factor, -0.5)
-        if root is not None or power is not None:
-            found.append((centred, first(root or power)))  # type: ignore[arg-type]
+        root = root or _power(factor, -0.5)
+        if root is not None:
+            found.append((centred, first(root)))
     return found
 
 
@@ -97,7 +97,8 @@ def _variance(value: Value, centred: Value, readers: Readers) -> tuple[float, tu
     square, axes = first(average), axes_of(average)
     if axes is None or not readers.sole(square) or not readers.sole(value):
         return None
-    if _power(square, 2.0) is not None and square.node.operands[0] is centred:  # type: ignore[union-attr]
+    power = _power(square, 2.0)
+    if power is not None and first(power) is centred:
         return found[1], axes, 1
     product = producer(square, "Mul")
     if product is not None and all(v is centred for v in product.operands):

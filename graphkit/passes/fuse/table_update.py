@@ -37,7 +37,7 @@ def fuse_table_update(graph: Graph) -> Graph:
         results = operator(node, Op).expand(*inputs)
         others = [i for i, v in enumerate(inputs) if v is not None and i != _GRADIENT]
         body = Graph(
-            [inputs[i] for i in (_GRADIENT, *others)],  # type: ignore[misc]
+            [v for i in (_GRADIENT, *others) if (v := inputs[i]) is not None],
             results if isinstance(results, tuple) else (results,),
         )
         rows, _, indices = made.inputs

@@ -57,11 +57,8 @@ class Quantised(NamedTuple):
         """Whether both have one type, one known scale and one zero point."""
         if self.x.dtype is not other.x.dtype or self.axis is not None or other.axis is not None:
             return False
-        zeros = array_of(self.zero), array_of(other.zero)
-        scales = self.known_scale, other.known_scale
-        if any(a is None for a in (*zeros, *scales)):
-            return False
-        return all(np.array_equal(np.ravel(a), np.ravel(b)) for a, b in (zeros, scales))  # type: ignore[arg-type]
+        pairs = (array_of(self.zero), array_of(other.zero)), (self.known_scale, other.known_scale)
+        return all(a is not None and b is not None and np.array_equal(np.ravel(a), np.ravel(b)) for a, b in pairs)
 
 
 def is_one_number(value: Value) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from graphkit.ops import F, Op, operator
 from graphkit.ops.axes import i64
 from graphkit.ops.control.loop_state import without_value
 from graphkit.ops.control.operators import Loop
-from graphkit.ops.control.views import IfView, LoopState, LoopView, capture_count, is_if, repeating
+from graphkit.ops.control.views import IfView, LoopView, capture_count, is_if, repeating
 from graphkit.ops.sequence.elements import drawn, is_unnamed
 from graphkit.ops.sequence.split import SplitToSequence
 from graphkit.passes.core.draws import is_undetermined
@@ -41,13 +43,12 @@ class _Opened(NamedTuple):
 def with_open_captures(node: Node, elements: Elements) -> Node:
     """The node with tensors in the place of the sequences that it captures, as far as they are known."""
     start = len(node.inputs) - capture_count(node)
-    opened: dict[int, _Opened] = {}
-    for k in range(start, len(node.inputs)):
-        value = node.inputs[k]
-        if value is not None and isinstance(value.type, SequenceType):
-            found = _opened(node, k - len(node.inputs), value, elements)
-            if found is not None:
-                opened[k - len(node.inputs)] = found
+    given = {k - len(node.inputs): v for k, v in enumerate(node.inputs) if k >= start and v is not None}
+    sequences = {place: v for place, v in given.items() if isinstance(v.type, SequenceType)}
+    if not sequences:
+        return node
+    whole = frozenset().union(*(_read_whole(g) for g in node.op.subgraphs().values()))
+    opened = {place: found for place, v in sequences.items() if (found := _opened(node, place, v, whole, elements))}
     if not opened:
         return node
     captured = list(node.inputs[start:])
@@ -61,10 +62,10 @@ def _outer(opened: dict[int, _Opened], place: int, value: Value | None) -> Seque
     return opened[place].outer if place in opened else [value]
 
 
-def _opened(node: Node, place: int, value: Value, elements: Elements) -> _Opened | None:
-    """How the capture at `place`, counted from the end, goes in."""
+def _opened(node: Node, place: int, value: Value, whole: frozenset[Value], elements: Elements) -> _Opened | None:
+    """How the capture at `place`, counted from the end, goes in. whole: what subgraphs read more of than elements."""
     source = producer(value, "SplitToSequence")
-    if source is not None and not all(_by_element(g, g.inputs[place]) for g in node.op.subgraphs().values()):
+    if source is not None and any(g.inputs[place] in whole for g in node.op.subgraphs().values()):
         source = None
     items = None if source is not None and rows_of(value) is not None else elements.all(value)
     if items is not None and 0 < len(items) <= MOST_ELEMENTS:
@@ -79,10 +80,10 @@ def _opened(node: Node, place: int, value: Value, elements: Elements) -> _Opened
     return _Opened(source.operands, lambda inner: F.split_to_sequence(*inner, **op.attributes()))
 
 
-def _by_element(graph: Graph, value: Value) -> bool:
-    """Whether a graph reads no more of a sequence than elements and their number."""
-    readers = (node for node in graph.nodes if value in node.inputs)
-    return value not in graph.outputs and all(n.op.domain == "" and n.op.name in _BY_ELEMENT for n in readers)
+def _read_whole(graph: Graph) -> frozenset[Value]:
+    """The values that a graph returns, or reads otherwise than by the element: of sequences more than elements."""
+    readers = (n for n in graph.nodes if n.op.domain or n.op.name not in _BY_ELEMENT)
+    return frozenset([*graph.outputs, *(v for node in readers for v in node.operands)])
 
 
 def _on_opened(graph: Graph, opened: dict[int, _Opened], count: int) -> Graph:
@@ -103,58 +104,77 @@ def _on_opened(graph: Graph, opened: dict[int, _Opened], count: int) -> Graph:
 def opened_results(node: Node, elements: Elements) -> Sequence[Value]:
     """The node's results, sequences made of tensors that it returns in their place where that can be."""
     if is_if(node):
-        return _results_of_branches(node, elements)
+        return _results_of_branches(node, elements) or node.outputs
     view = LoopView.of(node)
-    if view.is_loop:
-        for number, state in enumerate(view.states):
-            if isinstance(state.initial.type, SequenceType):
-                results = _as_stack(view, number, state) or _one_by_one(view, number, state, elements)
-                if results is not None:
-                    return results
-    return node.outputs
+    if not view.is_loop:
+        return node.outputs
+    return _as_stacks(view) or _one_by_one(view, elements) or node.outputs
 
 
-def _results_of_branches(node: Node, elements: Elements) -> Sequence[Value]:
+def _results_of_branches(node: Node, elements: Elements) -> Sequence[Value] | None:
     """Sequences of one length, whose elements both branches tell, element by element."""
     view = IfView.of(node)
     known: dict[int, tuple[list[Value], list[Value]]] = {}
     for i, value in enumerate(node.outputs):
         length = length_of(value)
         if length is not None and 0 < length <= MOST_ELEMENTS:
-            pair = [elements.inside().all(g.outputs[i]) for g in view.branches]
-            if pair[0] is not None and pair[1] is not None:
-                known[i] = (pair[0], pair[1])
+            then, other = (elements.inside().all(g.outputs[i]) for g in view.branches)
+            if then is not None and other is not None:
+                known[i] = (then, other)
     if not known:
-        return node.outputs
-    branches = []
-    for side, graph in enumerate(view.branches):
-        outputs = [w for i, v in enumerate(graph.outputs) for w in (known[i][side] if i in known else [v])]
-        branches.append(graph.replace(outputs=outputs))
-    made = iter(Node(view.with_branches(*branches), node.inputs, node.name, node.meta).outputs)
+        return None
+    branches = [
+        graph.replace(outputs=_spread(graph.outputs, {i: pair[side] for i, pair in known.items()}))
+        for side, graph in enumerate(view.branches)
+    ]
+    made = Node(view.with_branches(*branches), node.inputs, node.name, node.meta)
+    return _gathered(made, {i: len(then) for i, (then, _) in known.items()}, len(node.outputs))
+
+
+def _spread(values: Sequence[Value], items: Mapping[int, Sequence[Value]]) -> list[Value]:
+    """The values, with `items` in the place of those at these places."""
+    return [w for i, v in enumerate(values) for w in items.get(i, [v])]
+
+
+def _gathered(made: Node, lengths: Mapping[int, int], count: int) -> list[Value]:
+    """`count` results of a node that returns elements in the place of sequences, which have these lengths by place."""
+    found = iter(made.outputs)
     return [
-        F.sequence_construct(*(next(made) for _ in known[i][0])) if i in known else next(made)
-        for i in range(len(node.outputs))
+        F.sequence_construct(*itertools.islice(found, lengths[i])) if i in lengths else next(found)
+        for i in range(count)
     ]
 
 
-def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] | None:
-    """The results where a state starts empty, and gets one element of the same shape at its end in each iteration."""
-    insertion = producer(state.after, "SequenceInsert")
-    if insertion is None or len(insertion.inputs) > 2 or first(insertion) is not state.before:
+def _as_stacks(view: LoopView) -> Sequence[Value] | None:
+    """The results where states start empty, and get one element of the same shape at their end in each iteration."""
+    rows = _inserted_rows(view)
+    if not rows or not _declares_what_holds(view):
         return None
-    row = insertion.operands[1]
-    readers = [n for n in view.body.nodes if state.before in n.inputs or state.after in n.inputs]
-    returned = view.body.outputs.count(state.after) + view.body.outputs.count(state.before)
-    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1:
-        return None
-    if not (_declares_what_holds(view) and view.keeps_size(row)):
-        return None
-    position = view.flag + number
-    outputs = [v for i, v in enumerate(view.body.outputs) if i != position]
-    made = _with_states(view, {number: []}, [*outputs, row], view.body.inputs)
-    results = list(made.outputs)
-    results.insert(number, F.split_to_sequence(results.pop(), keepdims=False))
-    return results
+    kept = [v for i, v in enumerate(view.body.outputs) if i - view.flag not in rows]
+    made = _with_states(view, dict.fromkeys(rows, ()), [*kept, *rows.values()], view.body.inputs)
+    found, stacks = iter(made.outputs), iter(made.outputs[-len(rows) :])
+    return [
+        F.split_to_sequence(next(stacks), keepdims=False) if i in rows else next(found)
+        for i in range(len(view.node.outputs))
+    ]
+
+
+def _inserted_rows(view: LoopView) -> dict[int, Value]:
+    """By state, what an iteration puts at the end of a sequence that starts empty and that nothing else reads."""
+    body = view.body
+    readers = Counter(v for node in body.nodes for v in set(node.operands))
+    returned = Counter(body.outputs)
+    rows: dict[int, Value] = {}
+    for number, state in enumerate(view.states):
+        insertion = producer(state.after, "SequenceInsert")
+        if insertion is None or len(insertion.inputs) > 2 or first(insertion) is not state.before:
+            continue
+        row = insertion.operands[1]
+        alone = readers[state.before] == 1 and not readers[state.after]
+        alone = alone and returned[state.before] + returned[state.after] == 1
+        if alone and length_of(state.initial) == 0 and view.keeps_size(row):
+            rows[number] = row
+    return rows
 
 
 def _declares_what_holds(view: LoopView) -> bool:
@@ -174,42 +194,45 @@ def _covers(declared: Type, given: Type, *, named: bool) -> bool:
     return all(d == g or (not isinstance(d, int) and (named or is_unnamed(d))) for d, g in pairs)
 
 
-def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Elements) -> Sequence[Value] | None:
-    """The results where a state keeps its length, and the body tells the elements that it leaves."""
-    items = elements.all(state.initial)
-    if items is None or not 0 < len(items) <= MOST_ELEMENTS:
-        return None
-    assert isinstance(state.before.type, SequenceType)
-    kind = state.before.type.element
-    inner = [Value(drawn(without_value(kind)), f"{state.before.name}_{i}") for i in range(len(items))]
-    place = view.lead + number
-    arguments = list(view.body.inputs)
-    arguments[place] = F.sequence_construct(*inner)
-    outputs = inline(view.body, arguments)
-    position = view.flag + number
-    after = elements.inside().all(outputs[position])
-    if after is None or len(after) != len(items):
-        return None
-    outputs[position : position + 1] = after
-    inputs = [*view.body.inputs[:place], *inner, *view.body.inputs[place + 1 :]]
-    made = _with_states(view, {number: items}, outputs, inputs)
-    results = list(made.outputs)
-    results[number : number + len(items)] = [F.sequence_construct(*results[number : number + len(items)])]
-    return results
+def _one_by_one(view: LoopView, elements: Elements) -> Sequence[Value] | None:
+    """The results where states keep their length, and the body tells the elements that it leaves of them."""
+    known: dict[int, list[Value]] = {}
+    for number, state in enumerate(view.states):
+        items = elements.all(state.initial) if isinstance(state.initial.type, SequenceType) else None
+        if items is not None and 0 < len(items) <= MOST_ELEMENTS:
+            known[number] = items
+    while known and elements.budget.take(len(view.body.nodes)):
+        inner = {number: _inner_elements(view.states[number].before, len(items)) for number, items in known.items()}
+        sequences = {view.lead + number: [F.sequence_construct(*values)] for number, values in inner.items()}
+        outputs = inline(view.body, _spread(view.body.inputs, sequences))
+        inside = elements.inside()
+        after = {number: inside.all(outputs[view.flag + number]) or [] for number in known}
+        told = {number: items for number, items in known.items() if len(after[number]) == len(items)}
+        if len(told) < len(known):  # others may follow from what is not known
+            known = told
+            continue
+        inputs = _spread(view.body.inputs, {view.lead + number: values for number, values in inner.items()})
+        outputs = _spread(outputs, {view.flag + number: values for number, values in after.items()})
+        made = _with_states(view, known, outputs, inputs)
+        return _gathered(made, {number: len(items) for number, items in known.items()}, len(view.node.outputs))
+    return None
+
+
+def _inner_elements(before: Value, count: int) -> list[Value]:
+    """Inputs of a body for the elements of a state."""
+    assert isinstance(before.type, SequenceType)
+    return [Value(drawn(without_value(before.type.element)), f"{before.name}_{i}") for i in range(count)]
 
 
 def _with_states(
-    view: LoopView, replaced: dict[int, Sequence[Value]], outputs: Sequence[Value], inputs: Sequence[Value]
+    view: LoopView, replaced: Mapping[int, Sequence[Value]], outputs: Sequence[Value], inputs: Sequence[Value]
 ) -> Node:
     """The loop with other initial values in the place of some of its states, on a body of these outputs."""
     operands: list[Value | None] = []
-    kept: list[Value] = []
     for k, value in enumerate(view.operands):
-        number = k - view.lead
-        operands += replaced.get(number, [value]) if number >= 0 else [value]
+        operands += replaced.get(k - view.lead, [value])
     dropped = {view.body.inputs[view.lead + n] for n, items in replaced.items() if not items}
-    kept = [v for v in inputs if v not in dropped]
-    body = Graph(kept, outputs, name=view.body.name)
+    body = Graph([v for v in inputs if v not in dropped], outputs, name=view.body.name)
     node = view.node
     return Node(repeating(node).replace(body=body), operands, node.name, node.meta)
 

@@ -20,7 +20,7 @@ from graphkit.ops.sequence.gradient import SizesOfElements
 from graphkit.ops.sequence.split import ConcatFromSequence, SplitToSequence
 from graphkit.passes.core.declare import graph_pass
 from graphkit.passes.core.match import first, producer
-from graphkit.passes.core.sweep import CONTROL, all_nodes, is_control, map_bodies, map_subgraphs, rewrite
+from graphkit.passes.core.sweep import CONTROL, all_nodes, bodies_hold, is_control, map_subgraphs, rewrite
 from graphkit.passes.simplify.elements import (
     MOST_ELEMENTS,
     Budget,
@@ -67,8 +67,10 @@ def _resolved(graph: Graph, elements: Elements, opened: list[Node]) -> Graph:
             opened.append(node)
             return results
         node = with_open_captures(node, elements)
-        trusted = map_bodies(node, node.inputs, lambda inner: _resolved(inner, elements.inside(trusting=True), opened))
-        inside = map_subgraphs(trusted, trusted.inputs, lambda inner: _resolved(inner, elements.inside(), opened))
+        trusting = bodies_hold(node, node.inputs)
+        inside = map_subgraphs(
+            node, node.inputs, lambda inner: _resolved(inner, elements.inside(trusting=trusting), opened)
+        )
         results = opened_results(inside, elements)
         if results is not inside.outputs:
             opened.append(inside)

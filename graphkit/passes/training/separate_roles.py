@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
 from graphkit.ops.control.views import capture_count
 from graphkit.passes.core.captures import add_captures, captured
 from graphkit.passes.core.sweep import is_control, rewrite

@@ -54,6 +54,8 @@ programs.recorder = Record()
 runner(data)
 stopped = 0
 while not stopped:
+    # What was interrupted is not used again: the weights are packed anew, which may take longer than the alarm waits.
+    runner(data)
     try:
         with Alarm(0.05):
             while True:

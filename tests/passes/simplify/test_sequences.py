@@ -119,6 +119,19 @@ def a_growing_list_that_is_read(x: Value, i: Value, m: Value, p: Value) -> Any:
     return F.concat_from_sequence(looped(body, [F.sequence_construct(x)], [], at(3)), axis=0)
 
 
+def lists_that_change_places(x: Value, i: Value, m: Value, p: Value) -> Any:
+    """Each of them is known only where the other one is."""
+
+    def body(_: Value, a: Value, b: Value) -> list[Any]:
+        first, second = (F.sequence_at(a, at(k)) for k in range(2))
+        return [b, F.sequence_construct(F.sin(second), first)]
+
+    halves = F.split(x, axis=1, num_outputs=2)
+    a, b = (F.sequence_construct(*(f(h) for h in halves)) for f in (F.cos, F.exp))
+    first, second = (F.concat_from_sequence(q, axis=1) for q in looped(body, [a, b], [], m))
+    return first * second
+
+
 def branches(x: Value, i: Value, m: Value, p: Value) -> Any:
     q = F.sequence_construct(x, F.exp(x))
 
@@ -140,7 +153,8 @@ def mapped(x: Value, i: Value, m: Value, p: Value) -> Any:
 
 NETWORKS = [
     chunk, by_sizes, unbind_of_a_symbolic_axis, rows_joined_along_another_axis, put_in_and_taken_out, optionals,
-    collected, two_collections, elements_in_a_loop, a_list_of_states, a_growing_list_that_is_read, branches, mapped,
+    collected, two_collections, elements_in_a_loop, a_list_of_states, lists_that_change_places,
+    a_growing_list_that_is_read, branches, mapped,
 ]  # fmt: skip
 
 
@@ -179,6 +193,51 @@ def test_a_long_chain_is_read_in_steps_that_grow_with_it(steps: Any) -> None:
     assert steps(lambda: resolve_sequences(long)) < 6 * steps(lambda: resolve_sequences(short))
     left = operators(resolve_sequences(long))
     assert left["SequenceAt"] == left["ConcatFromSequence"] == 0
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_sequences_of_a_loop_are_resolved_in_steps_that_grow_with_them(fill: bool, steps: Any) -> None:
+    """Lists that a loop fills, and lists of one element that it changes; captured ones beside them."""
+
+    def carrying(count: int) -> Graph:
+        x, m = gk.input("x", [2]), gk.input("m", [], dtype="int64")
+        made = F.sequence_construct(x)
+        states = [F.sequence_empty() if fill else made for _ in range(count)]
+        captured = [F.split_to_sequence(gk.input(f"c{k}", [2, 2]), keepdims=False) for k in range(count)]
+
+        def body(number: Value, *given: Value) -> list[Any]:
+            rows = [F.sequence_at(c, F.mod(number, np.array(2))) for c in given[count:]]
+            before = [s if fill else F.sequence_at(s, at(0)) for s in given[:count]]
+            if fill:
+                return [F.sequence_insert(s, F.sin(row)) for s, row in zip(before, rows, strict=True)]
+            return [F.sequence_construct(s * row) for s, row in zip(before, rows, strict=True)]
+
+        kind = SequenceType(TensorType("float32", (2,)))
+        number, going = Value(TensorType("int64", ()), "number"), Value(TensorType("bool", ()), "going")
+        inner = [Value(kind) for _ in states] + [Value(v.type) for v in captured]
+        graph = Graph([number, going, *inner], [going, *body(number, *inner)])
+        results = F.loop(m, None, *states, *captured, body=graph, captures=count)
+        results = results if isinstance(results, tuple) else (results,)
+        return gk.Model({f"y{k}": F.concat_from_sequence(q, axis=0) for k, q in enumerate(results)}, name="net").graph
+
+    few, many = carrying(10), carrying(40)
+    assert steps(lambda: resolve_sequences(many)) < 6 * steps(lambda: resolve_sequences(few))
+    left = operators(resolve_sequences(many))
+    assert left["SequenceAt"] == left["ConcatFromSequence"] == left["SequenceInsert"] == 0
+
+
+def test_loops_in_loops_are_resolved_in_steps_that_grow_with_their_depth(steps: Any) -> None:
+    def nested(depth: int) -> Graph:
+        def inside(level: int, state: Value) -> Any:
+            if not level:
+                return F.sin(F.sequence_at(F.sequence_construct(state, F.cos(state)), at(-1)))
+            return looped(lambda _, inner: [inside(level - 1, inner)], [state], [], at(3))
+
+        return gk.Model({"y": inside(depth, gk.input("x", [2]))}, name="net").graph
+
+    few, many = nested(3), nested(12)
+    assert steps(lambda: resolve_sequences(many)) < 30 * steps(lambda: resolve_sequences(few))
+    assert "SequenceAt" not in operators(resolve_sequences(many))
 
 
 def test_rows_whose_size_grows_are_no_rows_of_one_tensor() -> None:

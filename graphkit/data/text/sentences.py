@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.data import order
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.vocabulary import PADDING, Vocabulary, read_text
+from graphkit.data.text.vocabulary import PADDING, Vocabulary, read_text
 from graphkit.errors import InputError, UsageError
 
 # An epoch is sorted by length within so many batches at a time: enough for little padding, few enough that the
@@ -59,7 +59,7 @@ def _rounded_up(lengths: np.ndarray, multiple: int) -> int:
     return -(-int(lengths.max(initial=1)) // multiple) * multiple
 
 
-def load_sentences(
+def load(
     path: Path, *, test_fraction: float | None = 0.1, seed: int = 0, vocabulary: Vocabulary | None = None,
     level: str = "word", min_count: int = 1, size: int | None = None, length: int = 128, bucket: int = 8,
 ) -> Splits | Sentences:  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphkit.data.batches import Batch, Batches
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.vocabulary import Vocabulary, read_text
+from graphkit.data.text.vocabulary import Vocabulary, read_text
 from graphkit.errors import InputError, UsageError
 
 
@@ -65,7 +65,7 @@ class _StreamBatches(Batches):
         streams = self.batch_size * self.ranks
         return np.arange(streams * self._steps).reshape(streams, self._steps).T
 
-    def _batch(self, indices: np.ndarray, index: int) -> Batch:
+    def _batch(self, indices: np.ndarray, index: int, epoch: int) -> Batch:
         length, low = self.dataset.length, self.rank * self.batch_size
         whole = indices[index * length : (index + 1) * length]
         part = whole[:, low : low + self.batch_size]
@@ -73,7 +73,7 @@ class _StreamBatches(Batches):
         return Batch(inputs, targets, part.size, whole.size)
 
 
-def load_text(
+def load(
     path: Path, *, test_fraction: float | None = 0.1, seed: int = 0, vocabulary: Vocabulary | None = None,
     level: str = "char", min_count: int = 1, size: int | None = None, length: int = 35,
 ) -> Splits | TokenStream:  # fmt: skip

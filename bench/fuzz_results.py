@@ -1,0 +1,144 @@
+"""Results of the engine held against those of the references, and how far apart they may be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mutations
+import numpy as np
+
+import graphkit as gk
+from graphkit.checks.inputs import make_feeds
+from graphkit.errors import InputError
+from graphkit.ir.graph import Graph, Node
+from graphkit.ops.evaluate import evaluate, observed
+from graphkit.ops.xp import numpy_xp
+
+# Of one trial: seconds, bytes of arrays, iterations.
+SECONDS = 20
+MEMORY = 1 << 28
+ITERATIONS = 1000
+
+# Floats that are as near as this, of the largest, are equal; and rounding in another place changes so much of a number.
+_NEAR, _ROUNDING = 1e-2, 1e-5
+
+
+def difference(net: gk.Model, rng: random.Random, inputs: Mapping[str, np.ndarray] | None = None) -> str | None:
+    """Run a model in the engine and by references; what differs, as text. inputs: what it may be given."""
+    feeds = _feeds(net, rng, inputs or {})
+    odd = False
+    for array in feeds.values():
+        if isinstance(array, np.ndarray) and array.size and array.dtype.kind in "iuf" and rng.random() < 0.25:
+            _spoil(array, rng)
+            odd |= array.dtype.kind == "f"
+    executor = net.compile(threads=1, max_memory=MEMORY, max_iterations=ITERATIONS, timeout=SECONDS)
+    results = executor.run(feeds)
+    # Of numbers like these, rounding alone makes others.
+    if odd or any(v.role == "rng" for v in net.graph.inputs):
+        return None
+    with gk.ir.limits.limited(MEMORY, SECONDS, ITERATIONS):
+        arrays = [feeds[net.graph.name_of(v)] if v.role == "data" else net.params[net.graph.name_of(v)]
+                  for v in net.graph.inputs]  # fmt: skip
+        wanted = evaluate(net.graph, arrays)
+        spread = _spread(net.graph, arrays, wanted, rng)
+    for (name, result), array, steps in zip(results.items(), wanted, spread, strict=True):
+        if isinstance(array, np.ndarray) and (found := _differs(result, array, steps)):
+            return f"output {name!r}: {found}"
+    return None
+
+
+def _feeds(net: gk.Model, rng: random.Random, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    fill = rng.choice(("random", "random", "ones", "zeros", "arange"))
+    seed = rng.randrange(100)
+    given = {name: array.copy() for name, array in inputs.items() if name in net.inputs} if rng.random() < 0.7 else {}
+    try:
+        return make_feeds(net, fill, given=given, seed=seed).arrays
+    except InputError:  # the inputs are others by now
+        return make_feeds(net, fill, seed=seed).arrays
+
+
+def _spoil(array: np.ndarray, rng: random.Random) -> None:
+    """Numbers that no network expects, in place."""
+    choices = mutations.FLOATS
+    if array.dtype.kind != "f":
+        limit = np.iinfo(array.dtype)
+        choices = [i for i in mutations.INTEGERS if limit.min <= i <= limit.max]
+    with np.errstate(all="ignore"):
+        for _ in range(rng.choice((1, 3, array.size))):
+            array.reshape(-1)[rng.randrange(array.size)] = rng.choice(choices)
+
+
+class _Nudged:
+    """Changes what an evaluation quantises by as much as rounding may, and the result where that makes another step.
+
+    What is fused rounds in another place, as in ONNX Runtime: of two steps that are as near, it may be the other one,
+    and all that is computed from it follows.
+    """
+
+    def __init__(self, seed: int):
+        self._rng = np.random.default_rng(seed)
+
+    def enters(self, graph: Graph) -> None: ...
+
+    def begins(self, node: Node) -> None: ...
+
+    def ran(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        if not quantises(node):
+            return
+        x = operands[0].astype(np.float64)
+        with np.errstate(all="ignore"):
+            largest = np.abs(x[np.isfinite(x)]).max(initial=0.0)
+            moved = x + _ROUNDING * self._rng.uniform(-1, 1, x.shape) * (np.abs(x) + 0.1 * largest)
+            made = node.op.reference(numpy_xp, moved.astype(operands[0].dtype), *operands[1:])  # type: ignore[attr-defined]
+            for result, other in zip(results, made if isinstance(made, tuple) else (made,), strict=True):
+                result[...] = other
+
+
+def quantises(node: Node) -> bool:
+    """Whether an operator makes steps of floats."""
+    return "Quantize" in node.op.name and not node.op.name.startswith("Dequantize")
+
+
+def _quantises(graph: Graph) -> bool:
+    return any(quantises(node) or any(map(_quantises, node.op.subgraphs().values())) for node in graph.nodes)
+
+
+def _spread(graph: Graph, arrays: Sequence[Any], wanted: Sequence[Any], rng: random.Random) -> list[float]:
+    """How far each output is from itself where what is quantised comes to lie beyond the next step; 0 without such."""
+    seed = rng.randrange(1 << 30)
+    if not _quantises(graph):
+        return [0.0] * len(wanted)
+    found = np.zeros(len(wanted))
+    for number in range(3):
+        with observed(_Nudged(seed + number)):
+            moved = evaluate(graph, arrays)
+        found = np.maximum(found, [_apart(a, b) for a, b in zip(moved, wanted, strict=True)])
+    return [float(x) for x in found]
+
+
+def _apart(a: Any, b: Any) -> float:
+    if not isinstance(b, np.ndarray) or b.dtype.kind not in "iufb" or a.shape != b.shape:
+        return 0.0
+    with np.errstate(all="ignore"):
+        gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return float(gap[np.isfinite(gap)].max(initial=0.0))
+
+
+def _differs(result: np.ndarray, wanted: np.ndarray, steps: float = 0.0) -> str:
+    """How two results differ beyond all rounding, and beyond four times what other `steps` make; empty where not."""
+    if result.shape != wanted.shape or result.dtype != wanted.dtype:
+        return f"{result.dtype}{list(result.shape)} in the engine, {wanted.dtype}{list(wanted.shape)} by the reference"
+    if wanted.dtype.kind not in "iufb":
+        return ""
+    if wanted.dtype.kind != "f":
+        far = result != wanted
+        if steps:
+            far &= np.abs(result.astype(np.float64) - wanted.astype(np.float64)) > 4 * steps
+        return f"{np.count_nonzero(far)} numbers differ: {result[far][:3]}, {wanted[far][:3]}" if far.any() else ""
+    a, b = result.astype(np.float64), wanted.astype(np.float64)
+    with np.errstate(all="ignore"):
+        allowed = _NEAR * (1 + np.abs(b[np.isfinite(b)]).max(initial=0.0)) + 4 * steps
+        close = (np.abs(a - b) <= allowed) | (a == b) | ~(np.isfinite(a) & np.isfinite(b))
+    return "" if close.all() else f"{np.count_nonzero(~close)} numbers differ: {a[~close][:3]}, {b[~close][:3]}"

@@ -1,0 +1,37 @@
+"""Data sets for which worker processes are started, for as long as something runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from graphkit.data.lazy import LazyDataset
+from graphkit.data.workers.pool import Workers
+from graphkit.errors import UsageError
+
+
+@contextlib.contextmanager
+def employed(workers: int | Workers | None, *data: Any) -> Iterator[list[Any]]:
+    """The data sets, of which the lazy ones share `workers`; processes that are started here end with the block.
+
+    None: each has the workers that it has already. Raises UsageError for workers where no data set is lazy.
+    """
+    if workers is None:
+        yield list(data)
+        return
+    pool = workers if isinstance(workers, Workers) else Workers(workers)
+    lazy = [isinstance(found, LazyDataset) for found in data]
+    if pool.count and not any(lazy):
+        names = " and ".join(found.name for found in data if found is not None)
+        raise UsageError(
+            f"workers={pool.count}: samples of {names} are not made one by one; workers are for lazy data sets, and "
+            "for objects with a length and items"
+        )
+    with contextlib.nullcontext() if pool is workers else pool:
+        pool.start()
+        ours: dict[int, Any] = {}
+        for found, is_lazy in zip(data, lazy, strict=True):
+            if id(found) not in ours:
+                ours[id(found)] = found.configured(workers=pool) if is_lazy else found
+        yield [ours[id(found)] for found in data]

@@ -1,0 +1,1 @@
+"""Data in files of arrays: the digits of the package, idx, .npz."""

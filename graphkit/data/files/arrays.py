@@ -1,0 +1,45 @@
+"""Data sets in .npz files: inputs and targets by the names of the arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from graphkit.data.dataset import TARGETS, Axes, Dataset, Splits
+from graphkit.data.files.npz import read_arrays
+from graphkit.errors import InputError
+
+
+def load(path: Path, *, axes: Axes | None = None) -> Dataset | Splits:
+    """`x` and `y` (see TARGETS for its other names), other inputs by name, `classes`; or x_train, x_test and so on."""
+    axes = axes or {}
+    arrays = read_arrays(path)
+    if "" in arrays:
+        raise InputError(f"{path}: not a readable .npz file: it holds one nameless array, as .npy files do")
+    if "x_train" in arrays and "x_test" in arrays:
+        halves = [
+            _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, axes, p)
+            for p in ("train", "test")
+        ]
+        return Splits(*halves)
+    return _arrays(arrays, path, axes)
+
+
+def _arrays(arrays: dict[str, np.ndarray], path: Path, axes: Axes, part: str = "") -> Dataset:
+    source = f"{path} ({part})" if part else str(path)
+    classes = arrays.pop("classes").tolist() if _are_names(arrays.get("classes")) else None
+    target = next((name for name in TARGETS if name in arrays), None)
+    inputs = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items() if n != target}
+    if not inputs:
+        raise InputError(f"{source}: no input array; name one x (it holds {', '.join(arrays) or 'nothing'})")
+    targets = None if target is None else arrays[target]
+    if targets is not None:
+        targets = targets.astype({"u": np.int64, "i": np.int64, "f": np.float32}.get(targets.dtype.kind, targets.dtype))
+    if list(inputs) == ["x"]:
+        return Dataset(inputs["x"], targets, classes=classes, name=source, axes=axes)
+    return Dataset(inputs, targets, classes=classes, name=source, axes=axes)
+
+
+def _are_names(array: np.ndarray | None) -> bool:
+    return array is not None and array.ndim == 1 and array.dtype.kind == "U"

@@ -1,0 +1,61 @@
+"""Folders of idx files under the names of MNIST: train-images-idx3-ubyte and so on, also .gz."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from graphkit.data.dataset import Dataset, Splits
+from graphkit.data.files.idx import read_idx
+from graphkit.errors import InputError
+
+_PREFIXES = {"train": "train", "test": "t10k"}
+
+
+def scaled(images: np.ndarray, top: float) -> np.ndarray:
+    """uint8 [N, H, W] to float32 [N, 1, H, W] in [0, 1]."""
+    return (images[:, None].astype(np.float32) / np.float32(top)).astype(np.float32)
+
+
+def is_mnist(folder: Path) -> bool:
+    """Whether a folder has images in idx files under MNIST's names."""
+    return any(_idx_file(folder, prefix, "images-idx3") for prefix in _PREFIXES.values())
+
+
+def load(path: Path) -> Dataset | Splits:
+    """Images as float32 [N, 1, H, W] in [0, 1], targets int64 [N], in the parts that the folder has."""
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder")
+    parts = {part: _part(path, prefix) for part, prefix in _PREFIXES.items() if _idx_file(path, prefix, "images-idx3")}
+    if len(parts) == 2:
+        return Splits(parts["train"], parts["test"])
+    if not parts:
+        raise InputError(f"{path}: there is no train-images-idx3-ubyte or t10k-images-idx3-ubyte (or .gz) in it")
+    return next(iter(parts.values()))
+
+
+def _part(path: Path, prefix: str) -> Dataset:
+    image_file, label_file = _idx_file(path, prefix, "images-idx3"), _idx_file(path, prefix, "labels-idx1")
+    if image_file is None or label_file is None:
+        raise InputError(f"{path}: {prefix}-images-idx3-ubyte is there, and {prefix}-labels-idx1-ubyte is missing")
+    images, labels = read_idx(image_file), read_idx(label_file)
+    if images.ndim != 3 or images.dtype != np.uint8:
+        raise InputError(f"{image_file}: uint8 images of rank 3 are expected, not {images.dtype}{list(images.shape)}")
+    if labels.ndim != 1 or labels.dtype != np.uint8:
+        raise InputError(f"{label_file}: uint8 labels of rank 1 are expected, not {labels.dtype}{list(labels.shape)}")
+    if len(images) != len(labels):
+        raise InputError(f"{image_file} holds {len(images)} images, and {label_file.name} {len(labels)} labels")
+    count = max(int(labels.max(initial=0)) + 1, 10)
+    return Dataset(
+        scaled(images, 255.0), labels.astype(np.int64), classes=[str(d) for d in range(count)], name=str(image_file)
+    )
+
+
+def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
+    """The file under any of its usual names: with '.' for '-' before idx, with or without .gz."""
+    for stem in (f"{prefix}-{kind}-ubyte", f"{prefix}-{kind.replace('-idx', '.idx')}-ubyte"):
+        for candidate in (path / stem, path / f"{stem}.gz"):
+            if candidate.exists():
+                return candidate
+    return None

@@ -1,0 +1,236 @@
+"""Samples that are made when their batch is: read, decoded, and in training changed at random."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.data import order
+from graphkit.data.batches import Batch, Batches
+from graphkit.data.dataset import Dataset
+from graphkit.data.making import Making
+from graphkit.data.stacking import Rows, leaves, without_samples
+from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageError
+
+if TYPE_CHECKING:
+    from graphkit.data.workers.pool import Workers
+
+# After so many damaged samples, one behind the other, no more are tried.
+_IN_A_ROW = 1000
+
+
+class LazyDataset(Dataset):
+    """`count` samples of which `sample` makes each when it is asked for. A subclass says how.
+
+    targets: int64 [count] or any array of that length, where they are known beforehand (`split` then divides by class);
+    None where samples tell them. classes, name: see Dataset. `augments` says whether batches in training have samples
+    that are changed at random; `take` never has. Raises InputError where there is no sample.
+
+    `configured` chooses, for this data set and what is made of it:
+
+    - workers: how many processes make samples, ahead of whoever takes the batches, or `Workers` that several data sets
+      share; 0 makes each batch when it is asked for. No bit of a batch depends on it;
+    - on_damaged: what becomes of a sample that raises DamagedSample. "raise" ends the epoch there. "skip" puts the next
+      sample of the data set that is whole in its place, so that batches keep their sizes and a run goes on where it
+      was; changes at random are those of the sample that is left out. `damaged` has the message of each by its number,
+      which is also a warning, once. More than 1,000 in a row are an error;
+    - shuffle_window: an epoch's order goes from block to block of samples that lie beside each other, and mixes so many
+      samples at a time (see `order.windowed`), for data that are read best from front to back. None: any sample may
+      follow any other.
+    """
+
+    augments = False
+    workers: int | Workers = 0
+    on_damaged = "raise"
+    shuffle_window: int | None = None
+
+    def __init__(self, count: int, targets: Any = None, *, classes: Sequence[str] | None = None, name: str = "data"):
+        if not count:
+            raise InputError(f"{name}: there is no sample")
+        self.name = name
+        self.arrays, self.axes = {}, {}
+        self.targets = None if targets is None else np.asarray(targets)
+        self.classes = None if classes is None else tuple(str(c) for c in classes)
+        # Which samples these are, of those that `sample` numbers.
+        self._numbers = np.arange(count)
+        self.damaged: dict[int, str] = {}
+        self._pools = _Pools()
+        if self.targets is not None and len(self.targets) != count:
+            raise InputError(f"{name}: {count} samples, and {len(self.targets)} targets")
+
+    def sample(self, number: int, draw: np.random.Generator | None) -> tuple[Any, Any]:
+        """(inputs, target) of a sample: arrays, or dicts of them by name; a target of None is that of `targets`.
+
+        draw: random numbers that belong to the seed, the epoch and this sample, for changes at random; None: no change.
+        Called in worker processes too: it depends on nothing but its arguments and what pickling keeps. Raises
+        DamagedSample, naming the file or the record, where the sample cannot be read.
+        """
+        raise NotImplementedError
+
+    def configured(
+        self, *, workers: int | Workers | None = None, on_damaged: str | None = None, shuffle_window: int | None = None
+    ) -> LazyDataset:
+        """The same samples with other choices; what is None stays as it is. Raises UsageError for what is none."""
+        found = copy.copy(self)
+        if workers is not None:
+            found.workers = workers
+            found._pool(None)
+        if on_damaged is not None:
+            if on_damaged not in ("raise", "skip"):
+                raise UsageError(f"{self.name}: on_damaged is 'raise' or 'skip', not {on_damaged!r}")
+            found.on_damaged = on_damaged
+        if shuffle_window is not None:
+            if not isinstance(shuffle_window, int) or shuffle_window < 1:
+                raise UsageError(f"{self.name}: shuffle_window is a number of samples, not {shuffle_window!r}")
+            found.shuffle_window = shuffle_window
+        return found
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first input of the first sample."""
+        return np.shape(leaves(self._whole(0, None, Making())[0])[0])
+
+    def take(self, index: Any) -> tuple[Any, Any]:
+        making = Making()
+        found = self.made(np.arange(len(self))[index], None, making)
+        self.note(making.damaged)
+        return found
+
+    def made(self, places: np.ndarray, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]:
+        """(inputs, targets) of the samples at `places`. key: the seed and epoch of changes at random; None: none."""
+        if not len(places):
+            inputs, targets = self.made(np.arange(1), None, Making())
+            return without_samples(inputs), without_samples(targets)
+        rows = Rows(len(places), self.name, making.empty)
+        for place in places:
+            rows.add(*self._whole(int(place), key, making))
+        return rows.whole()
+
+    def _whole(self, place: int, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]:
+        """The sample at a place, or the next one that is whole, if damaged ones are to be skipped."""
+        first = int(self._numbers[place])
+        error: DamagedSample | None = None
+        for further in range(min(len(self), _IN_A_ROW)):
+            at = (place + further) % len(self)
+            number = int(self._numbers[at])
+            making.begin(number)
+            draw = None if key is None or not self.augments else _generator(*key, first)
+            try:
+                inputs, target = self.sample(number, draw)
+            except DamagedSample as damaged:
+                if self.on_damaged == "raise":
+                    raise
+                error = damaged
+                making.damaged.append((number, str(damaged)))
+                continue
+            making.replaced += error is not None
+            return inputs, self.targets[at] if target is None and self.targets is not None else target
+        raise InputError(f"{self.name}: from sample {first} on, {further + 1} in a row are damaged; the last: {error}")
+
+    def note(self, damaged: Sequence[tuple[int, str]]) -> None:
+        """Keep which samples are damaged, and warn of those that nobody was warned of."""
+        for number, message in damaged:
+            if number not in self.damaged:
+                self.damaged[number] = message
+                warnings.warn(
+                    f"{self.name}: the next whole sample stands in for sample {number}: {message}",
+                    GraphkitWarning,
+                    stacklevel=2,
+                )
+
+    def subset(self, index: Any, name: str | None = None) -> Dataset:
+        part = copy.copy(self)
+        part._numbers = self._numbers[index]
+        part.targets = None if self.targets is None else self.targets[index]
+        part.name = name or self.name
+        return part
+
+    def order(self, seed: int, epoch: int, width: int) -> np.ndarray:
+        if self.shuffle_window is None:
+            return super().order(seed, epoch, width)
+        return order.windowed(len(self), seed, epoch, self.shuffle_window)
+
+    @property
+    def orders_samples(self) -> bool:
+        return type(self).order is LazyDataset.order and type(self).batches is LazyDataset.batches
+
+    def batches(self, batch_size: int, *, workers: int | Workers | None = None, **options: Any) -> Batches:
+        """Batches of this data set; workers: as for `configured` (None: what that has chosen); see Dataset.batches.
+
+        Arrays of a batch that workers made are in memory that they share with this process. It belongs to the arrays:
+        they may be kept, and written, and the memory is used for another batch when nothing looks at it any more.
+        """
+        return _LazyBatches(self, batch_size, self._pool(workers), **options)
+
+    def _pool(self, workers: int | Workers | None) -> Workers | None:
+        from graphkit.data.workers.pool import Workers
+
+        chosen = self.workers if workers is None else workers
+        if isinstance(chosen, Workers):
+            return chosen if chosen.count else None
+        if not isinstance(chosen, int) or chosen < 0:
+            raise UsageError(f"{self.name}: workers is a number of processes, or Workers, not {chosen!r}")
+        if chosen and chosen not in self._pools:
+            self._pools[chosen] = Workers(chosen)
+        return self._pools.get(chosen)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: {len(self)} samples>"
+
+
+class _Pools(dict[int, "Workers"]):
+    """The workers of a data set by their number, which its parts share, and copies in other processes do not have."""
+
+    def __reduce__(self) -> Any:
+        return _Pools, ()
+
+
+class _LazyBatches(Batches):
+    """Batches whose samples are changed at random where they are shuffled, which is in training."""
+
+    dataset: LazyDataset
+
+    def __init__(self, dataset: LazyDataset, batch_size: int, workers: Workers | None, **options: Any):
+        super().__init__(dataset, batch_size, **options)
+        self._workers = workers
+
+    def __iter__(self) -> Iterator[Batch]:
+        return super().__iter__() if self._workers is None else self._made_ahead(self._workers)
+
+    def _key(self, epoch: int) -> tuple[int, int] | None:
+        return (self.seed, epoch) if self.shuffle else None
+
+    def _batch(self, indices: np.ndarray, index: int, epoch: int) -> Batch:
+        making = Making()
+        part, size = self._part(indices, index)
+        inputs, targets = self.dataset.made(part, self._key(epoch), making)
+        self.dataset.note(making.damaged)
+        return Batch(inputs, targets, len(part), size, making.replaced)
+
+    def _made_ahead(self, workers: Workers) -> Iterator[Batch]:
+        epoch = self._epoch
+        indices = self.order(epoch)[self.offset :]
+        while self._epoch == epoch:
+            index = self._index
+            parts = (self._part(indices, later)[0] for later in range(index, len(self)))
+            with workers.run(self.dataset, parts, self._key(epoch)) as batches:
+                # Whoever sets the position goes on from there, which is another run.
+                while (self._epoch, self._index) == (epoch, index):
+                    part, size = self._part(indices, index)
+                    found = next(batches)
+                    self.dataset.note(found.damaged)
+                    self.position = (epoch, index + 1)
+                    index += 1
+                    yield Batch(found.inputs, found.targets, len(part), size, found.replaced)
+
+
+def _generator(seed: int, epoch: int, number: int) -> np.random.Generator:
+    """Philox4x64-10 with the key (seed, epoch), at a place of its own for each sample: 2^128 draws apart."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=[0, 0, number, 0]))

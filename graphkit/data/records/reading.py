@@ -1,0 +1,162 @@
+"""Record files as a stream from the beginning to the end, and by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.data.records.framing import HEAD, LONGEST, MAGIC, MAGIC_BYTES, Damage, Torn, next_record, record_at
+from graphkit.data.records.index import index_of, read_index
+from graphkit.errors import InputError
+from graphkit.ir.stored import StoredFile
+
+# So much is read at once: enough that the calls do not count, little enough to stay in a core's cache.
+BLOCK = 1 << 20
+
+ON_DAMAGED = ("raise", "skip")
+
+
+class RecordStream:
+    """Iterating gives the records of a .rec file, each a read-only memoryview, from the beginning.
+
+    A record shares its memory with its neighbours, as long as any of them is referred to: `bytes(record)` for one that
+    is kept. on_damaged: "raise" ends in InputError, which says where; "skip" goes on at the next record, and `damaged`
+    says what was left out. `position` is where the record that comes next begins, which
+    is where iterating begins: it may be set before.
+    """
+
+    def __init__(self, path: str | Path, *, on_damaged: str = "raise"):
+        if on_damaged not in ON_DAMAGED:
+            raise InputError(f"on_damaged is one of {', '.join(ON_DAMAGED)}, not {on_damaged!r}")
+        self.path = Path(path)
+        self.position = 0
+        self.damaged: list[Damage] = []
+        self._skips = on_damaged == "skip"
+        self._file = opened(self.path)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        size, wanted = self._file.size, BLOCK
+        while self.position < size:
+            begin = self.position
+            block = _read(self._file, begin, min(wanted, size - begin))
+            yield from self._whole_records(block, begin)
+            if self.position > begin:
+                wanted = BLOCK
+            elif len(block) < size - begin:
+                wanted *= 2  # of a record that is larger than what was read
+            else:
+                self._lost(block, begin, Torn(0, f"the file ends within a record, after {len(block)} of its bytes"))
+
+    def _whole_records(self, block: memoryview, begin: int) -> Iterator[memoryview]:
+        """Those that end within a block, which begins at a place in the file."""
+        place, size, head, head_size = 0, len(block), HEAD.unpack_from, HEAD.size
+        while size - place >= head_size:
+            magic, word = head(block, place)
+            first = place + head_size
+            end = first + word
+            # Of a record in one part the word is its length. `record_at` looks at all others.
+            if end <= size and magic == MAGIC and word <= LONGEST:
+                record, place = block[first:end], end + (-word & 3)
+            else:
+                try:
+                    found = record_at(block, place)
+                except Torn as torn:
+                    place = self._lost(block, begin, torn)
+                    continue
+                if found is None:
+                    return
+                record, place = found
+            self.position = begin + place
+            yield record
+
+    def _lost(self, block: memoryview, begin: int, torn: Torn) -> int:
+        """Where in the block to go on."""
+        damage = Damage(begin + torn.position, torn.reason)
+        if not self._skips:
+            raise InputError(f"{self.path}: damaged {damage}")
+        self.damaged.append(damage)
+        place = next_record(block, torn.position + 4)
+        self.position = begin + place
+        return place
+
+
+class RecordFile:
+    """The records of a .rec file by number, in the order of its .idx, or of the file where it has none.
+
+    `keys`: int64 [records], those of the index, or the numbers. May be pickled: the copy opens the file again.
+    Raises InputError for a file that is no record file, or that does not belong to its index.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._file = opened(self.path)
+        index = index_of(self.path)
+        if index.exists():
+            self.keys, self.positions = read_index(index, self._file.size)
+        else:
+            self.positions = _scanned(self.path, self._file)
+            self.keys = np.arange(len(self.positions))
+        # Where the record that begins next behind each ends: no further than that reaches one.
+        order = np.argsort(self.positions, kind="stable")
+        self._ends = np.empty_like(self.positions)
+        self._ends[order] = np.append(self.positions[order][1:], self._file.size)[: len(order)]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, number: int) -> memoryview:
+        """A record. Raises InputError, which names it, where the file has none at its place; IndexError beyond."""
+        begin = int(self.positions[number])
+        data = _read(self._file, begin, int(self._ends[number]) - begin)
+        try:
+            found = record_at(data, 0)
+            if found is None:
+                raise Torn(0, "the file ends within it")
+        except Torn as torn:
+            raise InputError(f"{self.named(number)}: damaged at byte {begin + torn.position}: {torn.reason}") from None
+        return found[0]
+
+    def named(self, number: int) -> str:
+        """How errors call a record."""
+        return f"{self.path}: record {number} (key {self.keys[number]}, at byte {self.positions[number]})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_file"} | {"size": self._file.size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        size = state.pop("size")
+        vars(self).update(state)
+        self._file = opened(self.path)
+        if self._file.size != size:
+            raise InputError(f"{self.path} has {self._file.size} bytes, and had {size} when it was opened first")
+
+
+def opened(path: Path) -> StoredFile:
+    try:
+        file = StoredFile(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    if file.size and bytes(file.read(0, min(4, file.size))) != MAGIC_BYTES:
+        raise InputError(f"{path}: no record file: it begins with {bytes(file.read(0, min(4, file.size)))!r}")
+    return file
+
+
+def _read(file: StoredFile, begin: int, size: int) -> memoryview:
+    # Of the heap, which gives the same block again once nobody refers to its records: its pages are there already.
+    block = np.empty(size, np.uint8).data
+    file.read_into(block, begin)
+    return block.toreadonly()
+
+
+def _scanned(path: Path, file: StoredFile) -> np.ndarray:
+    """int64: where the records of a file begin, found from one to the next."""
+    stream = RecordStream(path)
+    positions = []
+    before = 0
+    for _ in stream:
+        positions.append(before)
+        before = stream.position
+    return np.array(positions, np.int64)

@@ -1,0 +1,82 @@
+"""Record files, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import TracebackType
+
+from graphkit.data.records.framing import framed
+from graphkit.data.records.index import index_lines, index_of
+from graphkit.errors import InputError, RuntimeFailure, UsageError
+from graphkit.ir.atomic import PendingFile, sync_folder
+
+
+class RecordWriter:
+    """Writes a .rec and its .idx: `with RecordWriter("a.rec") as writer: writer.write(data)`.
+
+    Both appear when the block ends without an error, the bytes those that MXNet writes; until then whatever is at
+    the path stays. A process that is killed leaves the old pair, or the records without an index, never an index that
+    belongs to other records. Raises RuntimeFailure, naming the file, where it cannot be written.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.index = index_of(self.path)
+        if self.index == self.path:
+            raise UsageError(f"{self.path}: .idx is the suffix of indexes; a record file is called .rec")
+        self._positions: list[int] = []
+        self._keys: dict[int, None] = {}
+        self._size = 0
+        self._pending: PendingFile | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> RecordWriter:
+        try:
+            self._pending = self._stack.enter_context(PendingFile(self.path.parent, self.path.name))
+        except OSError as error:
+            raise RuntimeFailure(f"{self.path} cannot be written: {error.strerror or error}") from error
+        return self
+
+    def write(self, data: bytes | bytearray | memoryview, key: int | None = None) -> int:
+        """Append a record; where it begins. key: in the index, each once; default: how many there were before it."""
+        if self._pending is None:
+            raise UsageError(f"{self.path}: records are written inside of `with RecordWriter(...) as writer`")
+        key = len(self._keys) if key is None else key
+        if key in self._keys:
+            raise InputError(f"{self.path}: key {key} comes twice")
+        position = self._size
+        try:
+            for piece in framed(data):
+                self._pending.write(piece)
+                self._size += len(piece)
+        except OSError as error:
+            raise RuntimeFailure(f"{self.path} cannot be written: {error.strerror or error}") from error
+        self._keys[key] = None
+        self._positions.append(position)
+        return position
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pending, self._pending = self._pending, None
+        with self._stack:
+            if kind is not None or pending is None:
+                return
+            try:
+                self._commit(pending)
+            except OSError as failure:
+                raise RuntimeFailure(f"{self.path} cannot be written: {failure.strerror or failure}") from failure
+
+    def _commit(self, pending: PendingFile) -> None:
+        with PendingFile(self.index.parent, self.index.name) as index:
+            index.write(index_lines(self._keys, self._positions))
+            index.finish()
+            pending.finish()
+            # First the old index goes, and the new one comes last: records without one are read by themselves.
+            self.index.unlink(missing_ok=True)
+            sync_folder(self.path.parent)
+            pending.commit(self.path)
+            index.commit(self.index)
+        sync_folder(self.path.parent)

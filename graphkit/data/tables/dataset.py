@@ -1,0 +1,109 @@
+"""Tables as data sets: which columns are inputs, which is the target, and what training rows say of both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.data import order
+from graphkit.data.dataset import TARGETS, Dataset, Splits
+from graphkit.data.tables.column import Texts
+from graphkit.data.tables.encoding import NUMBERS, Encoding, names_of, targets_of
+from graphkit.data.tables.reading import Choice, Table, read_table
+from graphkit.errors import InputError, UsageError, did_you_mean
+
+
+class TableData(Dataset):
+    """Rows of a table: `x` float32 [N, numbers], `categories` int64 [N, columns] where categories are codes.
+
+    `encoding` says what was done with each column.
+    """
+
+    def __init__(self, inputs: Any, targets: Any, encoding: Encoding, *, classes: Any = None, name: str = "table"):
+        super().__init__(inputs, targets, classes=classes, name=name)
+        self.encoding = encoding
+
+
+def load(
+    path: Path, *, test_fraction: float | None = 0.2, seed: int = 0, like: Dataset | None = None,
+    target: str | Collection[str] | None = None, columns: str | Collection[str] | None = None,
+    drop: str | Collection[str] = (), categorical: str | Collection[str] = (), categories: str = "onehot",
+    missing: str = "raise", indicator: bool | str = False, scale: str = "none", header: bool | str | None = None,
+    delimiter: str | None = None,
+) -> Splits | Dataset:  # fmt: skip
+    """(train, test) of a table's rows; all of them for a test_fraction of None.
+
+    target: its column, or several; default: the one called y, target, label or class, else the last. columns: those
+    that are inputs (default: all others), but for `drop`. categorical: columns of numbers that are names. See Encoding
+    for categories, missing, indicator and scale, which are learned of the training part alone; or are those of `like`,
+    data of the same table. header, delimiter: see read_table. Names may have commas between them.
+    Raises InputError, naming file, line and column.
+    """
+    named, taken = names_of(target), names_of(columns)
+    choice = Choice((*taken, *named) if taken and named else None, names_of(drop), names_of(categorical))
+    table = read_table(path, choice, header=_flag("header", header), delimiter=delimiter)
+    named = _targets(table, named)
+    inputs = _inputs(table, named, taken)
+    found = {name: targets_of(table, name) for name in named}
+    targets, classes = found[named[0]] if len(named) == 1 else ({n: t for n, (t, _) in found.items()}, None)
+    everything = np.arange(table.rows)
+    train, test = everything, everything[:0]
+    if test_fraction is not None:
+        labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
+        train, test = order.hold_out(str(path), table.rows, test_fraction, seed, labels)
+    if isinstance(like, TableData):
+        encoding = like.encoding
+    else:
+        encoding = Encoding.fit(
+            table, inputs, train, missing=missing, indicator=bool(_flag("indicator", indicator)), scale=scale,
+            categories=categories,
+        )  # fmt: skip
+
+    def part(rows: np.ndarray, name: str) -> TableData:
+        arrays = encoding.inputs(table, rows)
+        chosen = {n: t[rows] for n, t in targets.items()} if isinstance(targets, dict) else targets[rows]
+        return TableData(
+            arrays[NUMBERS] if list(arrays) == [NUMBERS] else arrays, chosen, encoding, classes=classes, name=name
+        )
+
+    if test_fraction is None:
+        return part(everything, str(path))
+    return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
+
+
+def _targets(table: Table, named: tuple[str, ...]) -> tuple[str, ...]:
+    if named:
+        for name in named:
+            if name not in table.columns:
+                raise InputError(f"{table.path}: there is no column {name!r}{did_you_mean(name, table.columns)}")
+        return named
+    lower = {name.lower(): name for name in table.columns}
+    return (next((lower[name] for name in TARGETS if name in lower), list(table.columns)[-1]),)
+
+
+def _inputs(table: Table, targets: tuple[str, ...], taken: tuple[str, ...]) -> list[str]:
+    for name in taken:
+        if name not in table.columns:
+            raise InputError(f"{table.path}: there is no column {name!r}{did_you_mean(name, table.columns)}")
+    found = [n for n in taken or table.columns if n not in targets]
+    if not found:
+        raise InputError(f"{table.path}: no column is left for the inputs; it has {', '.join(table.columns)}")
+    for name in found:
+        column = table.columns[name]
+        if isinstance(column, Texts) and len(column.texts) > max(1000, table.rows // 2):
+            raise InputError(
+                f"{table.path}: column {name!r} has {len(column.texts)} different texts in {table.rows} rows, which "
+                f"is no category; drop={name} leaves it out"
+            )
+    return found
+
+
+def _flag(option: str, given: bool | str | None) -> bool | None:
+    if given is None or isinstance(given, bool):
+        return given
+    if given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    raise UsageError(f"{option} is true or false, not {given!r}")

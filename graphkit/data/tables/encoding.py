@@ -1,0 +1,206 @@
+"""How the columns of a table become inputs: what is learned of the training rows, and holds for all others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit.data.tables.column import Column, Numbers, Texts
+from graphkit.data.tables.reading import Table
+from graphkit.errors import InputError, UsageError
+
+# What an empty cell of a column of numbers becomes.
+FILLS = ("raise", "mean", "median", "zero")
+SCALES = ("none", "standard", "minmax")
+CATEGORIES = ("onehot", "codes")
+
+# Names of the inputs: of numbers, and of the codes of categories.
+NUMBERS, CODES = "x", "categories"
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """(value - shift) / scale; an empty cell counts as `fill`. flagged: a number behind it says whether it is one."""
+
+    name: str
+    fill: float | None = None
+    shift: float = 0.0
+    scale: float = 1.0
+    flagged: bool = False
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """Its values have the codes 1, 2, ... in their order; 0 is an empty cell, and a value that is none of them."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What rows become: float32 `x` [rows, numbers] and int64 `categories` [rows, columns], with "onehot" all in x.
+
+    In x, numbers stand in the order of the columns, each with its flag behind it; then, with "onehot", for each
+    category a column for each of its values, of which an unknown one has none.
+    """
+
+    numbers: tuple[NumberColumn, ...]
+    categories: tuple[CategoryColumn, ...]
+    onehot: bool
+
+    @staticmethod
+    def fit(
+        table: Table, names: Collection[str], rows: np.ndarray, *, missing: str = "raise", indicator: bool = False,
+        scale: str = "none", categories: str = "onehot",
+    ) -> Encoding:  # fmt: skip
+        """Learn of `rows`: the fills, shifts, scales and values of the columns that are named.
+
+        missing: one of FILLS; "raise" is an InputError that names the first empty cell of all rows. indicator: flag the
+        columns that have empty cells. scale: "standard" to mean 0 and deviation 1, "minmax" to [0, 1].
+        """
+        for option, value, known in (
+            ("missing", missing, FILLS), ("scale", scale, SCALES), ("categories", categories, CATEGORIES),
+        ):  # fmt: skip
+            if value not in known:
+                raise UsageError(f"{table.path}: {option} is one of {', '.join(known)}, not {value!r}")
+        numbers, named = [], []
+        for name in names:
+            column = table.columns[name]
+            if isinstance(column, Numbers):
+                numbers.append(_number_column(table, column, rows, missing, indicator, scale))
+            else:
+                seen = np.unique(column.codes[rows])
+                named.append(CategoryColumn(name, tuple(sorted(column.texts[i] for i in seen if i >= 0))))
+        return Encoding(tuple(numbers), tuple(named), categories == "onehot")
+
+    def inputs(self, table: Table, rows: np.ndarray | slice = slice(None)) -> dict[str, np.ndarray]:
+        """The inputs of a table's rows. Raises InputError for a column that is not there, or not of its kind, or an
+        empty cell without a fill."""
+        parts = [part for column in self.numbers for part in self._number(table, column, rows)]
+        codes = [self._codes(table, column)[rows] for column in self.categories]
+        if self.onehot:
+            for column, found in zip(self.categories, codes, strict=True):
+                parts.append((found[:, None] == np.arange(1, len(column.values) + 1)).astype(np.float32))
+            codes = []
+        inputs = {}
+        if parts:
+            inputs[NUMBERS] = np.concatenate([p.reshape(len(p), -1) for p in parts], axis=1)
+        if codes:
+            inputs[CODES] = np.stack(codes, axis=1)
+        return inputs
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many codes each column of `categories` has: rows of its embedding table."""
+        return tuple(len(column.values) + 1 for column in self.categories)
+
+    def _number(self, table: Table, column: NumberColumn, rows: np.ndarray | slice) -> list[np.ndarray]:
+        found = _column(table, column.name)
+        if not isinstance(found, Numbers):
+            raise InputError(f"{table.path}: column {column.name!r} holds text, and held numbers in training")
+        values, missing = found.values[rows], found.missing[rows]
+        if missing.any():
+            if column.fill is None:
+                raise _gap(table, found)
+            values = np.where(missing, column.fill, values)
+        parts = [((values - column.shift) / column.scale).astype(np.float32)]
+        return [*parts, missing.astype(np.float32)] if column.flagged else parts
+
+    def _codes(self, table: Table, column: CategoryColumn) -> np.ndarray:
+        found = _column(table, column.name)
+        if isinstance(found, Numbers):  # of a file whose cells of this column all look like numbers, or are empty
+            raise InputError(
+                f"{table.path}: column {column.name!r} holds numbers, and held names in training; read it "
+                f"with categorical={column.name}"
+            )
+        places = {value: i for i, value in enumerate(column.values, 1)}
+        of_texts = np.array([*(places.get(text, 0) for text in found.texts), 0], np.int64)
+        codes: np.ndarray = of_texts[found.codes]  # an empty cell's -1 is the last
+        return codes
+
+    # --- as text ------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        return json.dumps({
+            "numbers": [asdict(c) for c in self.numbers], "categories": [asdict(c) for c in self.categories],
+            "onehot": self.onehot,
+        }, ensure_ascii=False)  # fmt: skip
+
+    @staticmethod
+    def from_json(text: str) -> Encoding:
+        """Raises InputError for what `to_json` never gives."""
+        try:
+            found = json.loads(text)
+            numbers = tuple(NumberColumn(**c) for c in found["numbers"])
+            named = tuple(CategoryColumn(str(c["name"]), tuple(map(str, c["values"]))) for c in found["categories"])
+            for column in numbers:
+                float(column.shift), float(column.scale), float(column.fill or 0.0)
+            return Encoding(numbers, named, bool(found["onehot"]))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"no columns of a table: {error!r}") from None
+
+
+def _number_column(
+    table: Table, column: Numbers, rows: np.ndarray, missing: str, indicator: bool, scale: str
+) -> NumberColumn:
+    gaps = column.missing
+    if gaps.any() and missing == "raise":
+        raise _gap(table, column)
+    known = column.values[rows][~gaps[rows]]
+    if not known.size:
+        raise InputError(f"{table.path}: column {column.name!r} is empty in all rows to train on; drop={column.name}")
+    fill = None
+    if missing != "raise":
+        fill = {"mean": float(known.mean()), "median": float(np.median(known)), "zero": 0.0}[missing]
+    shift, size = 0.0, 1.0
+    if scale == "standard":
+        shift, size = float(known.mean()), float(known.std())
+    elif scale == "minmax":
+        shift, size = float(known.min()), float(known.max() - known.min())
+    flagged = indicator and bool(gaps.any())
+    return NumberColumn(column.name, fill, shift, size or 1.0, flagged)
+
+
+def _column(table: Table, name: str) -> Column:
+    if name not in table.columns:
+        raise InputError(f"{table.path}: there is no column {name!r}, which the model was trained with")
+    return table.columns[name]
+
+
+def _gap(table: Table, column: Numbers) -> InputError:
+    gaps = np.flatnonzero(column.missing)
+    return InputError(
+        f"{table.path}: column {column.name!r} has no value in {len(gaps)} of {table.rows} rows, first in "
+        f"{table.row(int(gaps[0]))}; missing=mean, median or zero fills them"
+    )
+
+
+def names_of(given: str | Collection[str] | None) -> tuple[str, ...]:
+    """Columns as they are given: names with commas between them, or a sequence."""
+    if given is None:
+        return ()
+    parts = given.split(",") if isinstance(given, str) else given
+    return tuple(name for part in parts if (name := str(part).strip()))
+
+
+def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """(targets, classes) of a column: int64 for whole numbers from 0, float32 for others, int64 for text."""
+    column = table.columns[name]
+    gaps = np.flatnonzero(column.missing)
+    if gaps.size:
+        raise InputError(
+            f"{table.path}: the target {name!r} has no value in {len(gaps)} of {table.rows} rows, first in "
+            f"{table.row(int(gaps[0]))}"
+        )
+    if isinstance(column, Texts):
+        classes = sorted(column.texts)
+        places: Mapping[str, int] = {text: i for i, text in enumerate(classes)}
+        return np.array([places[text] for text in column.texts], np.int64)[column.codes], tuple(classes)
+    values: Any = column.values
+    whole = bool(np.isfinite(values).all() and (values == np.round(values)).all() and (values >= 0).all())
+    return values.astype(np.int64 if whole else np.float32), None

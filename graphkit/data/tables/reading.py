@@ -1,0 +1,168 @@
+"""Files of tables, column by column: .csv as Python's csv module reads it, .parquet by pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.data.tables.column import Column, Mixed, Numbers, TextReader, Texts, is_number
+from graphkit.errors import InputError, MissingDependency, did_you_mean
+from graphkit.ir.limits import require_memory
+
+# Rows of text that are in memory at once.
+_ROWS = 1 << 14
+
+# ASCII's own separator of cells, which stands in for one of several characters.
+_UNIT = "\x1f"
+
+
+class Table(NamedTuple):
+    """Columns of equal length. `first_line`: of the file, where the first row stands; 0 where rows have no lines."""
+
+    path: Path
+    columns: dict[str, Column]
+    first_line: int
+
+    @property
+    def rows(self) -> int:
+        column = next(iter(self.columns.values()))
+        return len(column.values if isinstance(column, Numbers) else column.codes)
+
+    def row(self, number: int) -> str:
+        """How errors call a row, counted from 0."""
+        return f"line {self.first_line + number}" if self.first_line else f"row {number}"
+
+
+class Choice(NamedTuple):
+    """Columns to read: those that are named (None: all), but for those to drop; `categorical` of numbers are names."""
+
+    columns: Collection[str] | None = None
+    drop: Collection[str] = ()
+    categorical: Collection[str] = ()
+
+    def of(self, path: Path, names: Sequence[str]) -> list[str]:
+        for name in (*(self.columns or ()), *self.drop, *self.categorical):
+            if name not in names:
+                raise InputError(f"{path}: there is no column {name!r}{did_you_mean(name, names)}")
+        found = [n for n in names if (self.columns is None or n in self.columns) and n not in self.drop]
+        if not found:
+            raise InputError(f"{path}: no column is left; it has {', '.join(names)}")
+        if double := next((name for name in found if names.count(name) > 1), None):
+            raise InputError(f"{path}: two columns are called {double!r}")
+        return found
+
+
+ALL = Choice()
+
+
+def read_table(path: Path, choice: Choice = ALL, *, header: bool | None = None, delimiter: str | None = None) -> Table:
+    """The columns of a file that are chosen.
+
+    header: whether the first line of a .csv has the names; None: when no cell of it is a number. Columns without a name
+    are called by their places, "0", "1", ... delimiter: of cells in text (default: a comma; a tab in .tsv). Raises
+    InputError, naming file and line, for what is no table.
+    """
+    if path.suffix == ".parquet":
+        return _parquet(path, choice)
+    mark = delimiter or ("\t" if path.suffix == ".tsv" else ",")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            # The csv module knows no delimiter of several characters.
+            lines = file if len(mark) == 1 else (line.replace(mark, _UNIT) for line in file)
+            return _csv(path, csv.reader(lines, delimiter=mark if len(mark) == 1 else _UNIT), choice, header)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as text: {error}") from None
+
+
+def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:
+    first: list[str] = next(lines, [])
+    if not any(cell.strip() for cell in first):
+        raise InputError(f"{path}: a line of comma-separated cells, inputs and a target, is expected")
+    if header is None:
+        header = not any(is_number(cell) for cell in first)
+    names = [cell.strip() or str(i) for i, cell in enumerate(first)] if header else list(map(str, range(len(first))))
+    chosen = choice.of(path, names)
+    readers = {name: TextReader(name, name in choice.categorical) for name in chosen}
+    places = {name: names.index(name) for name in chosen}
+    body = lines if header else itertools.chain([first], lines)
+    first_line = 2 if header else 1
+    rows = 0
+    try:
+        for part in _parts(path, body, len(names), lines):
+            for name, reader in readers.items():
+                reader.add([row[places[name]] for row in part])
+            rows += len(part)
+    except Mixed as error:
+        line, cell = error.text
+        raise InputError(
+            f"{path}: line {first_line + line}: {cell!r} in column {error.column!r} is no number, as "
+            f"{error.number[1]!r} in line {first_line + error.number[0]} is; categorical={error.column} takes all of "
+            "them as names"
+        ) from None
+    if not rows:
+        raise InputError(f"{path}: a header, and no sample below it")
+    return Table(path, {name: reader.column() for name, reader in readers.items()}, first_line)
+
+
+def _parts(path: Path, body: Iterator[list[str]], width: int, lines: Any) -> Iterator[list[list[str]]]:
+    """Rows in parts; empty lines are none."""
+    while part := list(itertools.islice(body, _ROWS)):
+        for row in part:
+            if row and len(row) != width:
+                raise InputError(
+                    f"{path}: {len(row)} cells in a line that begins {','.join(row)[:40]!r}, up to line "
+                    f"{lines.line_num}; the first line has {width}"
+                )
+        if whole := [row for row in part if row]:
+            yield whole
+
+
+# --- Parquet ----------------------------------------------------------------------------------------
+
+
+def _parquet(path: Path, choice: Choice) -> Table:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingDependency(
+            f"{path}: Parquet needs pyarrow; install it with: pip install 'graphkit[tables]'"
+        ) from None
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        chosen = choice.of(path, names)
+        require_memory(file.metadata.num_rows * len(chosen) * 8, str(path))
+        table = file.read(columns=chosen, use_threads=False)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: cannot be read as Parquet: {error}") from None
+    if not table.num_rows:
+        raise InputError(f"{path}: there is no row in it")
+    return Table(path, {name: _arrow(path, name, table.column(name), name in choice.categorical) for name in chosen}, 0)
+
+
+def _arrow(path: Path, name: str, chunks: Any, categorical: bool) -> Column:
+    import pyarrow
+    import pyarrow.compute
+
+    kind = chunks.type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+        chunks = chunks.cast(kind)
+    numeric = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
+    numeric = numeric or pyarrow.types.is_decimal(kind)
+    if numeric and not categorical:
+        source = chunks.cast(pyarrow.float64(), safe=False)
+        return Numbers(name, source.to_numpy().astype(np.float64))
+    if not (numeric or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise InputError(f"{path}: column {name!r} holds {kind}, neither numbers nor text; drop={name} leaves it out")
+    encoded = pyarrow.compute.dictionary_encode(chunks.cast(pyarrow.string())).combine_chunks()
+    if isinstance(encoded, pyarrow.ChunkedArray):
+        encoded = encoded.chunk(0)
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return Texts(name, codes, tuple(encoded.dictionary.to_pylist()))

@@ -1,0 +1,371 @@
+"""Workers that run: what they are asked for, and what comes back, in whatever order."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import selectors
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.data.workers.memory import Layout, Slot, anonymous
+from graphkit.data.workers.parcel import Parcel, packed
+from graphkit.data.workers.progress import Progress
+from graphkit.data.workers.start import Started, started
+from graphkit.data.workers.wire import Closed, Connection
+from graphkit.errors import GraphkitError, OutOfMemory, WorkerError
+from graphkit.executor.run.interruption import uninterrupted
+
+if TYPE_CHECKING:
+    from graphkit.data.lazy import LazyDataset
+
+# Batches that a worker is asked for: the one that it makes, and the next.
+_IN_HAND = 2
+
+# Batches whose memory may be with whoever has taken them. Further ones are copies: each takes two files, of which a
+# process has a thousand.
+_LENT = 64
+
+# How often, in seconds, somebody who waits for a batch looks whether workers go on.
+_LOOK = 1.0
+
+
+@dataclass(eq=False)
+class Task:
+    """A batch that somebody has asked for. size: bytes that it takes, as far as that is known.
+
+    It does not keep the data set, which may end the workers when it goes.
+    """
+
+    number: int
+    data: int
+    name: str
+    places: np.ndarray
+    key: tuple[int, int] | None
+    slot: Slot | None = None
+    size: int | None = None
+    layout: Layout | None = None
+    error: BaseException | None = None
+    damaged: list[tuple[int, str]] = field(default_factory=list)
+    replaced: int = 0
+    # Nobody waits for it any more.
+    abandoned: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.layout is not None or self.error is not None
+
+
+class _Worker:
+    """One process: what it has been asked for and sent, in that order."""
+
+    def __init__(self, process: Started, page: int):
+        self.pid = process.pid
+        self.process = process
+        self.connection = Connection(process.end)
+        self.progress = Progress(mmap.mmap(page, Progress.SIZE))
+        self.tasks: dict[int, Task] = {}
+        self.data: set[int] = set()
+        self.slots: set[int] = set()
+        self._beats, self._still = -1, 0.0
+
+    def still(self, seconds: float) -> float:
+        """For how long it has been in one sample, as far as anybody looked; `seconds` have passed since the last look.
+
+        Not by the clock: while the process that looks is stopped, so may this one be.
+        """
+        beats = self.progress.beats
+        self._still = self._still + seconds if beats == self._beats and self.progress.task >= 0 else 0.0
+        self._beats = beats
+        return self._still
+
+
+class Crew:
+    """Processes that make batches, from their start to their end. Calls of several threads wait for each other.
+
+    timeout: seconds after which a worker that is still in the same sample is ended. spare, memory: how many slots, and
+    how many bytes of slots, are kept while no array looks at them.
+    """
+
+    def __init__(self, count: int, timeout: float, spare: int, memory: int):
+        self._timeout, self._spare, self._memory = timeout, spare, memory
+        self._lock = threading.Lock()
+        self._number = 0
+        self._pending: deque[Task] = deque()
+        self._free: deque[Slot] = deque()
+        self._slots: dict[int, Slot] = {}
+        # Data sets by number, as they are sent.
+        self._parcels: dict[int, Parcel] = {}
+        self._numbers: weakref.WeakKeyDictionary[LazyDataset, int] = weakref.WeakKeyDictionary()
+        # What others leave here, who may come at any moment, within this class's own work too: data sets that are gone,
+        # and tasks for which nobody waits.
+        self._forgotten: deque[int] = deque()
+        self._abandoned: deque[Task] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        # Why no batch can be made any more.
+        self.broken: WorkerError | None = None
+        self._closed = False
+        pages = [anonymous("progress", Progress.SIZE) for _ in range(count)]
+        try:
+            for page in pages:
+                Progress(mmap.mmap(page, Progress.SIZE)).between()
+            self._processes = started(pages)
+            for process, page in zip(self._processes.each, pages, strict=True):
+                worker = _Worker(process, page)
+                self._workers.append(worker)
+                self._send(worker, ("arguments", sys.argv))
+                self._selector.register(worker.connection, selectors.EVENT_READ, worker)
+        finally:
+            for page in pages:
+                os.close(page)
+
+    @property
+    def of_this_process(self) -> bool:
+        """And not of one that this process was forked from."""
+        return self._processes.of_this_process
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def ask(self, data: LazyDataset, places: np.ndarray, key: tuple[int, int] | None) -> Task:
+        """Have a batch made, of the samples at `places`, behind those that were asked for before."""
+        with self._lock, uninterrupted:
+            if self.broken is not None:
+                return Task(self._next(), 0, data.name, places, key, error=self.broken)
+            if data not in self._numbers:
+                self._register(data)
+            task = Task(self._next(), self._numbers[data], data.name, places, key)
+            self._pending.append(task)
+            self._dispatch()
+        return task
+
+    def finish(self, task: Task, meanwhile: Callable[[], None]) -> tuple[Any, Any]:
+        """(inputs, targets) of a batch, as soon as it is made; raises what making it has raised, or WorkerError.
+
+        meanwhile: called when a worker has told something.
+        """
+        while True:
+            with self._lock:
+                if task.error is not None:
+                    raise task.error
+                if task.layout is not None:
+                    with uninterrupted:
+                        return self._lend(task, task.layout)
+                if self.broken is not None and (self._closed or not self._workers):
+                    raise self.broken
+                self._receive(min(_LOOK, self._timeout))
+            meanwhile()
+
+    def abandon(self, tasks: list[Task]) -> None:
+        """Nobody waits for these any more."""
+        if not self.of_this_process:
+            return
+        self._abandoned.extend(tasks)
+        # Whoever has the lock comes to `_dispatch`.
+        if self._lock.acquire(blocking=False):
+            try:
+                with uninterrupted:
+                    self._dispatch()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """End all processes. Arrays of batches that were handed out stay."""
+        if not self.of_this_process:
+            return
+        with uninterrupted:
+            self.broken, self._closed = WorkerError("the workers have ended"), True
+            # It wakes a thread that waits for a batch, which gives it up. Not for ever: that thread may be this one,
+            # which the collector of garbage has interrupted.
+            for worker in self._workers:
+                worker.connection.end()
+            alone = self._lock.acquire(timeout=2 * _LOOK)
+            for worker in self._workers:
+                worker.connection.close()
+            self._processes.end()
+            self._selector.close()
+            for slot in self._slots.values():
+                slot.close()
+            for parcel in self._parcels.values():
+                os.close(parcel.file)
+            self._workers, self._slots, self._parcels = [], {}, {}
+            if alone:
+                self._lock.release()
+
+    # --- from here on, with the lock ------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _register(self, data: LazyDataset) -> None:
+        parcel = packed(data.name, data)
+        number = self._numbers[data] = self._next()
+        self._parcels[number] = parcel
+        weakref.finalize(data, self._forgotten.append, number).atexit = False
+
+    def _lend(self, task: Task, layout: Layout) -> tuple[Any, Any]:
+        slot, task.slot = task.slot, None
+        assert slot is not None, "it is lent once"
+        lent = sum(other.lent for other in self._slots.values())
+        return slot.lend(layout) if lent < _LENT else slot.copied(layout)
+
+    def _dispatch(self) -> None:
+        """Give tasks to workers that have few, and take memory back that is not needed."""
+        if self._abandoned:
+            self._give_up()
+        while self._forgotten:
+            number = self._forgotten.popleft()
+            os.close(self._parcels.pop(number).file)
+            for worker in self._workers:
+                if number in worker.data:
+                    worker.data.remove(number)
+                    self._send(worker, ("drop", number))
+        while self._pending and self._workers:
+            worker = min(self._workers, key=lambda w: len(w.tasks))
+            if len(worker.tasks) >= _IN_HAND:
+                break
+            self._give(worker, self._pending.popleft())
+        self._trim()
+
+    def _give_up(self) -> None:
+        while self._abandoned:
+            task = self._abandoned.popleft()
+            task.abandoned = True
+            if task.done:
+                self._give_back(task)
+        self._pending = deque(task for task in self._pending if not task.abandoned)
+        for worker in self._workers:
+            if unwanted := [number for number, task in worker.tasks.items() if task.abandoned]:
+                self._send(worker, ("forget", unwanted))
+
+    def _give(self, worker: _Worker, task: Task) -> None:
+        if task.data not in worker.data:
+            worker.data.add(task.data)
+            parcel = self._parcels[task.data]
+            self._send(worker, ("data", task.data, task.name, parcel.spans, parcel.script), [parcel.file])
+        task.slot = slot = self._slot(worker)
+        if slot.number not in worker.slots:
+            worker.slots.add(slot.number)
+            self._send(worker, ("slot", slot.number), [slot.file])
+        slot.filled_by = worker.pid
+        worker.tasks[task.number] = task
+        self._send(worker, ("make", task.number, task.data, task.places, task.key, slot.number))
+
+    def _slot(self, worker: _Worker) -> Slot:
+        """Free memory, of the latest use; best what the worker has mapped."""
+        free = [*self._free]  # others become free meanwhile
+        if not free:
+            slot = Slot(self._next(), self._free.append)
+            self._slots[slot.number] = slot
+            return slot
+        slot = next((found for found in reversed(free) if found.filled_by == worker.pid), free[-1])
+        self._free.remove(slot)
+        return slot
+
+    def _trim(self) -> None:
+        while self._free and (
+            len(self._free) > self._spare
+            or sum(slot.size for slot in self._slots.values() if not slot.lent) > self._memory
+        ):
+            slot = self._free.popleft()
+            del self._slots[slot.number]
+            for worker in self._workers:
+                if slot.number in worker.slots:
+                    worker.slots.remove(slot.number)
+                    self._send(worker, ("close", slot.number))
+            slot.close()
+
+    def _give_back(self, task: Task) -> None:
+        if task.slot is not None:
+            self._free.append(task.slot)
+            task.slot = None
+
+    def _send(self, worker: _Worker, message: Any, files: list[int] | None = None) -> None:
+        with contextlib.suppress(Closed):  # `_receive` finds that it has ended
+            worker.connection.send(message, files or ())
+
+    def _receive(self, seconds: float) -> None:
+        # An interrupt comes out here, where no message is half taken.
+        events = self._selector.select(seconds)
+        if self._closed:
+            return
+        with uninterrupted:
+            for key, _ in events:
+                self._take(key.data)
+            if not events:
+                for worker in [*self._workers]:
+                    if worker.still(seconds) >= self._timeout:
+                        worker.process.kill()
+                        self._lost(worker, f"was ended, as it has not gone on for {self._timeout:g} s")
+            self._dispatch()
+
+    def _take(self, worker: _Worker) -> None:
+        try:
+            (kind, number, *what), _ = worker.connection.receive()
+        except Closed:
+            self._lost(worker, worker.process.ending())
+            return
+        task = worker.tasks[number]
+        if kind == "sized":
+            task.size = what[0]
+            return
+        del worker.tasks[number]
+        assert task.slot is not None, "a task that was given has one"
+        if kind == "made":
+            task.slot.filled()
+            task.layout, task.damaged, task.replaced = what
+            task.size = what[0].size
+        elif kind == "failed":
+            task.error = _raised(task, worker.pid, *what)
+        else:
+            assert kind == "forgotten", kind
+        if task.abandoned or task.error is not None:
+            self._give_back(task)
+
+    def _lost(self, worker: _Worker, how: str) -> None:
+        """A worker has ended: an error in the place of the batch that it was at; others make the rest."""
+        self._selector.unregister(worker.connection)
+        self._workers.remove(worker)
+        worker.connection.close()
+        at = worker.tasks.get(worker.progress.task)
+        where = "between samples" if at is None else f"in sample {worker.progress.sample} of {at.name}"
+        error = WorkerError(f"worker process {worker.pid} {how}, {where}")
+        tasks = [*worker.tasks.values()]
+        for task in tasks:
+            self._give_back(task)
+        if at is None and tasks:
+            at = tasks[0]
+        if at is None or not self._workers:
+            self.broken = error
+        if at is not None:
+            at.error = error
+        self._pending.extendleft(task for task in reversed(tasks) if task is not at and not task.abandoned)
+
+
+def _raised(task: Task, pid: int, sample: int, pickled: bytes | None, line: str, trace: str) -> BaseException:
+    """What a worker has raised, for whoever waits for the batch."""
+    error = None
+    if pickled is not None:
+        with contextlib.suppress(Exception):  # its class is known to the worker alone
+            error = pickle.loads(pickled)
+    where = f"{task.name}: sample {sample}" if sample >= 0 else f"{task.name} in a worker process"
+    if isinstance(error, GraphkitError):
+        error.add_note(f"in {where}, made by worker process {pid}")
+        return error
+    kind = OutOfMemory if isinstance(error, MemoryError) else WorkerError
+    found = kind(f"{where}: {line}")
+    found.__cause__ = error if isinstance(error, Exception) else None
+    found.add_note(f"In worker process {pid}:\n{trace}")
+    return found

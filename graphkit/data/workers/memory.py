@@ -1,0 +1,200 @@
+"""Memory without a name, in which one process puts a batch together and another one uses it."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.data.stacking import Form, arrays, form_of, formed, names_of, parted
+from graphkit.errors import InputError, OutOfMemory
+
+# Of the beginning of an array: what vector instructions like best, and a cache line.
+_ALIGNED = 64
+
+
+class Leaf(NamedTuple):
+    """One array of a batch in its memory; the offset is in bytes."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Layout(NamedTuple):
+    """The arrays of inputs and targets, and how they belong together. size: bytes from the first to the last."""
+
+    forms: tuple[Form, Form]
+    leaves: tuple[list[Leaf], list[Leaf]]
+    size: int
+
+
+def anonymous(label: str, size: int) -> int:
+    """A file of so many bytes that is in no folder, and ends with the last process that has it open."""
+    file = os.memfd_create(f"graphkit {label}", os.MFD_CLOEXEC)
+    if size:
+        try:
+            enlarge(file, size)
+        except BaseException:
+            os.close(file)
+            raise
+    return file
+
+
+def enlarge(file: int, size: int) -> None:
+    """Raises OutOfMemory where there is less: a file that only said its size would end the process that writes it."""
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        raise OutOfMemory(f"there are no {size:,} bytes for a batch: {error.strerror}") from None
+
+
+def mapped(file: int, size: int, *, ahead: bool = True) -> mmap.mmap:
+    """ahead: all pages at once, and not each when it is first touched."""
+    return mmap.mmap(file, size, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if ahead else 0))
+
+
+class Arena:
+    """The memory of one batch, in the process that makes it. It grows as arrays are asked for."""
+
+    def __init__(self, file: int):
+        self._file = file
+        size = os.fstat(file).st_size
+        self._map = mapped(file, size) if size else None
+        self._top = 0
+        self._placed: list[tuple[np.ndarray, int]] = []
+
+    @property
+    def top(self) -> int:
+        """Bytes in use."""
+        return self._top
+
+    def begin(self) -> None:
+        """What was in it is not needed any more."""
+        self._top = 0
+        self._placed.clear()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array in this memory, but for elements that are no plain numbers, which `layout` refuses."""
+        size = math.prod(shape) * dtype.itemsize
+        if not size or _refused(dtype):
+            return np.empty(shape, dtype)
+        offset = -(-self._top // _ALIGNED) * _ALIGNED
+        if self._map is None or offset + size > len(self._map):
+            enlarge(self._file, _pages(offset + size))
+            # Arrays of before stay in the old mapping, of the same pages.
+            self._map = mapped(self._file, os.fstat(self._file).st_size)
+        found = np.frombuffer(self._map, np.uint8, size, offset).view(dtype).reshape(shape)
+        self._top = offset + size
+        self._placed.append((found, offset))
+        return found
+
+    def layout(self, source: str, inputs: Any, targets: Any) -> Layout:
+        """Where the arrays of a batch are; those that are elsewhere are copied here. Raises InputError for strings."""
+        sides = [("input", arrays(inputs)), ("target", arrays(targets))]
+        forms = [form_of(side) for _, side in sides]
+        leaves: list[list[Leaf]] = [[], []]
+        for (what, side), form, found in zip(sides, forms, leaves, strict=True):
+            for name, array in zip(names_of(form), parted(side, form), strict=True):
+                if _refused(array.dtype):
+                    label = f"{what} {name!r}" if name else what
+                    raise InputError(
+                        f"{source}: {label} holds {array.dtype}, no numbers: the memory of workers does not take it; "
+                        "workers=0 does"
+                    )
+                found.append(Leaf(self._offset(array), array.shape, array.dtype))
+        return Layout((forms[0], forms[1]), (leaves[0], leaves[1]), self._top)
+
+    def _offset(self, array: np.ndarray) -> int:
+        for placed, offset in self._placed:
+            if placed is array:
+                return offset
+        if not array.size:
+            return 0
+        copy = self.empty(array.shape, array.dtype)
+        copy[...] = array
+        return self._placed[-1][1]
+
+    def close(self) -> None:
+        self._map = None
+        self._placed.clear()
+        os.close(self._file)
+
+
+class Slot:
+    """The memory of one batch after another, in the process that takes them. `lent` while arrays look at it."""
+
+    def __init__(self, number: int, released: Callable[[Slot], None]):
+        self.number = number
+        self.file = anonymous("batch", 0)
+        self.size = 0
+        # The worker that filled it last, which has it mapped.
+        self.filled_by: int | None = None
+        self._released = released
+        self._map: mmap.mmap | None = None
+        self._lease: weakref.ref[np.ndarray] | None = None
+
+    @property
+    def lent(self) -> bool:
+        return self._lease is not None
+
+    def filled(self) -> None:
+        """A worker has put a batch in, and may have enlarged it."""
+        self.size = os.fstat(self.file).st_size
+
+    def lend(self, layout: Layout) -> tuple[Any, Any]:
+        """The arrays of a batch, which keep the memory for as long as one of them, or a view, is there."""
+        root = self._bytes(layout.size)
+        if not layout.size:
+            self._released(self)
+        else:
+            self._lease = weakref.ref(root, self._back)
+        return _formed(root, layout)
+
+    def copied(self, layout: Layout) -> tuple[Any, Any]:
+        """The arrays of a batch, which leave the memory free."""
+        found = _formed(self._bytes(layout.size).copy(), layout)
+        self._released(self)
+        return found
+
+    def _bytes(self, size: int) -> np.ndarray:
+        if not size:
+            return np.empty(0, np.uint8)
+        if self._map is None or size > len(self._map):
+            self._map = mapped(self.file, self.size)
+        return np.frombuffer(self._map, np.uint8, size)
+
+    def _back(self, _: object) -> None:
+        self._lease = None
+        self._released(self)
+
+    def close(self) -> None:
+        """Arrays that are there stay."""
+        self._map = None
+        os.close(self.file)
+
+
+def _formed(root: np.ndarray, layout: Layout) -> tuple[Any, Any]:
+    inputs, targets = ([_array(root, leaf) for leaf in side] for side in layout.leaves)
+    return formed(inputs, layout.forms[0]), formed(targets, layout.forms[1])
+
+
+def _array(root: np.ndarray, leaf: Leaf) -> np.ndarray:
+    size = math.prod(leaf.shape) * leaf.dtype.itemsize
+    return root[leaf.offset : leaf.offset + size].view(leaf.dtype).reshape(leaf.shape)
+
+
+def _refused(dtype: np.dtype) -> bool:
+    return dtype.hasobject or dtype.kind in "USTMm" or dtype.fields is not None
+
+
+def _pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,0 +1,134 @@
+"""Worker processes: fresh interpreters, which end with this process, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graphkit.errors import UnsupportedError, UsageError, WorkerError
+
+# A worker is one thread: as many of them as cores are asked for run side by side.
+_SINGLE = (
+    "GRAPHKIT_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
+
+# Finds what this process finds, whatever the options and the environment of the interpreter.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[4:]; from graphkit.data.workers.process import main; "
+    "main(*map(int, sys.argv[1:4]))"
+)
+
+# Seconds in which workers end by themselves; and in which a process ends that has closed its files.
+_GRACE, _PATIENCE = 0.5, 10.0
+
+
+class Started:
+    """One process, and this side's end of its socket."""
+
+    def __init__(self, process: subprocess.Popen[bytes], end: socket.socket):
+        self._process, self.end = process, end
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ending(self) -> str:
+        """How it has ended, whose socket is closed."""
+        try:
+            code = self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "has closed its connection"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was ended by {signal.Signals(-code).name}"
+        return f"has ended with the exit code {code}"
+
+    def wait_until(self, deadline: float) -> None:
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Processes(NamedTuple):
+    """Those of one crew. over: set when they are not needed any more."""
+
+    each: list[Started]
+    over: threading.Event
+    owner: int
+
+    @property
+    def of_this_process(self) -> bool:
+        """And not of one that this process was forked from."""
+        return os.getpid() == self.owner
+
+    def end(self) -> None:
+        """Wait until they have ended, whose connections are closed; those that do not are killed."""
+        deadline = time.monotonic() + _GRACE
+        for process in self.each:
+            process.wait_until(deadline)
+        self.over.set()
+
+
+def started(pages: Sequence[int]) -> Processes:
+    """A process for each page, the memory in which it says where it is. Raises UsageError within a worker."""
+    from graphkit.data.workers import process
+
+    if process.running:
+        raise UsageError(
+            "worker processes are asked for in a worker process, which runs the script again for the class of its data "
+            'set: put what the script does under `if __name__ == "__main__":`, or the class into a module of its own'
+        )
+    if not sys.executable or not hasattr(os, "memfd_create"):
+        raise UnsupportedError("worker processes need Linux, and a Python that can be started; workers=0 does without")
+    made: list[Started] = []
+    failed: list[OSError] = []
+    ready, over = threading.Event(), threading.Event()
+
+    def start() -> None:
+        try:
+            made.extend(_one(page) for page in pages)
+        except OSError as error:
+            failed.append(error)
+        ready.set()
+        # Linux ends a process when the thread ends that started it (prctl(2), PR_SET_PDEATHSIG).
+        over.wait()
+
+    threading.Thread(target=start, name="graphkit-workers", daemon=True).start()
+    ready.wait()
+    found = Processes(made, over, os.getpid())
+    if failed:
+        for process_ in made:
+            process_.end.close()
+        found.end()
+        raise WorkerError(f"worker processes cannot be started: {failed[0]}")
+    return found
+
+
+def _one(page: int) -> Started:
+    mine, other = socket.socketpair()
+    with other:
+        arguments = [str(number) for number in (other.fileno(), page, os.getpid())]
+        paths = [path or os.getcwd() for path in sys.path]
+        process = subprocess.Popen(
+            [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _PROGRAM, *arguments, *paths],  # type: ignore[attr-defined]
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **dict.fromkeys(_SINGLE, "1")},
+            pass_fds=(other.fileno(), page),
+            # No signal of the terminal reaches it.
+            start_new_session=True,
+        )
+    return Started(process, mine)

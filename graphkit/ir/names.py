@@ -1,0 +1,39 @@
+"""Unique names, and names in the case that functions have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+class Names:
+    """Hands out names: the hint itself the first time, then hint_1, hint_2, ..."""
+
+    __slots__ = ("_taken", "_next")
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self._taken = set(taken)
+        self._next: dict[str, int] = {}
+
+    def take(self, hint: str) -> str:
+        name = hint
+        while name in self._taken:
+            number = self._next.get(hint, 1)
+            self._next[hint] = number + 1
+            name = f"{hint}_{number}"
+        self._taken.add(name)
+        return name
+
+
+def unique_names(names: Iterable[str]) -> list[str]:
+    """The names in order, with a suffix for those that came before."""
+    allocator = Names()
+    return [allocator.take(name) for name in names]
+
+
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def snake_case(name: str) -> str:
+    """Relu -> relu, BatchNormalization -> batch_normalization, RMSNorm -> rms_norm, IsNaN -> is_nan."""
+    return _WORD.sub("_", name.replace("NaN", "Nan")).lower()

@@ -1,0 +1,294 @@
+"""Op: what an operator is, and what its class declares.
+
+Its annotated fields are its attributes; `infer`, `reference` and `grad` say what it computes. Everything else (gk
+functions, JSON, ONNX, the test suite) is derived from the class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from graphkit.errors import TypeMismatch, UsageError, did_you_mean
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Graph, Node
+from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ops._fields import COERCE, REQUIRED, Field
+
+DOMAIN = "ai.graphkit"
+
+
+class Onnx(NamedTuple):
+    """How an operator is written in ONNX: its name there, the version of its canonical form, its domain.
+
+    `renames` maps a field to the ONNX attribute of another name. Inputs in `hidden` have no ONNX counterpart.
+    """
+
+    name: str
+    since: int
+    domain: str = ""
+    renames: Mapping[str, str] = {}
+    hidden: tuple[str, ...] = ()
+
+
+class Formal(NamedTuple):
+    """A declared operand: `x`, optional `b?`, variadic `xs*`."""
+
+    name: str
+    optional: bool
+    variadic: bool
+
+    @staticmethod
+    def parse(text: str) -> Formal:
+        return Formal(text.rstrip("?*"), text.endswith("?"), text.endswith("*"))
+
+
+def with_default(formals: Sequence[Formal]) -> list[bool]:
+    """Which operands a call may leave out: optional ones with no required one behind them."""
+    last = max((i for i, f in enumerate(formals) if not f.optional and not f.variadic), default=-1)
+    return [f.optional and i > last for i, f in enumerate(formals)]
+
+
+def examples_align(inputs: Sequence[TensorType | None], batched: Sequence[bool]) -> bool:
+    """Whether operands that broadcast against each other have their examples at the same axis, and others have none."""
+    rank = max(len(t.known_shape) for t in inputs if t is not None)
+    return all(
+        t is None or (len(t.known_shape) == rank if examples else len(t.known_shape) < rank or t.known_shape[0] == 1)
+        for t, examples in zip(inputs, batched, strict=True)
+    )
+
+
+_NO_GRAPHS: Mapping[str, Graph] = MappingProxyType({})
+
+
+class Op:
+    """An operator with its attribute values. Immutable; equal when class and attributes are equal.
+
+    Class attributes: `inputs`, `outputs` (names; `"b?"` optional, `"xs*"` variadic), `types` (input name to the set of
+    allowed dtypes, or to the name of an earlier input that has the same dtype), `onnx`, `inplace` (pairs (input,
+    output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped), `shape_only`
+    (inputs of which only the shape is read), `contiguous` (the results lie one behind the other in planned memory, each
+    at a multiple of its alignment), `random` (draws from the generator; never merged), `collective` (all processes take
+    part in it, each once: it is never computed again), `pointwise` (an element of the output depends on the elements at
+    its place of the operands, which broadcast), `per_example` (operands that may have the examples of a batch along
+    their first axis, see `is_batchwise`), `substitutes` (the types of results for certain sizes are those for names,
+    with the sizes in their place, under the assumptions that `graphkit.ir.dims` records: inference asks no more of a
+    size than `may_equal` and `broadcast`, but that none is negative), `widens` (the reference computes half floats in
+    float32), `on_host` (the reference is of numpy alone: a device with memory of its own hands it copies, and takes
+    copies of what it makes), `composite` (the executor runs the nodes of `expand` in its place), `samples` (a tuple of
+    Sample, or a function that returns one).
+    """
+
+    domain: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    # Names by which files and callers may still know it.
+    former_names: ClassVar[tuple[str, ...]] = ()
+    fields: ClassVar[Mapping[str, Field]] = {}
+    inputs: ClassVar[tuple[str, ...]] = ()
+    outputs: ClassVar[tuple[str, ...]] = ("y",)
+    types: ClassVar[Mapping[str, Any]] = {}
+    onnx: ClassVar[Onnx | None] = None
+    inplace: ClassVar[tuple[tuple[int, int], ...]] = ()
+    views: ClassVar[tuple[tuple[int, int], ...]] = ()
+    shape_only: ClassVar[tuple[str, ...]] = ()
+    contiguous: ClassVar[bool] = False
+    random: ClassVar[bool] = False
+    collective: ClassVar[bool] = False
+    pointwise: ClassVar[bool] = False
+    per_example: ClassVar[tuple[str, ...]] = ()
+    substitutes: ClassVar[bool] = False
+    widens: ClassVar[bool] = True
+    on_host: ClassVar[bool] = False
+    composite: ClassVar[bool] = False
+    samples: ClassVar[Any] = ()
+    formals: ClassVar[tuple[Formal, ...]] = ()
+    # The fields that hold subgraphs.
+    _graphs: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **attrs: Any):
+        values = self.__dict__
+        for key, (_, default) in self.fields.items():
+            if key in attrs:
+                values[key] = self._coerced(key, attrs.pop(key))
+            elif default is REQUIRED:
+                raise UsageError(f"{self.name}: attribute {key!r} is required")
+            else:
+                values[key] = default
+        if attrs:
+            raise self._unknown(next(iter(attrs)))
+
+    @classmethod
+    def _coerced(cls, key: str, given: Any) -> Any:
+        """The value of an attribute as its field has it."""
+        kind, default = cls.fields[key]
+        if given is None and default is None:
+            return None
+        try:
+            return COERCE[kind](given)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{cls.name}: attribute {key}={given!r} does not fit {kind}: {error}") from None
+
+    @classmethod
+    def _unknown(cls, key: str) -> UsageError:
+        return UsageError(f"{cls.name} has no attribute {key!r}{did_you_mean(key, cls.fields)}")
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        raise AttributeError(f"{self.name} is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and self.__dict__ == other.__dict__)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.__dict__.items())})"
+
+    def attributes(self) -> Mapping[str, Any]:
+        """Attribute values that are set (None left out), in declaration order."""
+        return {k: v for k, v in self.__dict__.items() if v is not None}
+
+    def subgraphs(self) -> Mapping[str, Graph]:
+        if not self._graphs:
+            return _NO_GRAPHS
+        values = self.__dict__
+        return {key: values[key] for key in self._graphs if values[key] is not None}
+
+    def replace(self, **changes: Any) -> Self:
+        """The same operator with some attributes changed."""
+        made = object.__new__(type(self))
+        values = made.__dict__
+        values.update(self.__dict__)
+        for key, given in changes.items():
+            if key not in self.fields:
+                raise self._unknown(key)
+            values[key] = self._coerced(key, given)
+        return made
+
+    # --- what a family file defines ---------------------------------------------------------------
+
+    def infer(self, *inputs: Any) -> Any:
+        """Output type(s) from input types (None for an absent optional). Raises TypeMismatch."""
+        raise NotImplementedError(f"{self.name}.infer")
+
+    def reference(self, xp: Any, *inputs: Any) -> Any:
+        """Output array(s) from input arrays: the definition, on numpy or cupy."""
+        raise NotImplementedError(f"{self.name}.reference")
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
+        """How many products are summed up, for types of known rank; None for what is no sum of products."""
+        return None
+
+    def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
+        """The rank that each operand must have, as far as the operator and the other operands' types tell it."""
+        return ()
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        """Whether the examples of a batch stay apart, so that parts of it can be computed one after the other.
+
+        Examples lie along the first axis of the `batched` operands, at least one, and of every result: example i of the
+        results depends on no others of those than example i. `inputs` are types of known rank, None for an absent one.
+        """
+        if self.pointwise:
+            return examples_align(inputs, batched)
+        # Views have the same elements in the same order, and as many examples as before.
+        examples = self.per_example or ("x",) * bool(self.views)
+        return bool(examples) and self._has_examples(examples, inputs, batched)
+
+    def _has_examples(self, names: Sequence[str], inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        """Whether the operands with these names have examples, as far as they are there, and no other one has any."""
+        last = len(self.formals) - 1
+        expected = [self.formals[min(i, last)].name in names for i in range(len(inputs))]
+        return all(t is None or b == e for t, b, e in zip(inputs, batched, expected, strict=True))
+
+    # `grad(self, node, *output_gradients)` builds the gradient of each input (None: not differentiable in it);
+    # `expand(self, *inputs)` builds the same result from standard operators. Both are optional.
+    grad: ClassVar[Any] = None
+    expand: ClassVar[Any] = None
+
+    # --- derived ------------------------------------------------------------------------------------
+
+    def infer_types(self, inputs: Sequence[Type | None]) -> tuple[Type, ...]:
+        """Check arity and dtypes, then infer; raises TypeMismatch."""
+        self._check_operands(inputs)
+        result = self.infer(*inputs)
+        return result if isinstance(result, tuple) else (result,)
+
+    def _check_operands(self, inputs: Sequence[Type | None]) -> None:
+        formals, given = self.formals, len(inputs)
+        if given > len(formals) and not (formals and formals[-1].variadic):
+            raise TypeMismatch(f"takes at most {len(formals)} operands, {given} given")
+        seen: dict[str, DType] = {}
+        for position, (name, optional, variadic) in enumerate(formals):
+            if not optional and not variadic and (position >= given or inputs[position] is None):
+                raise TypeMismatch(f"operand {name!r} is missing")
+            if variadic and not optional and None in inputs[position:]:
+                raise TypeMismatch(f"operand {inputs.index(None, position)}, one of {name!r}, is missing")
+            allowed = self.types.get(name)
+            if allowed is None:
+                continue
+            for operand in inputs[position:] if variadic else inputs[position : position + 1]:
+                if operand is None:
+                    continue
+                if not isinstance(operand, TensorType):
+                    raise TypeMismatch(f"operand {name!r} must be a tensor, not {operand}")
+                dtype = operand.dtype
+                if isinstance(allowed, str):
+                    same_as = seen.setdefault(allowed, dtype)
+                    fits = dtype is same_as
+                else:
+                    fits = dtype in allowed
+                if not fits:
+                    wanted = (
+                        f"{same_as}, as {allowed!r}"
+                        if isinstance(allowed, str)
+                        else "one of " + ", ".join(sorted(map(str, allowed)))
+                    )
+                    raise TypeMismatch(f"operand {name!r} is {dtype}; expected {wanted}")
+                seen.setdefault(name, dtype)
+
+    def named_inputs(self, operands: Sequence[Any]) -> dict[str, Any]:
+        """Operands by declared name; a variadic one is a tuple, an absent one None."""
+        table: dict[str, Any] = {}
+        for position, formal in enumerate(self.formals):
+            if formal.variadic:
+                table[formal.name] = tuple(operands[position:])
+            else:
+                table[formal.name] = operands[position] if position < len(operands) else None
+        return table
+
+
+OpT = TypeVar("OpT", bound=Op)
+T = TypeVar("T")
+
+
+def operator(node: Node, kind: type[T]) -> T:
+    """The node's operator, which is of class `kind`: an operator's, a base's that several share, or Op."""
+    op = node.op
+    if not isinstance(op, kind):
+        raise TypeError(f"{node.describe()}: its operator is no {kind.__name__}")
+    return op
+
+
+def declared(cls: type[OpT]) -> type[OpT]:
+    """What `op` does but for the registration: of operators that mean something within a running job alone, that files
+    do not have and callers do not name."""
+    fields: dict[str, Field] = {}
+    # What Op itself annotates are class attributes.
+    for base in [b for b in reversed(cls.__mro__) if b is not Op]:
+        for key, annotation in inspect.get_annotations(base).items():
+            text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+            if text.startswith("ClassVar"):
+                continue
+            kind = text.removesuffix(" | None")
+            if kind not in COERCE:
+                raise UsageError(f"{cls.__name__}.{key}: attributes are one of {', '.join(COERCE)}, not {text!r}")
+            default = base.__dict__.get(key, None if kind != text else REQUIRED)
+            fields[key] = Field(kind, default if default is REQUIRED or default is None else COERCE[kind](default))
+    cls.fields = fields
+    cls.name = cls.__dict__.get("name") or cls.__name__
+    cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
+    cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
+    return cls

@@ -1,0 +1,261 @@
+"""The registry of all operators, and the functions that make their nodes."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from graphkit.errors import UnsupportedOperator, UsageError, did_you_mean
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.names import snake_case
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import TensorType
+from graphkit.ops import _calls
+from graphkit.ops._calls import function_name
+from graphkit.ops._op import Op, OpT, declared, with_default
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    # What the function of an operator takes for an input: see `as_value`.
+    Operand: TypeAlias = Value | Tensor | ArrayLike
+
+
+class Registry:
+    """All operators, by (domain, name) and by function name. The only list of operators."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, str], type[Op]] = {}
+        self._former: dict[tuple[str, str], type[Op]] = {}
+        self._functions: dict[str, OpFunction] = {}
+
+    def add(self, cls: type[Op]) -> None:
+        key = (cls.domain, cls.name)
+        function = function_name(cls)
+        self._replace(cls, function)
+        if key in self._by_key:
+            raise UsageError(f"operator {cls.domain or 'ai.onnx'}.{cls.name} is registered already")
+        if function in self._functions:
+            raise UsageError(f"an operator named {function!r} is registered already, in another domain")
+        self._by_key[key] = cls
+        self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
+        self._functions[function] = OpFunction(cls, function)
+
+    def _replace(self, cls: type[Op], function: str) -> None:
+        """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
+        same_name = self._functions.get(function)
+        found = {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op}
+        for old in [other for other in found if other is not None]:
+            again = (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
+            if (again or old.__module__ == cls.__module__ == "__main__") and not _is_built_in(old):
+                warnings.warn(
+                    f"operator {cls.domain or 'ai.onnx'}.{cls.name} is defined again; graphs made before keep the "
+                    "operator that they were made with",
+                    stacklevel=4,
+                )
+                self.remove(old)
+
+    def remove(self, cls: type[Op]) -> None:
+        """Take back a registration (for tests of custom operators)."""
+        del self._by_key[cls.domain, cls.name]
+        self._former = {key: known for key, known in self._former.items() if known is not cls}
+        del self._functions[function_name(cls)]
+
+    def find(self, domain: str, name: str) -> type[Op] | None:
+        """The operator of this name, or of this former name."""
+        return self._by_key.get((domain, name)) or self._former.get((domain, name))
+
+    def get(self, domain: str, name: str) -> type[Op]:
+        found = self.find(domain, name)
+        if found is None:
+            known = [n for d, n in self._by_key if d == domain]
+            raise UnsupportedOperator(f"operator {domain or 'ai.onnx'}.{name} is not known{did_you_mean(name, known)}")
+        return found
+
+    def function(self, name: str) -> OpFunction | None:
+        found = self._functions.get(name)
+        if found is None:
+            former = next((cls for (_, old), cls in self._former.items() if snake_case(old) == name), None)
+            found = None if former is None else self._functions[function_name(former)]
+        return found
+
+    def function_of(self, cls: type[Op]) -> OpFunction:
+        """The function of a registered operator."""
+        return self._functions[function_name(cls)]
+
+    def __iter__(self) -> Iterator[type[Op]]:
+        return iter(self._by_key.values())
+
+    def function_names(self) -> list[str]:
+        return sorted(self._functions)
+
+
+def _is_built_in(cls: type[Op]) -> bool:
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+registry = Registry()
+
+
+def op(cls: type[OpT]) -> type[OpT]:
+    """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
+    registry.add(declared(cls))
+    return cls
+
+
+# --- making nodes ---------------------------------------------------------------------------------
+
+
+def constant(value: Any, dtype: Any = None) -> Value:
+    """A Constant node holding `value`."""
+    return F.constant(value=Tensor(value, dtype))
+
+
+def as_value(operand: Any, like: Value | None = None) -> Value:
+    """A Value for a Value, an array or a Python number; numbers take the dtype of `like`."""
+    if isinstance(operand, Value):
+        return operand
+    if isinstance(operand, (bool, int, float)) and like is not None:
+        if isinstance(operand, float) and not like.dtype.is_float:
+            raise UsageError(f"a float constant {operand!r} beside {like}: cast one of them")
+        return constant(np.asarray(operand, dtype=like.dtype.numpy))
+    if isinstance(operand, (bool, int, float, np.ndarray, np.generic, Tensor, list, tuple)):
+        if isinstance(operand, Tensor):
+            return F.constant(value=operand)
+        if isinstance(operand, float):
+            return constant(np.float32(operand))
+        if isinstance(operand, (list, tuple)) and any(isinstance(item, Value) for item in operand):
+            raise UsageError(
+                f"a list of graph values is no operand: gk.concat joins tensors; [{', '.join(map(str, operand))}]"
+            )
+        return constant(np.asarray(operand))
+    raise UsageError(f"a {type(operand).__name__} is not a graph value")
+
+
+def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
+    """Make a node; return its output, or the tuple of its outputs when it has several."""
+    values = [_operand(operator, i, operands) for i in range(len(operands))]
+    while values and values[-1] is None:
+        values.pop()
+    outputs = Node(operator, values, name, meta).outputs
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _operand(operator: Op, position: int, operands: Sequence[Any]) -> Value | None:
+    operand = operands[position]
+    if operand is None or isinstance(operand, Value):
+        return operand
+    number = isinstance(operand, (bool, int, float))
+    return as_value(operand, _number_like(operator, position, operands) if number else None)
+
+
+def _number_like(operator: Op, position: int, operands: Sequence[Any]) -> Value | None:
+    """The operand whose dtype a plain number takes: one of the same type variable, else the first if its dtype fits."""
+    given = [(i, v) for i, v in enumerate(operands) if isinstance(v, Value) and isinstance(v.type, TensorType)]
+    variable = _type_variable(operator, position)
+    for other, value in given:
+        if variable and _type_variable(operator, other) == variable:
+            return value
+    allowed = operator.types.get(variable, ())
+    return next((value for _, value in given[:1] if value.dtype in allowed), None)
+
+
+def _type_variable(operator: Op, position: int) -> str:
+    """The name of the operand that decides the dtype at `position`."""
+    formals = operator.formals
+    if not formals:
+        return ""
+    name = formals[min(position, len(formals) - 1)].name
+    while isinstance(constraint := operator.types.get(name), str):
+        name = constraint
+    return name
+
+
+class OpFunction:
+    """`gk.softmax(x, axis=1)`: inputs by position or keyword, attributes by keyword, `name=` for the node."""
+
+    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_plain")
+
+    def __init__(self, cls: type[Op], function: str):
+        self.op = cls
+        self._keywords = frozenset([*cls.fields, *(f.name for f in cls.formals)])
+        self._lists = _calls.list_positions([f.name for f in cls.formals])
+        self.__name__ = function
+        self._signature: inspect.Signature | None = None
+        self._plain: Op | None = None  # the operator without attributes given, shared by the nodes that use it
+
+    def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
+        cls = self.op
+        formals = cls.formals
+        if formals and formals[0].variadic:
+            if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+                operands = tuple(operands[0])
+            else:
+                _calls.check_combined(cls, operands)
+                _calls.check_list(cls, operands)
+        elif len(operands) > len(formals) and not (formals and formals[-1].variadic):
+            raise _calls.too_many(cls, operands)
+        if not keywords.keys() <= self._keywords:
+            keywords = _calls.attributes(cls, operands, keywords)
+        values = list(operands)
+        for position, formal in enumerate(formals):
+            if formal.name in keywords and formal.name not in cls.fields:
+                values.extend([None] * (position + 1 - len(values)))
+                values[position] = keywords.pop(formal.name)
+        for position in self._lists:
+            if position < len(values) and isinstance(values[position], (int, np.integer)):
+                values[position] = _calls.as_list(cls, values, position)
+        if keywords:
+            return apply(cls(**keywords), *values, name=name, meta=meta)
+        if self._plain is None:
+            self._plain = cls()
+        return apply(self._plain, *values, name=name, meta=meta)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return inspect.getdoc(self.op) or ""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        if self._signature is None:
+            parameters = [
+                inspect.Parameter(
+                    f.name,
+                    inspect.Parameter.VAR_POSITIONAL if f.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=None if given else inspect.Parameter.empty,
+                )
+                for f, given in zip(self.op.formals, with_default(self.op.formals), strict=True)
+            ]
+            parameters += [
+                inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.kind)
+                for k, f in self.op.fields.items()
+            ]
+            parameters.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default="", annotation="str"))
+            self._signature = inspect.Signature(parameters)
+        return self._signature
+
+    def __repr__(self) -> str:
+        return f"<operator {self.__name__}>"
+
+
+class _Functions:
+    """`F.relu(x)`: every operator as a function, looked up when called, so that families need not import each other."""
+
+    def __getattr__(self, name: str) -> OpFunction:
+        found = registry.function(name)
+        if found is None:
+            raise AttributeError(f"no operator {name!r}{did_you_mean(name, registry.function_names())}")
+        return found
+
+
+if TYPE_CHECKING:
+    # A stub made from the registry: see graphkit.checks.stub.
+    from graphkit.ops import _functions
+
+    F = _functions
+else:
+    F = _Functions()

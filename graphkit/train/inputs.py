@@ -1,0 +1,52 @@
+"""The inputs of a batch as callers give them, by name, in arrays that programs take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError
+from graphkit.executor.run.feeds import convert
+from graphkit.ir.types import TensorType, Type
+
+
+class Inputs:
+    """The inputs of a model, whose types are by name."""
+
+    def __init__(self, types: Mapping[str, Type]):
+        self.types = dict(types)
+        self.names = tuple(types)
+
+    def converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays of a batch in the types of these inputs, without a copy where that can be; others as they are.
+
+        Raises InputError, naming the input, for those that do not fit.
+        """
+        return {n: _converted(n, self.types[n], a) if n in self.types else a for n, a in given.items()}
+
+
+def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """Arrays by name, of one array, a tuple in the order of `names`, or a dict; InputError for another number."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    arrays = given if isinstance(given, tuple) else (given,)
+    if len(arrays) != len(names):
+        raise InputError(f"{len(names)} {what} are expected ({', '.join(names)}), {len(arrays)} given")
+    return dict(zip(names, arrays, strict=True))
+
+
+def _converted(name: str, kind: Type, array: Any) -> Any:
+    """The array for an input; of a batch that the model does not take, the error names what frees it."""
+    try:
+        return convert(name, kind, array)
+    except InputError as error:
+        shape = kind.shape if isinstance(kind, TensorType) else None
+        given = np.shape(array)
+        if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
+            raise
+        raise InputError(
+            f"{error}; its batches are of {shape[0]}: free_batch(net) (--free-batch) makes it take any, or "
+            f"axes={{{name!r}: ...}} (--batch-axis) says which axis counts samples, if not the first"
+        ) from None

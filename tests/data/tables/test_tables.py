@@ -1,0 +1,306 @@
+"""Tables with gaps and names, against what numpy says of the same cells."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from graphkit import data
+from graphkit.data.tables import reading
+from graphkit.data.tables.encoding import Encoding
+from graphkit.errors import InputError, UsageError
+
+TEXT = """age,city,income,rooms,price
+30,Bern,1000.5,2,100.5
+,Basel,2000,3,200
+50,Bern,,1,300
+40,,4000,2,400
+20,Chur,1500,4,50
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    found = tmp_path / "houses.csv"
+    found.write_text(TEXT)
+    return found
+
+
+def test_gaps_and_names(path):
+    found = data.read(path, missing="mean")
+    assert found.names == ("x",)
+    mean_age, mean_income = np.mean([30, 50, 40, 20]), np.mean([1000.5, 2000, 4000, 1500])
+    expected = [
+        # age, income, rooms, Basel, Bern, Chur
+        [30, 1000.5, 2, 0, 1, 0],
+        [mean_age, 2000, 3, 1, 0, 0],
+        [50, mean_income, 1, 0, 1, 0],
+        [40, 4000, 2, 0, 0, 0],
+        [20, 1500, 4, 0, 0, 1],
+    ]
+    np.testing.assert_array_equal(found.inputs, np.array(expected, np.float32))
+    np.testing.assert_array_equal(found.targets, np.array([100.5, 200, 300, 400, 50], np.float32))
+
+
+def test_codes_flags_and_scales(path):
+    found = data.read(path, missing="median", indicator=True, scale="standard", categories="codes")
+    assert found.inputs["categories"].tolist() == [[2], [1], [2], [0], [3]]
+    assert found.inputs["categories"].dtype == np.int64
+    assert found.encoding.sizes == (4,)
+    known = np.array([30, 50, 40, 20.0])
+    age = (np.array([30, np.median(known), 50, 40, 20]) - known.mean()) / known.std()
+    np.testing.assert_allclose(found.inputs["x"][:, 0], age, rtol=1e-6)
+    assert found.inputs["x"][:, 1].tolist() == [0, 1, 0, 0, 0]
+    assert found.inputs["x"].shape == (5, 5), "age, its flag, income, its flag, rooms without one"
+    scaled = data.read(path, missing="zero", scale="minmax", drop="city").inputs
+    assert scaled[:, 2].tolist() == pytest.approx([1 / 3, 2 / 3, 0, 1 / 3, 1])
+
+
+def test_the_test_part_teaches_nothing(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("v,c,y\n" + "".join(f"{i},c{i % 50},{i % 2}\n" for i in range(100)))
+    train, test = data.load(path, scale="standard", categories="codes", test_fraction=0.5, seed=3)
+    np.testing.assert_allclose(train.inputs["x"].mean(), 0, atol=1e-6)
+    assert abs(test.inputs["x"].mean()) > 1e-3
+    values = train.encoding.categories[0].values
+    assert 25 <= len(values) < 50
+    assert (test.inputs["categories"] == 0).any(), "a city that was never seen"
+    # The split is that of other data, by class.
+    assert np.bincount(test.targets).tolist() == [25, 25]
+
+
+def test_chosen_columns_and_several_targets(path):
+    found = data.read(path, target=["price", "rooms"], columns="income,age", missing="zero")
+    assert sorted(found.targets) == ["price", "rooms"]
+    assert found.targets["rooms"].dtype == np.int64
+    assert found.inputs.shape == (5, 2)
+    with pytest.raises(InputError, match=r"the target 'city' has no value in 1 of 5 rows, first in line 5"):
+        data.read(path, target="city", missing="mean")
+    with pytest.raises(InputError, match=r"no column 'incom'; did you mean 'income'"):
+        data.read(path, columns="incom")
+    with pytest.raises(InputError, match="no column 'cty'"):
+        data.read(path, drop="cty")
+    with pytest.raises(InputError, match="no column is left"):
+        data.read(path, drop="age,city,income,rooms")
+
+
+def test_numbers_that_are_names(tmp_path):
+    path = tmp_path / "zip.csv"
+    path.write_text("zip,y\n3000,0\n8000,1\n3000,1\n")
+    assert data.read(path).inputs.tolist() == [[3000], [8000], [3000]]
+    found = data.read(path, categorical="zip")
+    assert found.inputs.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert found.encoding.categories[0].values == ("3000", "8000")
+    path.write_text("zip,y\n3000,0\n8000,1\nA1,1\n")
+    with pytest.raises(InputError, match=r"line 4: 'A1' in column 'zip' is no number.*categorical=zip"):
+        data.read(path)
+    assert data.read(path, categorical="zip").inputs.shape == (3, 3)
+
+
+def test_a_kind_that_shows_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_ROWS", 2)
+    path = tmp_path / "late.csv"
+    path.write_text("a,b,y\n,1,0\n,2,1\nred,3,0\nblue,,1\n,5,0\n")
+    found = data.read(path, missing="zero", categories="codes")
+    assert found.inputs["categories"].tolist() == [[0], [0], [2], [1], [0]]
+    assert found.inputs["x"].tolist() == [[1], [2], [3], [0], [5]]
+    path.write_text("a,y\n1,0\n2,1\nred,0\n")
+    with pytest.raises(InputError, match=r"line 4: 'red' in column 'a' is no number, as '1' in line 2 is"):
+        data.read(path)
+    path.write_text("a,y\nred,0\nblue,1\n7,0\n")
+    with pytest.raises(InputError, match=r"line 2: 'red' in column 'a' is no number, as '7' in line 4 is"):
+        data.read(path)
+
+
+def test_a_pair_of_files_is_read_alike(tmp_path):
+    (tmp_path / "train.csv").write_text("c,v,y\nred,1,0\nblue,3,1\n")
+    (tmp_path / "test.csv").write_text("c,v,y\nblue,5,1\ngreen,,0\n")
+    train, test = data.load(tmp_path, categories="codes", scale="standard", missing="mean")
+    assert train.inputs["categories"].tolist() == [[2], [1]]
+    assert test.inputs["categories"].tolist() == [[1], [0]]
+    assert test.inputs["x"].tolist() == [[3], [0]]
+    again = data.read(tmp_path / "test.csv", like=train, missing="mean")
+    np.testing.assert_array_equal(again.inputs["x"], test.inputs["x"])
+    joined = data.read(tmp_path, categories="codes", missing="zero")
+    assert joined.inputs["categories"].tolist() == [[2], [1], [1], [0]]
+
+
+def test_other_tables_of_a_model(tmp_path, path):
+    encoding = data.read(path, missing="mean", categories="codes").encoding
+    again = Encoding.from_json(encoding.to_json())
+    assert again == encoding
+    other = tmp_path / "other.csv"
+    for text, message in (
+        ("age,income,rooms,price\n1,2,3,4\n", r"other\.csv: there is no column 'city'"),
+        ("age,city,income,rooms,price\nold,Bern,2,3,4\n", "column 'age' holds text, and held numbers"),
+        ("age,city,income,rooms,price\n1,3000,2,3,4\n", "column 'city' holds numbers, and held names"),
+        ("age,city,income,rooms,price\n1,Bern,2,,4\n", None),
+    ):
+        other.write_text(text)
+        table = reading.read_table(other)
+        if message is None:
+            assert np.isfinite(again.inputs(table)["x"]).all()
+        else:
+            with pytest.raises(InputError, match=message):
+                again.inputs(table)
+    for text in ("", "[]", "{}", '{"numbers": [{"name": "a", "size": 2}], "categories": [], "onehot": true}',
+                 '{"numbers": [], "categories": [{"name": "a", "values": 3}], "onehot": true}',
+                 '{"numbers": [{"name": "a", "scale": "x"}], "categories": [], "onehot": true}'):  # fmt: skip
+        with pytest.raises(InputError, match="no columns of a table"):
+            Encoding.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message", "error"),
+    [
+        (TEXT, {}, r"column 'age' has no value in 1 of 5 rows, first in line 3; missing=mean", InputError),
+        (TEXT, {"missing": "men"}, "missing is one of raise, mean, median, zero", UsageError),
+        (TEXT, {"missing": "mean", "categories": "hash"}, "categories is one of onehot, codes", UsageError),
+        (TEXT, {"missing": "mean", "scale": "log"}, "scale is one of", UsageError),
+        (TEXT, {"missing": "mean", "colums": "a"}, "no option 'colums'; did you mean 'columns'", UsageError),
+        (TEXT, {"header": "maybe"}, "header is true or false", UsageError),
+        ("a,a,y\n1,2,3\n", {}, "two columns are called 'a'", InputError),
+        ("a,y\n1,0\n2\n", {}, "1 cells in a line that begins '2', up to line 3; the first line has 2", InputError),
+        ("a,b,y\n1,,0\n2,,1\n", {"missing": "mean"}, "column 'b' is empty in all rows to train on; drop=b", InputError),
+        ("y\n1\n2\n", {}, "no column is left", InputError),
+        ('a,y\n"1,0\n2,1\n', {}, r"a header, and no sample|cells in a line", InputError),
+    ],
+)
+def test_what_cannot_be_read(tmp_path, text, options, message, error):
+    path = tmp_path / "set.csv"
+    path.write_text(text)
+    with pytest.raises(error, match=message) as caught:
+        data.read(path, **options)
+    assert "set.csv" in str(caught.value) or error is UsageError
+
+
+def test_a_column_of_free_text_is_no_category(tmp_path):
+    path = tmp_path / "set.csv"
+    path.write_text("note,v,y\n" + "".join(f"note {i},{i},{i % 2}\n" for i in range(1500)))
+    with pytest.raises(InputError, match=r"column 'note' has 1500 different texts in 1500 rows.*drop=note"):
+        data.read(path)
+    assert data.read(path, drop="note").inputs.shape == (1500, 1)
+
+
+def test_separators_and_headers(tmp_path):
+    (tmp_path / "a.tsv").write_text("a\ty\n1\t0\n2\t1\n")
+    assert data.read(tmp_path / "a.tsv").inputs.tolist() == [[1], [2]]
+    (tmp_path / "b.csv").write_text("red;x\nblue;y\nred;y\n")
+    found = data.read(tmp_path / "b.csv", delimiter=";", header=False)
+    assert found.classes == ("x", "y")
+    assert found.inputs.tolist() == [[0, 1], [1, 0], [0, 1]]
+    assert len(data.read(tmp_path / "b.csv", delimiter=";")) == 2
+    (tmp_path / "c.csv").write_text("1,2,0\n\n3,4,1\n\n")
+    assert len(data.read(tmp_path / "c.csv")) == 2
+
+
+# --- Parquet ----------------------------------------------------------------------------------------
+
+
+def test_parquet_and_csv_are_read_alike(tmp_path, path):
+    convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+    pa.parquet.write_table(pa.csv.read_csv(path, convert_options=convert), tmp_path / "houses.parquet")
+    options = {"missing": "mean", "categories": "codes", "scale": "standard", "indicator": True}
+    text, binary = data.load(path, **options), data.load(tmp_path / "houses.parquet", **options)
+    for one, other in zip(text, binary, strict=True):
+        assert list(one.inputs) == list(other.inputs)
+        for name in one.inputs:
+            np.testing.assert_array_equal(one.inputs[name], other.inputs[name])
+        np.testing.assert_array_equal(one.targets, other.targets)
+    assert text.train.encoding == binary.train.encoding
+
+
+def test_types_of_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+
+    path = tmp_path / "a.parquet"
+    columns = {
+        "i": pa.array([1, None, 3], pa.int8()),
+        "b": pa.array([True, False, None]),
+        "d": pa.array([decimal.Decimal("1.50"), None, decimal.Decimal("2.25")]),
+        "f": pa.array([0.5, float("nan"), 2.0], pa.float32()),
+        "c": pa.array(["u", None, "v"]).dictionary_encode(),
+        "y": pa.array([0, 1, 1]),
+    }
+    pa.parquet.write_table(pa.table(columns), path)
+    found = data.read(path, missing="zero", categories="codes")
+    assert found.inputs["x"].tolist() == [[1, 1, 1.5, 0.5], [0, 0, 0, 0], [3, 0, 2.25, 2]]
+    assert found.inputs["categories"].tolist() == [[1], [0], [2]]
+    pa.parquet.write_table(pa.table(columns | {"t": pa.array([datetime.date(2020, 1, 1)] * 3)}), path)
+    with pytest.raises(InputError, match=r"column 't' holds date32.*drop=t"):
+        data.read(path, missing="zero", target="y")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet"):
+        data.read(path)
+    pa.parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), path)
+    with pytest.raises(InputError, match="there is no row"):
+        data.read(path)
+
+
+def test_dates_can_be_left_out(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(
+        pa.table({"v": [1.0, 2.0], "t": pa.array([datetime.date(2020, 1, 1)] * 2), "y": [0, 1]}), path
+    )
+    assert data.read(path, drop="t").inputs.tolist() == [[1], [2]]
+
+
+# --- ratings ----------------------------------------------------------------------------------------
+
+RATINGS = [(10, 7, 3.0, 30), (2, 7, 4.5, 10), (10, 300, 1.0, 20), (2, 5, 2.0, 50), (2, 300, 5.0, 50)]
+
+
+@pytest.mark.parametrize("name", ["u.data", "ratings.dat", "ratings.csv"])
+def test_movielens(tmp_path, name):
+    mark = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}[name]
+    lines = [mark.join(map(str, row)) for row in RATINGS]
+    if name == "ratings.csv":
+        lines.insert(0, "userId,movieId,rating,timestamp")
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    for spec in (tmp_path, f"ratings:{tmp_path}", f"ratings:{tmp_path / name}"):
+        found = data.read(spec)
+        assert found.users == ("2", "10")
+        assert found.items == ("5", "7", "300")
+        assert found.inputs["user"].tolist() == [1, 0, 1, 0, 0]
+        assert found.inputs["item"].tolist() == [1, 1, 2, 0, 2]
+        assert found.targets.tolist() == [3.0, 4.5, 1.0, 2.0, 5.0]
+    train, test = data.load(tmp_path, held_out="last")
+    # Of two at the same time, the one that stands last.
+    assert test.targets.tolist() == [3.0, 5.0]
+    assert train.targets.tolist() == [4.5, 1.0, 2.0]
+    assert [len(part) for part in data.load(tmp_path, test_fraction=0.4)] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1\t2\n", "2 columns; user, item, rating"),
+        ("1 2 3\n", "tabs, :: or commas"),
+        ("", "tabs, :: or commas"),
+        ("1\t2\tgood\t4\n2\t2\tbad\t4\n", "holds text; ratings and times are numbers"),
+        ("1\t2\t3\t4\n1\t\t3\t4\n", "line 2: there is no item"),
+        ("1\t2\t3\t4\n1\t3\t\t4\n", "line 2: there is no rating"),
+    ],
+)
+def test_bad_ratings(tmp_path, text, message):
+    (tmp_path / "u.data").write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        data.read(f"ratings:{tmp_path}")
+    assert "u.data" in str(caught.value)
+
+
+def test_ratings_without_times(tmp_path):
+    (tmp_path / "r.csv").write_text("1,2,3\n1,3,4\n")
+    assert len(data.read(f"ratings:{tmp_path / 'r.csv'}")) == 2
+    with pytest.raises(InputError, match="needs times"):
+        data.load(f"ratings:{tmp_path / 'r.csv'}", held_out="last")
+    with pytest.raises(UsageError, match="held_out is random or last"):
+        data.load(f"ratings:{tmp_path / 'r.csv'}", held_out="first")
