@@ -78,7 +78,7 @@ def test_usage(call, run, tmp_path):
 
 
 def started(*arguments):
-    command = [sys.executable, "-m", "graphkit", "report", *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", "graphkit", "report", *map(str, arguments)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
@@ -130,7 +130,7 @@ def test_no_page_is_half_written_whenever_it_is_killed(tmp_path):
     (tmp_path / "run/.lock").write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": 0}))
     arguments = [str(tmp_path / "run"), "-o", str(page), "--watch", "--no-predictions"]
     for pages in (2, 3, 5):
-        process = subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-P", "-c", script, *arguments], stderr=subprocess.PIPE, text=True)
         stamps = set()
 
         def enough(stamps=stamps, pages=pages):

@@ -116,7 +116,7 @@ def lock(folder, **held):
 
 def test_a_run_goes_on_while_its_process_lives(run_folder, records):
     folder = run_folder("run", [records.epoch(1, loss=1.0)])
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-P", "-c", "input()"], stdin=subprocess.PIPE) as process:
         lock(folder, pid=process.pid, host=platform.node(), since=0)
         assert read_run(folder).goes_on
         assert read_run(folder).status == "running: 1 epochs are over"

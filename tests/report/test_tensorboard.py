@@ -208,7 +208,9 @@ gk.Trainer(net).fit(data, data, epochs=100000, batch_size=8, callbacks=[gk.Tenso
 def test_killed_it_leaves_whole_records(tmp_path):
     for number, more in enumerate((1, 7_001, 33_333)):
         folder = tmp_path / str(number)
-        process = subprocess.Popen([sys.executable, "-c", TRAINING, str(folder)], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", TRAINING, str(folder)], stderr=subprocess.PIPE, text=True
+        )
         try:
             for _ in range(1200):
                 written = sum(p.stat().st_size for p in folder.glob("*")) if folder.exists() else 0
@@ -323,7 +325,7 @@ def test_a_full_disk_is_told(tmp_path):
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    command = [sys.executable, "-c", TRAINING, str(tmp_path / "events")]
+    command = [sys.executable, "-P", "-c", TRAINING, str(tmp_path / "events")]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, timeout=120, check=False)
     assert done.returncode == 1
     assert "RuntimeFailure" in done.stderr
