@@ -126,7 +126,8 @@ def _validation(run: Run, net: Model, spec: str | None, valid_spec: str | None, 
 
     own = run.options
     if valid_spec is None and spec is None:
-        spec, valid_spec = own.get("data_spec"), own.get("valid_spec")
+        # Paths in the config hold wherever the command is called.
+        spec, valid_spec = (run.settings.get(name, own.get(f"{name}_spec")) for name in ("data", "valid"))
         options = source_options(tuple(own.get("data_options") or ())) | options
     if spec is None and valid_spec is None:
         raise UsageError("its folder does not say which data it was trained on; --data says what to predict")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit import cli
 
 
@@ -52,12 +55,9 @@ def test_data_that_are_asked_for_have_to_be_there(call, run, tmp_path):
 
 
 def test_data_of_the_run_that_are_gone_are_told(call, tmp_path, run):
-    (tmp_path / "run").mkdir()
-    for file in run.iterdir():
-        (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "run/checkpoint.json").write_text(
-        (run / "checkpoint.json").read_text().replace('"digits"', '"gone.npz"')
-    )
+    shutil.copytree(run, tmp_path / "run")
+    config = (run / "config.toml").read_text()
+    (tmp_path / "run/config.toml").write_text(config.replace('data = "digits"', 'data = "gone.npz"'))
     code, _, err = call("report", tmp_path / "run", "-o", tmp_path / "page.html")
     assert code == 0
     assert "run: no predictions: gone.npz: no such file" in err
@@ -167,3 +167,37 @@ def test_interrupted_watching_leaves_the_page(tmp_path):
         process.kill()
         process.communicate()
     assert page.read_text().endswith("</html>\n")
+
+
+def test_several_outputs_are_told_apart(call, tmp_path):
+    """The first output that has a loss is predicted, by the target of its name."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 3)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, kind=(x[:, 0] > 0).astype(np.int64), size=x[:, 1:2])
+    value = gk.input("x", ["N", 3])
+    net = gk.Model({"size": gk.nn.linear(value, 1, name="a"), "kind": gk.nn.linear(value, 2, name="b")})
+    net.save(tmp_path / "net.json")
+    losses = ["--loss", "kind=softmax_cross_entropy", "--loss", "size=mse", "--output-name", "kind"]
+    arguments = ["train", str(tmp_path / "net.json"), "--data", str(tmp_path / "data.npz"), *losses]
+    assert cli.invoke([*arguments, "--tensorboard", "-o", str(tmp_path / "run")]) == 0
+    code, _, err = call("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    assert code == 0
+    assert "warning" not in err
+    assert "output kind: " in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_of_a_table(call, tmp_path, monkeypatch):
+    """Trained elsewhere by a relative path, too."""
+    rows = "".join(f"{n % 80},{('rome', 'oslo')[n % 2]},{('young', 'old')[n % 80 > 40]}\n" for n in range(200))
+    (tmp_path / "people.csv").write_text("age,city,label\n" + rows)
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", "people.csv", "--data-option", "columns=age,city"]
+    assert (
+        cli.invoke(["build", "mlp", "--dataset", str(tmp_path / "people.csv"), "-o", str(tmp_path / "net.json")]) == 0
+    )
+    assert cli.invoke(["train", str(tmp_path / "net.json"), *data, "-o", str(tmp_path / "run")]) == 0
+    monkeypatch.chdir("/")
+    assert call("report", tmp_path / "run", "-o", tmp_path / "page.html")[0] == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "<td>young</td>" in text
+    assert re.search(r"\d+ samples of \S*people", text)

@@ -167,3 +167,25 @@ def test_what_is_a_picture():
     assert is_picture((1, 8, 8))
     assert is_picture((3, 2, 9))
     assert not any(map(is_picture, [(2, 8, 8), (8, 8), (1, 1, 8), (3,), ()]))
+
+
+# --- samples that are made when they are asked for --------------------------------------------------------
+
+
+class Made(gk.data.LazyDataset):
+    def sample(self, number, draw):
+        generator = np.random.default_rng(number)
+        return generator.random((1, 4, 4)).astype(np.float32), np.int64(number % 3)
+
+
+def test_samples_that_are_made(tmp_path):
+    from graphkit.report.samples import shown
+
+    x = gk.input("x", ["N", 1, 4, 4])
+    net = gk.Model({"y": gk.nn.linear(gk.flatten(x), 3, name="fc")})
+    data = Made(20, classes=["a", "b", "c"])
+    found = predict(net, data, batch_size=8)
+    arrays = np.stack([data.sample(i, None)[0] for i in range(20)])
+    np.testing.assert_array_equal(found.predicted, net.run({"x": arrays})["y"].argmax(1))
+    np.testing.assert_array_equal(found.target, np.arange(20) % 3)
+    assert shown(found, found.worst(5)).count("data:image/png") == 5
