@@ -104,7 +104,7 @@ class TensorBoard(Callback):
             for tag, value in _scalars(numbers):
                 self._file.scalar(tag, value, updates)
         if weights or self._predicts:
-            with whole_model(trainer) as net:
+            with trainer._working(), whole_model(trainer) as net:
                 if net is not None and self._file is not None:
                     if weights:
                         _weights(self._file, net, trainer.trained, updates)

@@ -336,19 +336,39 @@ def test_a_full_disk_is_told(tmp_path):
 # --- the command ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_train(tmp_path, processes):
-    small().save(tmp_path / "net.json")
-    data = made()
-    x, y = data.take(np.arange(60))
-    np.savez(tmp_path / "data.npz", x=x, y=y)
+WAYS = {
+    "alone": (),
+    "together": ("--processes", "2", "--kvstore", "dist_sync", "--shard-optimizer", "--ema", "0.9"),
+    "placed": ("--processes", "2", "--kvstore", "dist_sync", "--place", "a=0", "--place", "b=1"),
+    "servers": ("--processes", "3", "--servers", "1", "--kvstore", "dist_async"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_train(tmp_path, way):
+    """Rank 0 has the parameters of all, as they are saved."""
+    x = gk.input("x", ["N", 1, 4, 4])
+    with gk.attr_scope(ctx_group="a"):
+        h = gk.relu(gk.nn.linear(gk.flatten(x), 8, name="one"))
+    with gk.attr_scope(ctx_group="b"):
+        y = gk.nn.linear(h, 3, name="two")
+    gk.Model({"logits": y}).save(tmp_path / "net.json")
+    inputs, targets = made().take(np.arange(60))
+    np.savez(tmp_path / "data.npz", x=inputs, y=targets)
     arguments = ["train", str(tmp_path / "net.json"), "--data", str(tmp_path / "data.npz"), "--batch-size", "10"]
-    further = [] if processes == 1 else ["--processes", "2", "--kvstore", "dist_sync"]
-    assert cli.invoke([*arguments, "--tensorboard", "-o", str(tmp_path / "run"), *further]) == 0
+    assert cli.invoke([*arguments, *WAYS[way], "--tensorboard", "-o", str(tmp_path / "run")]) == 0
     found = Events(tmp_path / "run/tensorboard")
     assert len(found.files) == 1
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
-    assert found.scalars["valid/loss"] == [(log[-1]["updates"], np.float32(log[-1]["valid_loss"]))]
-    assert found.scalars["speed/processes"][0][1] == processes
-    assert len(found.histograms) == 4
-    assert cli.invoke([*arguments, "--tensorboard"]) == 2
+    assert found.scalars["valid/accuracy"] == [(log[-1]["updates"], np.float32(log[-1]["valid_accuracy"]))]
+    saved = gk.load(tmp_path / "run").params
+    assert set(found.histograms) == {f"weights/{name}" for name in saved}
+    for name, values in saved.items():
+        histogram = found.histograms[f"weights/{name}"][-1][1]
+        assert (histogram["min"], histogram["max"]) == (np.min(values), np.max(values))
+    assert found.texts["predictions/text_summary"][-1][1].count("\n") == 9
+
+
+def test_the_command_needs_a_folder(tmp_path):
+    small().save(tmp_path / "net.json")
+    assert cli.invoke(["train", str(tmp_path / "net.json"), "--data", "digits", "--tensorboard"]) == 2
