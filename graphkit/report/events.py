@@ -22,7 +22,7 @@ from graphkit.ir.graph import Graph
 from graphkit.report.png import encode
 
 # Bins of a histogram, and how many values are looked at together.
-_BINS, _PART = 64, 1 << 20
+_BINS, _PART = 64, 1 << 16
 
 # Seconds after which what is written is in the file for others to read.
 _FLUSH = 5.0
@@ -81,7 +81,7 @@ class EventFile:
         for part in _finite_parts(flat):
             low, high, count = min(low, float(part.min())), max(high, float(part.max())), count + part.size
             with np.errstate(over="ignore"):
-                total, squares = total + float(part.sum()), squares + float(part @ part)
+                total, squares = total + float(part.sum()), squares + float(np.square(part).sum())
         if count:
             counts, limits = _counted(flat, low, high)
             found = HistogramProto(
@@ -144,8 +144,11 @@ def _finite_parts(flat: np.ndarray) -> Iterator[np.ndarray]:
     """float64, in parts that take little memory; none is empty."""
     for start in range(0, flat.size, _PART):
         part = flat[start : start + _PART].astype(np.float64)
-        if (finite := part[np.isfinite(part)]).size:
-            yield finite
+        finite = np.isfinite(part)
+        if finite.all():
+            yield part
+        elif finite.any():
+            yield part[finite]
 
 
 def _counted(flat: np.ndarray, low: float, high: float) -> tuple[list[float], list[float]]:
