@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graphkit.data import Dataset
     from graphkit.model import Model
     from graphkit.report.gathering import Gathering
+    from graphkit.report.log import Log
     from graphkit.report.runs import Run
 
 # Seconds from one page to the next while runs go on.
@@ -75,9 +76,10 @@ def command(
     given = spec is not None or valid_spec is not None
     gathering = Gathering(data_of if predictions else None, max_samples, strict=given and not watch)
     every = (refresh or _REFRESH) if watch else refresh
+    logs: dict[Path, Log] = {}
     told = False
     while True:
-        runs = _write(folders, Path(output), gathering, title, every, watch, tell=not watch)
+        runs = _write(folders, Path(output), gathering, title, every, watch, logs)
         if not watch or not any(_is_awaited(run) for run in runs):
             break
         if not told:
@@ -97,15 +99,15 @@ def _is_awaited(run: Run) -> bool:
 
 def _write(
     folders: tuple[str, ...], page_path: Path, gathering: Gathering, title: str | None, every: int | None, watch: bool,
-    tell: bool,
+    logs: dict[Path, Log],
 ) -> list[Run]:  # fmt: skip
     """The runs as they were when the page was written."""
     from graphkit.report.page import page, title_of
     from graphkit.report.runs import read_runs
 
-    runs = read_runs(folders, waiting=watch)
+    runs = read_runs(folders, waiting=watch, logs=logs)
     reported = [gathering.of(run) for run in runs]
-    if tell:
+    if not watch:
         for note in (note for r in reported for note in (*r.run.notes, *r.notes)):
             log(f"graphkit: warning: {note}")
     refresh = every if any(_is_awaited(run) for run in runs) else None

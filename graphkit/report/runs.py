@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import shlex
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graphkit.errors import GraphkitError, UsageError
+from graphkit.report.log import LOG, Log
 from graphkit.train import checkpoint
 from graphkit.train.run_folder import CONFIG, LOCK, RECORD
-
-LOG = "log.jsonl"
-
-# Of lines of a log that cannot be read, so many are told one by one.
-_TOLD = 5
-
-# What makes a step or an epoch a point of a curve.
-_PLACE = ("updates", "epoch", "seconds")
 
 
 @dataclass(frozen=True)
@@ -62,45 +54,56 @@ class Run:
         return f"finished: {done} epochs" if self.planned is not None else f"{done} epochs"
 
 
-def read_runs(folders: Sequence[str | Path], *, waiting: bool = False) -> list[Run]:
+def read_runs(
+    folders: Sequence[str | Path], *, waiting: bool = False, logs: dict[Path, Log] | None = None
+) -> list[Run]:
     """The runs of some folders, by the shortest names that tell them apart.
 
-    waiting: a run may not have begun. Raises UsageError for a folder that is none of a run.
+    waiting: a run may not have begun. logs: those of an earlier call, of which only what is new is read. Raises
+    UsageError for a folder that is none of a run.
     """
     paths = [Path(folder) for folder in folders]
-    return [read_run(path, name, waiting=waiting) for path, name in zip(paths, _names(paths), strict=True)]
+    return [read_run(path, name, waiting=waiting, logs=logs) for path, name in zip(paths, _names(paths), strict=True)]
 
 
-def read_run(folder: Path, name: str | None = None, *, waiting: bool = False) -> Run:
+def read_run(
+    folder: Path, name: str | None = None, *, waiting: bool = False, logs: dict[Path, Log] | None = None
+) -> Run:
     """See `read_runs`."""
-    log = folder / LOG
+    log = ({} if logs is None else logs).setdefault(folder, Log(folder / LOG))
     goes_on = holder(folder) is not None
-    if not log.exists() and not waiting and not goes_on:
+    if not log.path.exists() and not waiting and not goes_on:
         raise UsageError(
             f"{folder} is no run: it has no {LOG}, which training writes (fit(folder=...), graphkit train -o)"
             if folder.is_dir()
             else f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; the folder of a run is expected"
         )
-    notes: list[str] = []
-    events = list(_events(log, notes)) if log.exists() else []
+    notes = _read(log)
     found, described = _checkpoint(folder, notes)
     settings = {**(_config(folder, notes) or described), **_record(folder, notes)}
-    ended: Mapping[str, Any] = next((e for e in reversed(events) if e.get("event") in ("stopped", "epoch")), {})
-    stopped = str(ended.get("reason", "")) if ended.get("event") == "stopped" else None
     until = found.get("position", {}).get("until")
     return Run(
         name=name or folder.resolve().name,
         folder=folder,
-        epochs=_ordered(e for e in events if e.get("event") == "epoch"),
-        steps=_ordered(e for e in events if e.get("event") == "step"),
+        epochs=tuple(log.epochs),
+        steps=tuple(log.steps),
         settings=settings,
         options=found.get("notes", {}),
         loss=found.get("loss"),
         planned=until if isinstance(until, int) else None,
-        stopped=stopped,
+        stopped=log.stopped,
         goes_on=goes_on,
         notes=tuple(notes),
     )
+
+
+def _read(log: Log) -> list[str]:
+    """What there is to say of a log that has been read."""
+    try:
+        log.read()
+    except OSError as error:
+        return [f"{log.path} cannot be read: {error.strerror or error}"]
+    return log.notes
 
 
 def holder(folder: Path) -> int | None:
@@ -139,53 +142,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
     else:
         names = ["/".join(p) for p in parts]
     return [f"{n} ({names[:i].count(n) + 1})" if n in names[:i] else n for i, n in enumerate(names)]
-
-
-# --- the log ------------------------------------------------------------------------------------------
-
-
-def _events(log: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The records of a log. The last line is left out while it has no end: somebody is writing it."""
-    try:
-        lines = log.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        notes.append(f"{log} cannot be read: {error.strerror or error}")
-        return
-    damaged = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            yield _event(line)
-        except (ValueError, RecursionError) as error:
-            damaged += 1
-            if damaged <= _TOLD:
-                notes.append(f"{log}, line {number} is damaged and left out: {error}")
-    if damaged > _TOLD:
-        notes.append(f"{log}: {damaged - _TOLD} more lines are damaged and left out")
-
-
-def _event(line: bytes) -> dict[str, Any]:
-    """A line of a log; raises ValueError, which says what is wrong with it."""
-    record = json.loads(line)
-    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
-        raise ValueError("no record of an event")
-    if record["event"] not in ("epoch", "step"):
-        return record
-    found: dict[str, Any] = {"event": record["event"]}
-    for name, value in record.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            try:
-                found[name] = float(value)
-            except OverflowError:
-                raise ValueError(f"{name!r} is too large a number") from None
-    for name in _PLACE:
-        if not math.isfinite(found.get(name, math.nan)):
-            raise ValueError(f"{name!r} is {json.dumps(record.get(name))[:60]}, not a number")
-    return found
-
-
-def _ordered(records: Iterable[dict[str, Any]]) -> tuple[Mapping[str, float], ...]:
-    kept = [{n: v for n, v in record.items() if n != "event"} for record in records]
-    return tuple(sorted(kept, key=lambda r: r["updates"]))
 
 
 # --- settings -----------------------------------------------------------------------------------------

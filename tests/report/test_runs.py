@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from graphkit.errors import UsageError
+from graphkit.report import log
 from graphkit.report.runs import holder, read_run, read_runs
 
 
@@ -72,6 +73,38 @@ def test_many_damaged_lines_are_counted(run_folder, records):
     run = read_run(run_folder("run", [*["{\n"] * 1000, records.epoch(1, loss=1.0)]))
     assert len(run.notes) == 6
     assert run.notes[-1].endswith("995 more lines are damaged and left out")
+
+
+def test_of_a_log_that_grows_only_what_is_new_is_read(run_folder, records, monkeypatch):
+    folder = run_folder("run", [records.epoch(1, loss=2.0), "{\n", records.step(11, loss=1.0)])
+    logs, seen = {}, []
+    event = log._event
+    monkeypatch.setattr(log, "_event", lambda line: (seen.append(line), event(line))[1])
+    lines = [json.dumps(records.step(12, loss=0.5)) + "\n", json.dumps(records.epoch(2, loss=0.5)) + "\n"]
+    (first,) = read_runs([folder], logs=logs)
+    with (folder / "log.jsonl").open("a") as file:
+        file.write(lines[0] + lines[1][:9])
+        file.flush()
+        (second,) = read_runs([folder], logs=logs)
+        file.write(lines[1][9:] + "[]\n")
+    (third,) = read_runs([folder], logs=logs)
+    assert len(seen) == 6
+    assert [len(r.steps) for r in (first, second, third)] == [1, 2, 2]
+    assert [len(r.epochs) for r in (first, second, third)] == [1, 1, 2]
+    assert ["line 2" in note or "line 6" in note for note in third.notes] == [True, True]
+    assert third == read_run(folder)
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_log_that_was_replaced_is_read_anew(run_folder, records, longer):
+    folder, logs = run_folder("run", [records.epoch(1, loss=2.0), records.step(11, loss=1.0)]), {}
+    read_runs([folder], logs=logs)
+    lines = [records.epoch(1, loss=3.0), *(records.step(u, loss=4.0) for u in range(11, 20 if longer else 11))]
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_runs([folder], logs=logs) == [read_run(folder)]
+    assert read_run(folder).epochs[0]["loss"] == 3.0
+    (folder / "log.jsonl").unlink()
+    assert read_runs([folder], waiting=True, logs=logs)[0].epochs == ()
 
 
 def test_losses_that_are_not_finite_stay(run_folder, records):
