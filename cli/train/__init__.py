@@ -73,7 +73,9 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0
     job = Job.taken(options)
-    if job.is_to_be_started and not options["find_lr"]:
+    if job.is_to_be_started:
+        if options["find_lr"]:
+            raise UsageError("--find-lr looks for a rate in one process: leave --processes and --kvstore out")
         return job.run(context.meta[ARGUMENTS], folder)
     resume = options["resume"]
     if resume and folder is None:

@@ -22,7 +22,9 @@ SUFFIX = ".toml"
 # Where a click.Context's `meta` has the file that was read.
 _META = "graphkit.config"
 # Of one call: they are given on the command line.
-_OF_A_CALL = ("resume", "overwrite", "print-config", "json")
+_OF_A_CALL = ("resume", "overwrite", "find-lr", "print-config", "json")
+# What a call writes: no other call is to write there too.
+_WRITTEN = ("output", "profile")
 # Options whose values are paths without saying so in their type.
 _DATA, _WEIGHTS = ("data", "valid"), "class-weights"
 _NETWORK, _PATH, _NAME, _SEED = "network", "path", "name", "seed"
@@ -223,17 +225,17 @@ def _text(path: Path, key: str, value: Any) -> str:
 # --- writing ----------------------------------------------------------------------------------------
 
 
-def effective(command: click.Command, values: Mapping[str, Any], network: Network, *, output: bool = True) -> str:
+def effective(command: click.Command, values: Mapping[str, Any], network: Network, *, outputs: bool = True) -> str:
     """The options in effect as a file that gives the same training again, with absolute paths.
 
-    values: by parameter. output: with the folder that is written to.
+    values: by parameter. outputs: with the paths that are written to.
     """
     plain: dict[str, Any] = {}
     tables: dict[str, Mapping[str, Any]] = {}
     here = Path().absolute()
     for name, parameter in _named(command.params):
         value = values.get(parameter.name or "")
-        if name in (*_OF_A_CALL, "help") or value is None or value in ((), []) or (name == "output" and not output):
+        if name in (*_OF_A_CALL, "help") or value is None or value in ((), []) or (name in _WRITTEN and not outputs):
             continue
         if parameter.multiple and "=" in str(parameter.metavar) and all("=" in text for text in value):
             tables[name] = dict(text.split("=", 1) for text in value)

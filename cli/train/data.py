@@ -68,7 +68,8 @@ def with_targets(part: Dataset, outputs: Sequence[str]) -> Dataset:
 
     if isinstance(part, LazyDataset):
         return part  # its samples name their targets
-    known = {**part.arrays, **(part.targets if isinstance(part.targets, dict) else {})}
+    alone = {outputs[0]: part.targets} if len(outputs) == 1 and part.targets is not None else {}
+    known = {**part.arrays, **(part.targets if isinstance(part.targets, dict) else alone)}
     missing = [name for name in outputs if name not in known]
     if missing:
         found = ", ".join(known) or "none"

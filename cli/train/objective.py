@@ -116,6 +116,10 @@ def optimizer(o: Mapping[str, Any]) -> Optimizer:
     found = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
     options = _numbers(o["schedule_options"])
     kind, rate = o["lr_schedule"], found.lr
+    if "rate" in options:
+        raise UsageError("--schedule-option rate: the rate that a schedule begins with is that of --lr")
+    if kind == "constant" and options:
+        raise UsageError(f"--schedule-option {next(iter(options))}: --lr-schedule constant has no options")
     if kind == _PLATEAU:
         kind, options = "constant", {}
     schedule = optim.schedule({"type": kind, "rate": rate, **options})
@@ -153,11 +157,16 @@ def callbacks(o: Mapping[str, Any]) -> list[Callback]:
     from graphkit.train.callbacks import EarlyStopping, KeepBest, ReduceOnPlateau
 
     found: list[Callback] = []
+    plateau = o["lr_schedule"] == _PLATEAU
+    if o["monitor"] != defaults.MONITOR and not (o["early_stop"] or o["keep_best"] or plateau):
+        raise UsageError("--monitor: nothing looks at it without --early-stop, --keep-best or --lr-schedule plateau")
+    if o["min_delta"] and not o["early_stop"]:
+        raise UsageError("--min-delta is of --early-stop; that of a plateau is --schedule-option min_delta=X")
     if o["early_stop"] is not None:
         found.append(EarlyStopping(o["early_stop"], o["monitor"], min_delta=o["min_delta"]))
     if o["keep_best"]:
         found.append(KeepBest(o["monitor"]))
-    if o["lr_schedule"] == _PLATEAU:
+    if plateau:
         options: dict[str, Any] = _numbers(o["schedule_options"])
         for name in options:
             if name not in _OF_PLATEAU:

@@ -122,7 +122,7 @@ _OPTIMIZER = (
     click.option(
         "--schedule-option", "schedule_options", multiple=True, metavar="NAME=VALUE",
         help="Of the schedule: steps, final, power, every, factor, rise, start_factor, end_factor; of plateau: "
-        "patience, factor, cooldown, lowest. Repeat.",
+        "patience, factor, cooldown, lowest, min_delta. Repeat.",
     ),
     click.option(
         "--lr-mult", "lr_mults", multiple=True, metavar="PATTERN=X", help="Factor on the learning rate of parameters."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def call(arguments: Sequence[str], seed: int, processes: int, network: str | Non
         "seed": seed,
         "processes": processes,
         "threads": config.num_threads(),
+        "settings": {knob.name: os.environ[knob.name] for knob in config.KNOBS if os.environ.get(knob.name)},
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in _PACKAGES}},
         "network": None if network is None else {"path": network, "sha256": _digest(Path(network))},
         "git": git(),

@@ -22,6 +22,7 @@ from graphkit.train import defaults
 if TYPE_CHECKING:
     from graphkit.data import Splits
     from graphkit.dist.kvstore import KVStore
+    from graphkit.train.callbacks import Callback
     from graphkit.train.run_folder import RunFolder
     from graphkit.train.trainer import Trainer
 
@@ -52,6 +53,7 @@ def train(
                     run.check()
             if resume:
                 o = taken_over(context, o, before, log if writes else None)
+        callbacks = objective.callbacks(o)
         with store.working():
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
@@ -66,7 +68,7 @@ def train(
         trace, alone = o["trace"], store.num_workers == 1
         recording = profile(trace if alone else None, skip=_SKIPPED, runs=_RECORDED)
         recorded = None if trace is None else stack.enter_context(recording)
-        history = None if over else _fit(trainer, parts, run, store, o)
+        history = None if over else _fit(trainer, parts, run, store, callbacks, o)
     if recorded is not None and not alone:
         write_merged(recorded, trainer, store, trace)
     if writes:
@@ -127,9 +129,9 @@ def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str
 
 
 def _fit(
-    trainer: Trainer, parts: Splits, run: RunFolder | None, store: KVStore, o: Mapping[str, Any]
-) -> list[dict[str, float]]:
-    callbacks = objective.callbacks(o)
+    trainer: Trainer, parts: Splits, run: RunFolder | None, store: KVStore, callbacks: list[Callback],
+    o: Mapping[str, Any],
+) -> list[dict[str, float]]:  # fmt: skip
     if o["tensorboard"]:
         from graphkit.report.tensorboard import TensorBoard
 
@@ -157,7 +159,7 @@ def _describe(
     position = trainer.position
     planned = position.until - position.start if o["resume"] else defaults.EPOCHS
     values = {**context.params, **o, "seed": trainer.seed, "epochs": o["epochs"] or planned}
-    settings = config_file.effective(context.command, values, source, output=False)
+    settings = config_file.effective(context.command, values, source, outputs=False)
     file = source.path if source.name is None and source.path != "-" else None
     call = record.call(context.meta.get(ARGUMENTS, ()), trainer.seed, store.num_workers, file)
     record.write(run.path, settings, call, goes_on=o["resume"])

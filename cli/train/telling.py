@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 # Numbers of an epoch that have columns of their own, or none.
 _OTHERS = ("epoch", "updates", "learning_rate", "processes", "samples_per_second", "waiting", "peak_memory")
-_WIDTH = 9
+# Columns that a narrow terminal goes without, the first of them first; how wide a column is at least.
+_DISPENSABLE = ("memory", "samples/s", "left")
+_WIDTH = 7
 
 
 def lines(store: KVStore, as_json: bool) -> Callable[[int, dict[str, float]], None]:
@@ -31,9 +33,16 @@ def lines(store: KVStore, as_json: bool) -> Callable[[int, dict[str, float]], No
 
     def tell(epoch: int, record: dict[str, float]) -> None:
         line = f"epoch {epoch}{together}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items())
-        click.echo(line, err=as_json)
+        _say(line, err=as_json)
 
     return tell
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """Print above the progress bar, which takes what goes to sys.stdout and sys.stderr while it is there."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def is_live() -> bool:
@@ -49,7 +58,7 @@ class Table(Callback):
 
     def __init__(self) -> None:
         self._row: dict[str, str] = {}
-        self._header = False
+        self._columns: list[str] = []
         self._until, self._first, self._start = 0, 0, 0.0
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
@@ -59,23 +68,42 @@ class Table(Callback):
         epoch = int(numbers["epoch"])
         each = (time.monotonic() - self._start) / max(epoch - self._first, 1)
         self._row = {"epoch": f"{epoch}/{self._until}"}
-        self._row |= {name: f"{value:.5g}" for name, value in numbers.items() if name not in _OTHERS}
-        self._row["samples/s"] = f"{numbers['samples_per_second']:.4g}"
+        self._row |= {name: f"{value:.4g}" for name, value in numbers.items() if name not in _OTHERS}
+        rate = numbers["samples_per_second"]
+        self._row["samples/s"] = f"{rate:,.0f}" if rate >= 10 else f"{rate:.3g}"
         self._row["left"] = duration(each * (self._until - epoch))
         if "peak_memory" in numbers:
-            self._row["memory"] = f"{numbers['peak_memory'] / 1e6:.0f} MB"
+            self._row["memory"] = f"{numbers['peak_memory'] / 1e6:,.0f} MB"
 
     def tell(self, epoch: int, record: dict[str, float]) -> None:
-        """Print the row of the epoch."""
+        """Print the row of the epoch, below a header where its columns are not those of the row before."""
         from rich.console import Console
         from rich.table import Table as Drawn
 
-        table = Drawn(box=None, show_header=not self._header, pad_edge=False)
-        for name in self._row:
-            table.add_column(name, justify="right", width=max(len(name), _WIDTH), no_wrap=True)
-        table.add_row(*self._row.values())
-        self._header = True
-        Console().print(table)
+        width = Console().width
+        columns = _fitting(self._row, width)
+        table = Drawn(box=None, show_header=columns != self._columns, pad_edge=False)
+        for name in columns:
+            table.add_column(name, justify="right", min_width=max(len(name), _WIDTH), no_wrap=True, overflow="fold")
+        table.add_row(*(self._row[name] for name in columns))
+        self._columns = columns
+        drawn = Console(width=max(width, _width(columns)), color_system=None)
+        with drawn.capture() as text:
+            drawn.print(table)
+        _say(text.get().rstrip())
+
+
+def _fitting(row: Mapping[str, str], width: int) -> list[str]:
+    """The columns that a terminal of that width has room for; what was measured is among them in any case."""
+    columns = list(row)
+    for name in _DISPENSABLE:
+        if _width(columns) > width and name in columns:
+            columns.remove(name)
+    return columns
+
+
+def _width(columns: list[str]) -> int:
+    return sum(max(len(name), _WIDTH) + 2 for name in columns) - 2
 
 
 def duration(seconds: float) -> str:

@@ -176,7 +176,8 @@ class EarlyStopping(_Patient):
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         if self.runs_out(numbers):
             best = "was never finite" if self.best is None else f"was best in epoch {self.best_epoch}, {self.best:.5g}"
-            trainer.stop(f"{self.monitor} has not become better for {self.patience} epochs; it {best}")
+            epochs = "an epoch" if self.wait == 1 else f"{self.wait} epochs"
+            trainer.stop(f"{self.monitor} has not become better for {epochs}; it {best}")
 
 
 class ReduceOnPlateau(_Patient):

@@ -59,9 +59,9 @@ def find_lr(
 ) -> RateCurve:  # fmt: skip
     """Train with rates from `lowest` to `highest`, and leave the trainer and its model as they were, to the bit.
 
-    data, workers: as for `fit`. steps: batches, one pass over the data by default, but 60 at least and 400 at most. The rate of
-    the optimizer is of no consequence, its other options are. Raises UsageError in the middle of a run, and for several
-    processes.
+    data, workers: as for `fit`. steps: batches, one pass over the data by default, but 60 at least and 400 at most.
+    The rate of the optimizer is of no consequence, its other options are. Raises UsageError in the middle of a run, and
+    for several processes.
     """
     low, high = (real("find_lr", n, x, POSITIVE) for n, x in (("lowest", lowest), ("highest", highest)))
     if low >= high:

@@ -163,7 +163,8 @@ class Fit:
             measured.append(self._replaced)
         self._restore(measured)
         count = length_of(batches)
-        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
+        told = self.on_epoch is not None
+        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch, passing=told)
         self._pace, self._logged = Pace(lambda: trainer._stepper.waited_seconds), {}
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background

@@ -493,7 +493,7 @@ class Trainer:
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
         every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch, and one
         every `log_every` updates (0: none). Rank 0 writes and shows. Ctrl-C takes effect between two batches, or at
-        once when it comes twice; a single process leaves a checkpoint there, and the KeyboardInterrupt has a note of it.
+        once when it comes twice; a single process leaves a checkpoint there, and the KeyboardInterrupt tells it.
 
         A folder is that of one run, and of one process at a time: one with a model or a checkpoint that is not of this
         run is refused (UsageError), unless `overwrite`, which removes them; so is one that another process has.

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 import tomllib
 
 import numpy as np
@@ -120,11 +123,12 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
     from graphkit.cli.train import command
 
     special = {"threads": 1, "recompute": "sqrt", "max-memory": 10**10, "allow-external-root": "."}
+    of_a_call = ("resume", "overwrite", "find-lr", "print-config", "json", "help")
     values = {"bool": True, "integer": 7, "integer range": 7, "float": 0.5, "float range": 0.5, "choice": None}
     lines, expected = [f'network = "{task / "net.json"}"'], {}
     for parameter in command.params:
         name = max(parameter.opts, key=len).removeprefix("--")
-        if not isinstance(parameter, click.Option) or name in ("resume", "overwrite", "print-config", "json", "help"):
+        if not isinstance(parameter, click.Option) or name in of_a_call:
             continue
         kind = parameter.type
         if parameter.is_flag:
@@ -169,6 +173,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
         ("on-nonfinite = 'skp'", "on-nonfinite: 'skp' is not one of"),
         ("batch-size = 1\nbatch_size = 2", "batch-size and batch_size are the same option"),
         ("resume = true", "resume is of one call: give --resume on the command line"),
+        ("find_lr = true", "find_lr is of one call: give --find-lr on the command line"),
         ("metric = [1]", "metric is a text, not 1"),
         ("[metric]\naccuracy = true", "metric is a list"),
         ("[optimizer-option]\nbeta1 = [[{}]]", "optimizer-option.beta1 is a text, a number"),
@@ -301,8 +306,6 @@ def test_going_on_takes_what_the_file_says(call, task, tmp_path):
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_the_commit_of_git(commit, monkeypatch, tmp_path):
-    import subprocess
-
     from graphkit.cli.train import record
 
     monkeypatch.chdir(tmp_path)
@@ -319,3 +322,50 @@ def test_the_commit_of_git(commit, monkeypatch, tmp_path):
     found = record.git()
     assert len(found["commit"]) == 40
     assert found["changed"] is False
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "plateau"])
+def test_a_run_that_is_killed_and_goes_on_by_its_file_has_the_same_bits(call, task, tmp_path, schedule):
+    """Schedule, mixing, moving average, early stopping and the best model, with SIGKILL at several moments."""
+    options = [
+        "--epochs",
+        12,
+        "--checkpoint-every",
+        2,
+        "--lr-schedule",
+        schedule,
+        "--early-stop",
+        4,
+        "--min-delta",
+        0.01,
+    ]
+    options += ["--schedule-option", "patience=2"] if schedule == "plateau" else []
+    code, _, err = call("train", task / "config.toml", *options, "-o", tmp_path / "whole")
+    assert code == 0, err
+    run = tmp_path / "run"
+    command = [sys.executable, "-P", "-m", "graphkit", "train", str(task / "config.toml"), *map(str, options)]
+    for epochs, more in ((1, 0.0), (2, 0.003), (1, 0.011)):
+        with subprocess.Popen([*command, "-o", str(run)], stdout=subprocess.PIPE, text=True) as child:
+            for _ in range(epochs):
+                child.stdout.readline()
+            time.sleep(more)
+            child.kill()
+        assert gk.load(run / "best.json").meta["best_epoch"]
+        assert epochs > 1 or more or len(_epochs(run)) < len(_epochs(tmp_path / "whole"))  # it was in the middle
+        command = [sys.executable, "-P", "-m", "graphkit", "train", str(run / "config.toml"), "--resume"]
+    code, _, err = call("train", run / "config.toml", "-o", run, "--resume")
+    assert code == 0, err
+    for name in ("model.json", "best.json"):
+        a, b = gk.load(tmp_path / "whole" / name), gk.load(run / name)
+        assert a.meta == b.meta
+        for parameter, array in a.params.items():
+            np.testing.assert_array_equal(b.params[parameter], array, err_msg=f"{name}: {parameter}")
+    whole, parts = (_epochs(tmp_path / name) for name in ("whole", "run"))
+    assert parts == whole
+
+
+def _epochs(run):
+    """What the log says of each epoch, but for times."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    times = ("seconds", "samples_per_second", "peak_memory")
+    return [{k: v for k, v in line.items() if k not in times} for line in lines if line["event"] != "step"]
