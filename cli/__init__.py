@@ -20,6 +20,7 @@ COMMANDS = {
     "quickstart": "Build, train, export, run and verify LeNet on handwritten digits.",
     "build": "Write a model of the zoo, or one defined in a Python file.",
     "train": "Train a model on a data set.",
+    "report": "Write a page with curves and predictions of runs.",
     "export": "Write a model as standard ONNX, and verify it.",
     "run": "Run a model and write its outputs.",
     "verify": "Compare graphkit with ONNX Runtime on one model.",

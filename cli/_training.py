@@ -24,18 +24,16 @@ _RATE = 1e-6
 
 
 def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Optimizer:
-    """An optimizer by name; `texts` are further options. sgd has a rate of 0.05 and momentum 0.9 unless they say so."""
+    """An optimizer by name, with its defaults (see `optim.get`) for what is None; `texts` are further options."""
     from graphkit.train import optim
 
     fields: dict[str, Any] = {k: _number(v) for k, v in texts.items()}
-    if lr is not None or name == "sgd":
-        fields["lr"] = 0.05 if lr is None else lr
+    if lr is not None:
+        fields["lr"] = lr
     if momentum is not None:
         if name not in ("sgd", "lars", "rmsprop"):
             raise UsageError(f"--momentum is an option of sgd, lars and rmsprop, not of {name}")
         fields.setdefault("momentum", momentum)
-    elif name == "sgd":
-        fields.setdefault("momentum", 0.9)
     return optim.get(name, **fields)
 
 

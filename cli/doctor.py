@@ -43,13 +43,14 @@ def collect() -> dict[str, dict[str, Any]]:
             "platform": platform.platform(),
             "cores allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         },
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: package_version(name) for name in _PACKAGES},
         "engine": _engine(),
         "settings": {k.name: f"{k.get()} ({k.help})" for k in config.KNOBS},
     }
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -49,6 +49,7 @@ _PUBLIC = {
     "find_nonfinite": "graphkit.checks.nonfinite",
     "Trainer": "graphkit.train.trainer",
     "Callback": "graphkit.train.callbacks",
+    "TensorBoard": "graphkit.report.tensorboard",
     "find_lr": "graphkit.train.find_lr",
     "GraphkitError": "graphkit.errors",
     "GraphkitWarning": "graphkit.errors",

@@ -365,6 +365,7 @@ from graphkit.ops._functions import weight_only_mat_mul as weight_only_mat_mul
 from graphkit.ops._functions import where as where
 from graphkit.ops._functions import xor as xor
 from graphkit.ops._functions import zip_map as zip_map
+from graphkit.report.tensorboard import TensorBoard as TensorBoard
 from graphkit.train import callbacks as callbacks
 from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.train import defaults
 from graphkit.train.arguments import FRACTION, NOT_NEGATIVE, Range, integer, real
 from graphkit.train.run_folder import BEST
 
@@ -169,13 +170,14 @@ class EarlyStopping(_Patient):
     by how much it has to be better.
     """
 
-    def __init__(self, patience: int, monitor: str = "valid_loss", mode: str | None = None, min_delta: float = 0.0):
+    def __init__(self, patience: int, monitor: str = defaults.MONITOR, mode: str | None = None, min_delta: float = 0.0):
         super().__init__(monitor, patience, mode, min_delta)
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         if self.runs_out(numbers):
             best = "was never finite" if self.best is None else f"was best in epoch {self.best_epoch}, {self.best:.5g}"
-            trainer.stop(f"{self.monitor} has not become better for {self.patience} epochs; it {best}")
+            epochs = "an epoch" if self.wait == 1 else f"{self.wait} epochs"
+            trainer.stop(f"{self.monitor} has not become better for {epochs}; it {best}")
 
 
 class ReduceOnPlateau(_Patient):
@@ -186,7 +188,7 @@ class ReduceOnPlateau(_Patient):
     """
 
     def __init__(
-        self, patience: int = 10, factor: float = 0.1, monitor: str = "valid_loss", mode: str | None = None,
+        self, patience: int = 10, factor: float = 0.1, monitor: str = defaults.MONITOR, mode: str | None = None,
         min_delta: float = 0.0, cooldown: int = 0, lowest: float = 0.0,
     ):  # fmt: skip
         self.factor = real("ReduceOnPlateau", "factor", factor, Range(0.0, 1.0, open_low=True, open_high=True))
@@ -226,7 +228,7 @@ class KeepBest(_Monitor):
     as for EarlyStopping.
     """
 
-    def __init__(self, monitor: str = "valid_loss", mode: str | None = None):
+    def __init__(self, monitor: str = defaults.MONITOR, mode: str | None = None):
         super().__init__(monitor, mode, 0.0)
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:

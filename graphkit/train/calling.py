@@ -95,7 +95,7 @@ class Calls:
                     raise UsageError(f"the state of callback {callback.name!r} is no JSON: {error}") from None
                 if not isinstance(found[callback.name], dict):
                     raise UsageError(f"the state of callback {callback.name!r} is a dict, not {state!r}")
-        return found
+        return {name: state for name, state in found.items() if state}
 
     def agree(self, together: bool) -> None:
         """Stop if a rank wants to. together: whether all ranks come here, as they do where some rank has callbacks."""

@@ -121,6 +121,11 @@ def notes_of(folder: str | Path) -> dict[str, Any]:
     return dict(_manifest(Path(folder)).get("notes", {}))
 
 
+def described(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, checked, without a look at its arrays; raises as `load`."""
+    return _manifest(Path(folder))
+
+
 def load(folder: str | Path) -> Checkpoint:
     """Read a folder's checkpoint; raises UsageError when there is none, InvalidModel when it is damaged."""
     folder = Path(folder)

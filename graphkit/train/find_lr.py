@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.data import Batch
+from graphkit.data import Batch, Workers
+from graphkit.data.employed import employed
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.atomic import write_whole
+from graphkit.train import defaults
 from graphkit.train.arguments import POSITIVE, integer, real
 from graphkit.train.background import length_of
 
@@ -53,13 +55,13 @@ class RateCurve:
 
 def find_lr(
     trainer: Trainer, data: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int | None = None,
-    batch_size: int = 64,
+    batch_size: int = defaults.BATCH_SIZE, workers: int | Workers | None = None,
 ) -> RateCurve:  # fmt: skip
     """Train with rates from `lowest` to `highest`, and leave the trainer and its model as they were, to the bit.
 
-    data: as for `fit`. steps: batches, one pass over the data by default, but 60 at least and 400 at most. The rate of
-    the optimizer is of no consequence, its other options are. Raises UsageError in the middle of a run, and for several
-    processes.
+    data, workers: as for `fit`. steps: batches, one pass over the data by default, but 60 at least and 400 at most.
+    The rate of the optimizer is of no consequence, its other options are. Raises UsageError in the middle of a run, and
+    for several processes.
     """
     low, high = (real("find_lr", n, x, POSITIVE) for n, x in (("lowest", lowest), ("highest", highest)))
     if low >= high:
@@ -69,17 +71,17 @@ def find_lr(
         raise UsageError("find_lr looks for a rate in one process; run it without a kvstore of several")
     if trainer.position.within or trainer._stepper.waiting:
         raise UsageError(f"find_lr begins between epochs, and training stands {trainer.position}")
-    found = trainer._data(data)
-    if steps is None:
-        count = length_of(found.batches(batch_size, seed=trainer.seed))
-        steps = _LEAST if count is None else min(max(count, _LEAST), _MOST)
-    steps = integer("find_lr", "steps", steps, 2)
-    rates = np.geomspace(low, high, steps).tolist()
-    before = _Before(trainer)
-    try:
-        return _ramp(trainer, _endless(found, batch_size, trainer.seed), rates)
-    finally:
-        before.restore()
+    with employed(workers, trainer._data(data)) as (found,):
+        if steps is None:
+            count = length_of(found.batches(batch_size, seed=trainer.seed))
+            steps = _LEAST if count is None else min(max(count, _LEAST), _MOST)
+        steps = integer("find_lr", "steps", steps, 2)
+        rates = np.geomspace(low, high, steps).tolist()
+        before = _Before(trainer)
+        try:
+            return _ramp(trainer, _endless(found, batch_size, trainer.seed), rates)
+        finally:
+            before.restore()
 
 
 def _endless(data: Any, batch_size: int, seed: int) -> Iterator[Batch]:

@@ -50,9 +50,8 @@ class Fit:
     every: int | None
     prefetch: int
     bar: ProgressBar
-    log: JsonLog
     on_epoch: Callable[[int, dict[str, float]], None] | None = None
-    callbacks: Sequence[Callback] = ()
+    callbacks: Callback | Sequence[Callback] = ()
     log_every: int = 0
 
     def __post_init__(self) -> None:
@@ -64,7 +63,9 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = Replaced() if skips else None
         self._background = BackgroundWork(0)
-        self.calls = Calls(self.trainer, self.callbacks)
+        self.log = JsonLog(self.folder if self.trainer._writes else None)
+        self.calls = Calls(self.trainer, [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks)
+        self.trainer.stop_reason = None
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
@@ -162,7 +163,8 @@ class Fit:
             measured.append(self._replaced)
         self._restore(measured)
         count = length_of(batches)
-        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
+        told = self.on_epoch is not None
+        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch, passing=told)
         self._pace, self._logged = Pace(lambda: trainer._stepper.waited_seconds), {}
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background

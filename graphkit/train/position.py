@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.train import defaults
 
 # By the name of a metric, what its `state` gave.
 MetricStates = dict[str, dict[str, np.ndarray]]
@@ -55,14 +56,15 @@ class Position:
         return not self.within and (self.epoch >= self.until or self.stopped is not None)
 
     def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
-        """Say where the run that `fit` was called for begins and ends, after so many updates.
+        """Say where the run that `fit` was called for begins and ends.
 
         It is the one that stands here, whose `epochs` count from where it began (None: those that it was given), or,
-        where that is finished and not `resumed`, another one of so many (None: 1). A run that was stopped early goes on
-        if that is more than was planned. Raises UsageError for fewer epochs than the run has begun.
+        where that is finished and not `resumed`, another one of so many (None: as by default), after so many `updates`.
+        A run that was stopped early goes on if that is more than was planned. Raises UsageError for fewer epochs than
+        the run has begun.
         """
         if self.finished and not resumed:
-            self.start, self.until = self.epoch, self.epoch + (1 if epochs is None else epochs)
+            self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
             self.stopped, self.first_update = None, updates
             return
         until = self._end(epochs)
@@ -80,7 +82,7 @@ class Position:
     def left(self, epochs: int | None, resumed: bool) -> int:
         """How many epochs a run that is planned so has before it."""
         if self.finished and not resumed:
-            return 1 if epochs is None else epochs
+            return defaults.EPOCHS if epochs is None else epochs
         until = self._end(epochs)
         if self.stopped is not None and until <= self.until:
             return int(self.within)

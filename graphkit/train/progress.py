@@ -14,7 +14,10 @@ from graphkit.ir.atomic import write_whole
 
 
 class ProgressBar:
-    """A rich progress bar per epoch on stderr; silent unless stderr is a terminal or `enabled` says otherwise."""
+    """A rich progress bar on stderr, of what goes on now; silent unless that is a terminal or `enabled` says otherwise.
+
+    Bars of the past are lines above it, but for those that are passing.
+    """
 
     def __init__(self, enabled: bool | None = None):
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
@@ -37,16 +40,25 @@ class ProgressBar:
 
     def __exit__(self, *_: type[BaseException] | TracebackType | BaseException | None) -> None:
         if self._bar is not None:
+            self._leave()
             self._bar.stop()
 
     def start(self, what: str, total: int | None, done: int = 0, *, passing: bool = False) -> None:
-        """Show what goes on now, in so many batches (None: nobody knows); passing: until the next one starts."""
+        """Show what goes on now, in so many batches (None: nobody knows); passing: nothing stays of it."""
         if self._bar is None:
             return
-        if self._passing:
-            self._bar.remove_task(self._task)
+        self._leave()
         self._task = self._bar.add_task(what, total=total, completed=done, state="")
         self._passing = passing
+
+    def _leave(self) -> None:
+        """What went on until now is over."""
+        if self._task is None:
+            return
+        if not self._passing:
+            self._bar.console.print(self._bar.make_tasks_table(self._bar.tasks))
+        self._bar.remove_task(self._task)
+        self._task = None
 
     def advance(self, state: str = "") -> None:
         if self._bar is not None:

@@ -21,12 +21,14 @@ from graphkit.train import checkpoint
 LOCK = ".lock"
 MODEL = "model.json"
 BEST = "best.json"
+# Of the command line: the options in effect, and how it was called.
+CONFIG, RECORD = "config.toml", "run.json"
 
 # In a folder without a checkpoint: the SHA-256 of the model that a run writes before its first one.
 FIRST_SAVE = ".first-save"
 
 # What training leaves in a folder, beside `.lock` and `.first-save`.
-_FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json")
+_FILES = (checkpoint.MANIFEST, MODEL, BEST, CONFIG, RECORD, "log.jsonl", "vocabulary.json")
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 
 

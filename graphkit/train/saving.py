@@ -84,13 +84,25 @@ def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarra
 
 def save_model(trainer: Trainer, path: Path, meta: Mapping[str, str]) -> None:
     """`Trainer.save_model`."""
+    with whole_model(trainer) as net:
+        if net is not None:
+            described = Model.from_graph(net.graph, net.params.entries(), meta={**net.meta, **meta})
+            described.save(path)
+
+
+@contextlib.contextmanager
+def whole_model(trainer: Trainer) -> Iterator[Model | None]:
+    """In rank 0 the model for inference, with all parameters, moving averages where there are any; None in others.
+
+    Every rank comes here where each has a part of it.
+    """
     trainer._stepper.settle()
     with trainer._stepper.gathered():
         if not trainer._writes:
+            yield None
             return
         with _inference_model(trainer) as net:
-            described = Model.from_graph(net.graph, net.params.entries(), meta={**net.meta, **meta})
-            described.save(path)
+            yield net
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
-from graphkit.train import finite, losses, metrics, placed, recomputation, saving
+from graphkit.train import defaults, finite, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
@@ -48,7 +48,7 @@ from graphkit.train.inputs import Inputs, by_name
 from graphkit.train.mixing import Mixing
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
-from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.progress import ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
@@ -125,8 +125,8 @@ class Trainer:
     def __init__(
         self,
         net: Model,
-        loss: losses.AnyLoss = "softmax_cross_entropy",
-        optimizer: optimizers.Optimizer | str = "sgd",
+        loss: losses.AnyLoss = defaults.LOSS,
+        optimizer: optimizers.Optimizer | str = defaults.OPTIMIZER,
         *,
         device: str = "cpu",
         threads: int | None = None,
@@ -193,8 +193,8 @@ class Trainer:
         self._run_updates: int | None = None
         self._run_schedule: tuple[tuple[Schedule, int], Schedule] | None = None
         self._recurrent_state = RecurrentState(net, carry or {})
-        self._inputs = Inputs(net.input_types)
         self._mixing = Mixing(alphas.get("mixup"), alphas.get("cutmix")) if alphas else None
+        self._inputs = Inputs(net.input_types)
         refused = {
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
             "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm, "mixup or cutmix": bool(alphas),
@@ -470,7 +470,7 @@ class Trainer:
         valid: Any = None,
         *,
         epochs: int | None = None,
-        batch_size: int = 64,
+        batch_size: int = defaults.BATCH_SIZE,
         metrics: Sequence[Any] = (),
         folder: str | Path | RunFolder | None = None,
         overwrite: bool = False,
@@ -479,30 +479,27 @@ class Trainer:
         prefetch: int = 2,
         workers: int | Workers | None = None,
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
-        callbacks: Sequence[Callback] = (),
-        log_every: int = 50,
+        callbacks: Callback | Sequence[Callback] = (),
+        log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
         """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
 
         train, valid: a Dataset, (inputs, targets) in the forms that `step` takes, an object with a length and items, or
         an iterable of samples or batches (see `gk.data.as_dataset`).
 
-        After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run in its place:
-        `epochs` then counts from where that run began (default: the number that it was given), and what is done
-        already is not done again. Its results are, to the bit, those of a run without interruption.
+        After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run, to the bit as
+        if it had not been: `epochs` then counts from where it began (default: the number that it was given).
 
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
         every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch, and one
         every `log_every` updates (0: none). Rank 0 writes and shows. Ctrl-C takes effect between two batches, or at
-        once when it comes twice; a single process then leaves a checkpoint of that position in the folder. The
-        KeyboardInterrupt has a note that says where it stopped.
+        once when it comes twice; a single process leaves a checkpoint there, and the KeyboardInterrupt tells it.
 
         A folder is that of one run, and of one process at a time: one with a model or a checkpoint that is not of this
         run is refused (UsageError), unless `overwrite`, which removes them; so is one that another process has.
 
         progress: a bar on stderr, by default on a terminal. on_epoch(number, record): called after each epoch and its
-        checkpoint, by every rank that was given it. callbacks: objects of subclasses of `gk.Callback`, whose states
-        are part of checkpoints.
+        checkpoint, by every rank that was given it. callbacks: one or several; checkpoints have their states.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
         computed, on threads of their own; 0: nothing is. workers: processes that make samples of lazy data sets and of
@@ -512,24 +509,19 @@ class Trainer:
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         log_every = integer("fit", "log_every", log_every, 0)
-        callbacks = [callbacks] if isinstance(callbacks, Callback) else callbacks
+        held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
         self.position.plan(epochs, self._resumed, self.updates)
         self._resumed = False
-        writes = self._writes
-        held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
-        path = None if held is None else held.path
         with contextlib.ExitStack() as stack:
-            if held is not None and writes:
+            if held is not None and self._writes:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
-            bar = stack.enter_context(ProgressBar(progress if writes else False))
-            log = JsonLog(path if writes else None)
+            bar = stack.enter_context(ProgressBar(progress if self._writes else False))
             data = self._data(train), None if valid is None else self._data(valid)
             ours, held_out = stack.enter_context(employed(workers, *data))
             self._fit = Fit(
-                self, ours, held_out, metrics, batch_size, path, checkpoint_every, prefetch, bar, log, on_epoch,
-                callbacks, log_every,
+                self, ours, held_out, metrics, batch_size, None if held is None else held.path, checkpoint_every,
+                prefetch, bar, on_epoch, callbacks, log_every,
             )  # fmt: skip
-            self.stop_reason = None
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()
 

@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import graphkit as gk
-from graphkit.ir.drawing import MAX_NODES, _boxes, _layered, _order, _place, to_svg
+from graphkit.ir.drawing import MAX_NODES, boxes_of, to_svg
+from graphkit.ir.layered import arranged
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -40,10 +41,8 @@ def test_every_node_and_edge_is_there():
 @pytest.mark.parametrize("name", ["lenet", "googlenet", "unet", "lstm_lm"])
 def test_boxes_of_a_layer_do_not_overlap_and_lie_in_the_picture(name):
     graph = gk.models.build(name).graph
-    boxes, edges = _boxes(graph)
-    layers, _ = _layered(boxes, edges)
-    _order(layers)
-    _place(layers)
+    boxes, edges = boxes_of(graph)
+    layers, _ = arranged(boxes, edges)
     assert sum(map(len, layers)) >= len(boxes)
     for source, target in edges:
         assert source.layer < target.layer

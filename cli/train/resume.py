@@ -11,33 +11,39 @@ from click.core import ParameterSource
 
 from graphkit.errors import UsageError
 
+# Where options come from that are given: the command line, and a file of options.
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+
 # Of one call, not of the run; the number of epochs has rules of its own.
 _OF_A_CALL = {
     "model", "folder", "resume", "overwrite", "epochs", "as_json", "trace", "external_root", "places", "micro_batches",
-    "workers",
+    "find_lr", "print_config", "workers",
 }  # fmt: skip
 
 
-def kept(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that belong to the run, as JSON has them."""
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in options.items() if n not in _OF_A_CALL}
+def kept(options: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The options that belong to the run, as JSON has them; seed: the one in effect."""
+    of_run = {n: list(v) if isinstance(v, tuple) else v for n, v in options.items() if n not in _OF_A_CALL}
+    return {**of_run, "seed": seed}
 
 
 def taken_over(
     context: click.Context, options: Mapping[str, Any], before: Mapping[str, Any], tell: Callable[[str], None] | None
 ) -> dict[str, Any]:
-    """The options of a run that goes on: those of the command line, and for what it leaves out those of `before`.
+    """The options of a run that goes on: those that are given, and for what is left out those of `before`.
 
     Tells which came from where. Raises UsageError for what a run cannot change: the seed, as the order of the
     data and dropout follow it.
     """
     merged, same, changed = dict(options), [], []
+    if "loss" in before:  # of checkpoints by a version whose losses were of one output
+        before = {"loss_specs": [before["loss"]], **before}
     for parameter in context.command.params:
         name = parameter.name or ""
         if name not in before:
             continue
         old = tuple(before[name]) if isinstance(before[name], list) else before[name]
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        if context.get_parameter_source(name) not in _GIVEN:
             merged[name] = old
             if old != parameter.get_default(context) and old not in (None, (), False):
                 same.append(_text(parameter, old))

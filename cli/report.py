@@ -1,0 +1,139 @@
+"""graphkit report"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from graphkit.cli._options import data_option, json_option, source_options
+from graphkit.cli._output import log, print_json
+from graphkit.errors import UsageError
+from graphkit.ir.atomic import write_whole
+
+if TYPE_CHECKING:
+    from graphkit.data import Dataset
+    from graphkit.model import Model
+    from graphkit.report.gathering import Gathering
+    from graphkit.report.log import Log
+    from graphkit.report.runs import Run
+
+# Seconds from one page to the next while runs go on.
+_REFRESH = 10
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, metavar="RUN...")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The page to write.")
+@click.option("--data", "spec", help="Data whose validation part is predicted (default: that of each run).")
+@click.option("--valid", "valid_spec", help="Data to predict, whole (default: what each run was validated on).")
+@data_option
+@click.option("--predictions/--no-predictions", default=True, help="Predict, as is the default, or only show the logs.")
+@click.option(
+    "--max-samples", type=click.IntRange(1), default=10_000, show_default=True, help="Predict so many samples at most."
+)
+@click.option("--title", help="Title of the page (default: the names of the runs).")
+@click.option(
+    "--refresh", type=click.IntRange(1), metavar="SECONDS",
+    help=f"The page loads itself again so often while a run goes on (default with --watch: {_REFRESH}).",
+)  # fmt: skip
+@click.option("--watch", is_flag=True, help="Write the page again and again until the runs are over, or Ctrl-C.")
+@json_option
+def command(
+    folders: tuple[str, ...],
+    output: str,
+    spec: str | None,
+    valid_spec: str | None,
+    data_options: tuple[str, ...],
+    predictions: bool,
+    max_samples: int,
+    title: str | None,
+    refresh: int | None,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Write a page about one or several RUNs, the folders that training writes to: curves, predictions, settings.
+
+    The page needs no other file and no network. Logs are read while runs go on; nothing of a run is changed.
+
+    \b
+    graphkit report run/ -o report.html
+    graphkit report small/ large/ -o compared.html --no-predictions
+    graphkit report run/ -o report.html --watch --refresh 5
+    graphkit report run/ -o report.html --data digits
+    """
+    from graphkit.report.gathering import Gathering
+
+    if not predictions and (spec or valid_spec or data_options):
+        raise UsageError("--no-predictions predicts nothing: leave out --data, --valid and --data-option")
+    options = source_options(data_options)
+
+    def data_of(run: Run, net: Model) -> Dataset:
+        return _validation(run, net, spec, valid_spec, options)
+
+    given = spec is not None or valid_spec is not None
+    gathering = Gathering(data_of if predictions else None, max_samples, strict=given and not watch)
+    every = (refresh or _REFRESH) if watch else refresh
+    logs: dict[Path, Log] = {}
+    told = False
+    while True:
+        runs = _write(folders, Path(output), gathering, title, every, watch, logs)
+        if not watch or not any(_is_awaited(run) for run in runs):
+            break
+        if not told:
+            log(f"wrote {output}, and writes it every {every} s until the runs are over; Ctrl-C ends it")
+            told = True
+        time.sleep(every or _REFRESH)
+    if as_json:
+        print_json("report", {"page": output, "runs": [_described(run) for run in runs]})
+    else:
+        log(f"wrote {output}")
+
+
+def _is_awaited(run: Run) -> bool:
+    """Whether more of it will come: it goes on, or has not begun."""
+    return run.goes_on or not (run.epochs or run.steps)
+
+
+def _write(
+    folders: tuple[str, ...], page_path: Path, gathering: Gathering, title: str | None, every: int | None, watch: bool,
+    logs: dict[Path, Log],
+) -> list[Run]:  # fmt: skip
+    """The runs as they were when the page was written."""
+    from graphkit.report.page import page, title_of
+    from graphkit.report.runs import read_runs
+
+    runs = read_runs(folders, waiting=watch, logs=logs)
+    reported = [gathering.of(run) for run in runs]
+    if not watch:
+        for note in (note for r in reported for note in (*r.run.notes, *r.notes)):
+            log(f"graphkit: warning: {note}")
+    refresh = every if any(_is_awaited(run) for run in runs) else None
+    write_whole(page_path, [page(reported, title or title_of(runs), refresh=refresh).encode()])
+    return runs
+
+
+def _described(run: Run) -> dict[str, object]:
+    return {
+        "name": run.name, "folder": str(run.folder), "state": run.status, "epochs": len(run.epochs),
+        "steps": len(run.steps), "last": dict(run.epochs[-1]) if run.epochs else None, "notes": list(run.notes),
+    }  # fmt: skip
+
+
+def _validation(run: Run, net: Model, spec: str | None, valid_spec: str | None, options: dict[str, object]) -> Dataset:
+    """What a run is judged by. Raises UsageError where neither the command nor the run says it."""
+    from graphkit.cli.train import data, objective
+
+    own = run.options
+    if valid_spec is None and spec is None:
+        # Paths in the config hold wherever the command is called.
+        spec, valid_spec = (run.settings.get(name, own.get(f"{name}_spec")) for name in ("data", "valid"))
+        options = source_options(tuple(own.get("data_options") or ())) | options
+    if spec is None and valid_spec is None:
+        raise UsageError("its folder does not say which data it was trained on; --data says what to predict")
+    axes = data.axis_options(tuple(own.get("batch_axes") or ()))
+    names = objective.loss_names(tuple(own.get("loss_specs") or ()))
+    parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes)
+    return data.fitted(net, parts, [] if isinstance(names, str) else list(names)).test

@@ -1,0 +1,47 @@
+"""The network that `graphkit train` trains: a file, or one of the zoo, with what the options change of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from graphkit.cli._options import key_values, read_model
+from graphkit.cli.train.config_file import Network
+from graphkit.errors import UsageError
+from graphkit.model import Model
+
+if TYPE_CHECKING:
+    from graphkit.data import Dataset
+
+
+def network(source: Network, train: Dataset | None, axes: Mapping[str, int | None], o: Mapping[str, Any]) -> Model:
+    """The network to train: with a new head, constants that train, a batch dimension, as the options want.
+
+    train: what a network of the zoo takes its sizes from.
+    """
+    from graphkit.train import imported
+
+    if source.name is None:
+        net = read_model(source.path, o["external_root"])
+    else:
+        from graphkit.cli.build import build_model
+
+        net = build_model(source.name, dict(source.options), train, source.seed)
+    if o["constants"]:
+        net = imported.constants_to_parameters(net)
+    net = with_head(net, o["head_options"], o["head_at"], o["output_name"], o["seed"])
+    return imported.free_batch(net, axes=axes) if o["free_batch"] else net
+
+
+def with_head(net: Model, texts: tuple[str, ...], at: str | None, output: str | None, seed: int | None) -> Model:
+    """The model with what `--head classes=N` and `--head-at` ask for."""
+    from graphkit.train.head import replace_head
+
+    fields = key_values(texts, "--head")
+    if not fields and at is not None:
+        raise UsageError("--head-at needs the number of classes, --head classes=N")
+    if not fields:
+        return net
+    if not {"classes"} <= set(fields) <= {"classes", "pool"} or not fields["classes"].isdecimal():
+        raise UsageError(f"--head {' '.join(texts)!r}: expected classes=N")
+    return replace_head(net, int(fields["classes"]), seed=seed, output=output, at=at, pool=fields.get("pool"))

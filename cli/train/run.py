@@ -1,0 +1,183 @@
+"""A training by the options of the command line, from the data to what is printed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphkit.cli._options import key_values, source_options
+from graphkit.cli._output import log
+from graphkit.cli._processes import ARGUMENTS
+from graphkit.cli.train import config_file, data, objective, record, telling
+from graphkit.cli.train.config_file import Network
+from graphkit.cli.train.network import network
+from graphkit.cli.train.resume import kept, taken_over
+from graphkit.errors import UsageError
+from graphkit.train import defaults
+
+if TYPE_CHECKING:
+    from graphkit.data import Splits
+    from graphkit.dist.kvstore import KVStore
+    from graphkit.train.callbacks import Callback
+    from graphkit.train.run_folder import RunFolder
+    from graphkit.train.trainer import Trainer
+
+# What --profile leaves out, which also pays for fresh memory and packed weights, and how much it records.
+_SKIPPED, _RECORDED = 2, 10
+
+# The curve of --find-lr, in the output folder.
+_CURVE = "learning_rates.csv"
+
+
+def train(
+    context: click.Context, source: Network, folder: Path | None, store: KVStore, options: Mapping[str, Any]
+) -> None:
+    """`graphkit train`; options: of the command line, by parameter."""
+    from graphkit.executor.run.profile import profile
+    from graphkit.train import checkpoint
+    from graphkit.train.run_folder import RunFolder
+    from graphkit.train.traces import write_merged
+
+    o, writes, resume = dict(options), store.rank == 0, options["resume"]
+    run = None if folder is None else RunFolder(folder)
+    with contextlib.ExitStack() as stack:
+        if run is not None:
+            before = checkpoint.notes_of(run.path) if resume else {}
+            if writes:
+                stack.enter_context(run)
+                if not (resume or o["overwrite"]):
+                    run.check()
+            if resume:
+                o = taken_over(context, o, before, log if writes else None)
+        callbacks = objective.callbacks(o)
+        with store.working():
+            trainer, parts = _made(source, store, o)
+            if resume and folder is not None:
+                trainer.resume(folder)
+        over = resume and not trainer.left(o["epochs"])
+        if over and writes:
+            log(f"{folder} {_done(trainer)}; --epochs N, with N above that, trains more")
+        trainer.notes = kept(o, trainer.seed)
+        if run is not None and writes:
+            run.claim(trainer.run, overwrite=o["overwrite"])
+            _describe(context, run, trainer, parts, source, store, o)
+        trace, alone = o["trace"], store.num_workers == 1
+        recording = profile(trace if alone else None, skip=_SKIPPED, runs=_RECORDED)
+        recorded = None if trace is None else stack.enter_context(recording)
+        history = None if over else _fit(trainer, parts, run, store, callbacks, o)
+    if recorded is not None and not alone:
+        write_merged(recorded, trainer, store, trace)
+    if writes:
+        telling.report(trainer, store, folder, history, recorded, trace, o["as_json"])
+
+
+def find_rate(
+    context: click.Context, source: Network, folder: Path | None, store: KVStore, options: Mapping[str, Any]
+) -> None:
+    """`graphkit train --find-lr`: nothing is trained, and no run begins in the folder."""
+    from graphkit.train.find_lr import find_lr
+
+    if options["resume"]:
+        raise UsageError("--find-lr looks for the rate of a run before it begins, not with --resume")
+    trainer, parts = _made(source, store, options)
+    workers = data.workers(options["workers"], parts.train)
+    curve = find_lr(trainer, parts.train, batch_size=options["batch_size"], workers=workers)
+    file = None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / _CURVE
+        curve.save(file)
+    telling.report_rate(curve, file, options["as_json"])
+
+
+def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Trainer, Splits]:
+    """The trainer, and its data."""
+    from graphkit import data as sources
+
+    optimizer = objective.optimizer(o)
+    axes = data.axis_options(o["batch_axes"])
+    names = objective.loss_names(o["loss_specs"])
+    given = (o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
+    parts = data.read_data(None, *given) if source.name is not None else None
+    net = network(source, None if parts is None else parts.train, axes, o)
+    parts = data.fitted(net, parts or data.read_data(net, *given), [] if isinstance(names, str) else list(names))
+    net = sources.described(net, parts.train)
+    trainer = _trainer(net, objective.loss(net, parts.train, o), optimizer, store, o)
+    return trainer, data.skipping(parts, o["on_damaged"])
+
+
+def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str, Any]) -> Trainer:
+    from graphkit.train.trainer import Trainer
+
+    return Trainer(
+        net, loss, optimizer,
+        device=o["device"], threads=o["threads"], kvstore=store if store.num_workers > 1 or store.is_remote else None,
+        output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
+        lr_mult=objective.multipliers(o["lr_mults"], "--lr-mult"),
+        wd_mult=objective.multipliers(o["wd_mults"], "--wd-mult"),
+        loss_weights=objective.multipliers(o["loss_weights"], "--loss-weight"),
+        mixup=o["mixup"], cutmix=o["cutmix"],
+        carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
+        seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
+        on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
+        groups=placed(o["places"]), micro_batches=o["micro_batches"],
+    )  # fmt: skip
+
+
+def _fit(
+    trainer: Trainer, parts: Splits, run: RunFolder | None, store: KVStore, callbacks: list[Callback],
+    o: Mapping[str, Any],
+) -> list[dict[str, float]]:  # fmt: skip
+    if o["tensorboard"]:
+        from graphkit.report.tensorboard import TensorBoard
+
+        callbacks.append(TensorBoard(samples=parts.test))
+    tell = telling.lines(store, o["as_json"]) if store.rank == 0 else None
+    if store.rank == 0 and telling.is_live() and not o["as_json"]:
+        table = telling.Table()
+        callbacks.append(table)
+        tell = table.tell
+    return trainer.fit(
+        parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
+        metrics=o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ()),
+        folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
+        on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
+    )  # fmt: skip
+
+
+def _describe(
+    context: click.Context, run: RunFolder, trainer: Trainer, parts: Splits, source: Network, store: KVStore,
+    o: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """What the folder says of the run, before it begins or goes on."""
+    if parts.train.vocabulary is not None:
+        parts.train.vocabulary.save(run.path / "vocabulary.json")
+    position = trainer.position
+    planned = position.until - position.start if o["resume"] else defaults.EPOCHS
+    values = {**context.params, **o, "seed": trainer.seed, "epochs": o["epochs"] or planned}
+    settings = config_file.effective(context.command, values, source, outputs=False)
+    file = source.path if source.name is None and source.path != "-" else None
+    call = record.call(context.meta.get(ARGUMENTS, ()), trainer.seed, store.num_workers, file)
+    record.write(run.path, settings, call, goes_on=o["resume"])
+
+
+def _done(trainer: Trainer) -> str:
+    """How a run that is over has ended."""
+    position = trainer.position
+    done = trainer.epoch - position.start
+    if position.stopped is not None:
+        return f"has ended after {done} of its {position.until - position.start} epochs: {position.stopped}"
+    return f"has trained its {done} epochs"
+
+
+def placed(texts: tuple[str, ...]) -> dict[str, int] | None:
+    """`GROUP=RANK` texts as ranks by group; None without any."""
+    found = key_values(texts, "--place")
+    for name, text in found.items():
+        if not text.isdecimal():
+            raise UsageError(f"--place {name}={text}: expected the number of a process, from 0")
+    return {name: int(text) for name, text in found.items()} or None

@@ -1,0 +1,159 @@
+"""What `graphkit train` prints: a line or a row of a table for each epoch, and the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphkit.cli._output import log, print_json, print_table
+from graphkit.train.callbacks import Callback, Numbers
+
+if TYPE_CHECKING:
+    from graphkit.dist.kvstore import KVStore
+    from graphkit.executor.run.profile import Profile
+    from graphkit.train.trainer import Trainer
+
+# Numbers of an epoch that have columns of their own, or none.
+_OTHERS = ("epoch", "updates", "learning_rate", "processes", "samples_per_second", "waiting", "peak_memory")
+# Columns that a narrow terminal goes without, the first of them first; how wide a column is at least.
+_DISPENSABLE = ("memory", "samples/s", "left")
+_WIDTH = 7
+
+
+def lines(store: KVStore, as_json: bool) -> Callable[[int, dict[str, float]], None]:
+    """What prints a line for each epoch."""
+    together = f" ({store.num_workers} processes)" if store.num_workers > 1 else ""
+
+    def tell(epoch: int, record: dict[str, float]) -> None:
+        line = f"epoch {epoch}{together}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items())
+        _say(line, err=as_json)
+
+    return tell
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """Print above the progress bar, which takes what goes to sys.stdout and sys.stderr while it is there."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
+def is_live() -> bool:
+    """Whether there is a terminal to draw on."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Table(Callback):
+    """A row for each epoch: the numbers, samples a second, the time that is left, memory.
+
+    Rows are printed after the checkpoint (`tell`), as what is printed is done.
+    """
+
+    def __init__(self) -> None:
+        self._row: dict[str, str] = {}
+        self._columns: list[str] = []
+        self._until, self._first, self._start = 0, 0, 0.0
+
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        self._until, self._first, self._start = int(numbers["until"]), int(numbers["epoch"]), time.monotonic()
+
+    def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        epoch = int(numbers["epoch"])
+        each = (time.monotonic() - self._start) / max(epoch - self._first, 1)
+        self._row = {"epoch": f"{epoch}/{self._until}"}
+        self._row |= {name: f"{value:.4g}" for name, value in numbers.items() if name not in _OTHERS}
+        rate = numbers["samples_per_second"]
+        self._row["samples/s"] = f"{rate:,.0f}" if rate >= 10 else f"{rate:.3g}"
+        self._row["left"] = duration(each * (self._until - epoch))
+        if "peak_memory" in numbers:
+            self._row["memory"] = f"{numbers['peak_memory'] / 1e6:,.0f} MB"
+
+    def tell(self, epoch: int, record: dict[str, float]) -> None:
+        """Print the row of the epoch, below a header where its columns are not those of the row before."""
+        from rich.console import Console
+        from rich.table import Table as Drawn
+
+        width = Console().width
+        columns = _fitting(self._row, width)
+        table = Drawn(box=None, show_header=columns != self._columns, pad_edge=False)
+        for name in columns:
+            table.add_column(name, justify="right", min_width=max(len(name), _WIDTH), no_wrap=True, overflow="fold")
+        table.add_row(*(self._row[name] for name in columns))
+        self._columns = columns
+        drawn = Console(width=max(width, _width(columns)), color_system=None)
+        with drawn.capture() as text:
+            drawn.print(table)
+        _say(text.get().rstrip())
+
+
+def _fitting(row: Mapping[str, str], width: int) -> list[str]:
+    """The columns that a terminal of that width has room for; what was measured is among them in any case."""
+    columns = list(row)
+    for name in _DISPENSABLE:
+        if _width(columns) > width and name in columns:
+            columns.remove(name)
+    return columns
+
+
+def _width(columns: list[str]) -> int:
+    return sum(max(len(name), _WIDTH) + 2 for name in columns) - 2
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 0:07, 12:34 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def report(
+    trainer: Trainer, store: KVStore, folder: Path | None, history: list[dict[str, float]] | None,
+    recorded: Profile | None, trace: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """The end. history: None for a run that was over before."""
+    result: dict[str, Any] = {
+        "model": trainer.net.name,
+        "folder": None if folder is None else str(folder),
+        "epochs": trainer.epoch,
+        "updates": trainer.updates,
+        "processes": store.num_workers,
+        "history": history or [],
+        "stopped": trainer.position.stopped,
+    }
+    if recorded is not None:
+        result["operators"] = [asdict(operator) for operator in recorded.operators]
+    if as_json:
+        print_json("train", result)
+        return
+    if recorded is not None:
+        print_table("time by operator", *recorded.table())
+        log(f"wrote {trace}")
+    if history is not None and trainer.position.stopped is not None:
+        log(f"ended after epoch {trainer.epoch}: {trainer.position.stopped}")
+    if history is not None and folder is not None:
+        best = ", best.json" if (folder / "best.json").exists() else ""
+        log(f"wrote {folder}: model.json{best}, checkpoint.json, log.jsonl, config.toml, run.json")
+
+
+def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:
+    """What --find-lr has found."""
+    result = {
+        "suggestion": curve.suggestion, "diverged": curve.diverged, "file": None if file is None else str(file),
+        "learning_rates": curve.rates, "losses": curve.losses, "smoothed": curve.smoothed,
+    }  # fmt: skip
+    if as_json:
+        print_json("find-lr", result)
+    elif curve.suggestion is None:
+        click.echo("no learning rate made the loss fall")
+    else:
+        click.echo(f"learning rate {curve.suggestion:.3g}")
+    if not as_json:
+        ended = f"diverged at {curve.rates[-1]:.3g}" if curve.diverged else f"tried up to {curve.rates[-1]:.3g}"
+        log(f"{len(curve.rates)} updates, {ended}" + ("" if file is None else f"; wrote {file}"))

@@ -1,0 +1,1 @@
+"""What training did, for people: a page of curves and predictions, and event files of TensorBoard."""

@@ -1,0 +1,164 @@
+"""TensorBoard's event files, by tensorboardX: records of scalars, histograms, pictures, texts and a graph.
+
+The records are written by the thread that asks for them: an error of the file system is an error here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.ir.graph import Graph
+from graphkit.report.png import encode
+
+# Bins of a histogram, and how many values are looked at together.
+_BINS, _PART = 64, 1 << 16
+
+# Seconds after which what is written is in the file for others to read.
+_FLUSH = 5.0
+
+# Tells the files of one process apart that are begun in the same second. Files are read in the order of their names.
+_numbers = itertools.count()
+
+
+def check_installed() -> None:
+    """Raises MissingDependency without tensorboardX."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise MissingDependency("event files of TensorBoard need tensorboardX: pip install 'graphkit[curves]'")
+
+
+class EventFile:
+    """A new event file in a folder, which is made; `with` closes it.
+
+    Whoever is killed leaves whole records, and at most the last in part. Raises MissingDependency without tensorboardX,
+    RuntimeFailure for what cannot be written.
+    """
+
+    def __init__(self, folder: Path):
+        check_installed()
+        self.folder = folder
+        with self._writing():
+            from tensorboardX.event_file_writer import EventsWriter
+
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{next(_numbers):06d}")
+            self._flushed = 0.0
+            self.flush()
+
+    def __enter__(self) -> EventFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def starts(self, step: int) -> None:
+        """What other files of the folder have from this step on is void: a run goes on from there again."""
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        self._write(step, session_log=SessionLog(status=SessionLog.START))
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        """NaN and infinities included."""
+        self._value(step, tag, simple_value=float(value))
+
+    def histogram(self, tag: str, values: np.ndarray, step: int) -> int:
+        """Of the finite values, in bins of the same width; nothing without any. Returns how many are not finite."""
+        from tensorboardX.proto.summary_pb2 import HistogramProto
+
+        flat = np.asarray(values).reshape(-1)
+        low, high, count = math.inf, -math.inf, 0
+        total = squares = 0.0
+        for part in _finite_parts(flat):
+            low, high, count = min(low, float(part.min())), max(high, float(part.max())), count + part.size
+            with np.errstate(over="ignore"):
+                total, squares = total + float(part.sum()), squares + float(np.square(part).sum())
+        if count:
+            counts, limits = _counted(flat, low, high)
+            found = HistogramProto(
+                min=low, max=high, num=count, sum=total, sum_squares=squares, bucket_limit=limits, bucket=counts
+            )
+            self._value(step, tag, histo=found)
+        return int(flat.size - count)
+
+    def picture(self, tag: str, image: np.ndarray, step: int) -> None:
+        """uint8 [H, W, C] with 1 or 3 channels."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        height, width, channels = image.shape
+        data = encode(np.ascontiguousarray(image))
+        found = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=data)
+        self._value(step, tag, image=found)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        from tensorboardX import summary
+
+        self._write(step, summary=summary.text(tag, markdown))
+
+    def graph(self, graph: Graph) -> None:
+        from graphkit.report.event_graph import graph_def
+
+        self._write(0, graph_def=graph_def(graph).SerializeToString())
+
+    def flush(self) -> None:
+        """What is written is on the disk."""
+        with self._writing():
+            self._writer.flush()
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        with self._writing():
+            self._writer.close()
+
+    def _value(self, step: int, tag: str, **value: Any) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._write(step, summary=Summary(value=[Summary.Value(tag=tag, **value)]))
+
+    def _write(self, step: int, **what: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        with self._writing():
+            self._writer.write_event(Event(wall_time=time.time(), step=step, **what))
+        if time.monotonic() - self._flushed > _FLUSH:
+            self.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RuntimeFailure(f"{self.folder}: events cannot be written: {error.strerror or error}") from error
+
+
+def _finite_parts(flat: np.ndarray) -> Iterator[np.ndarray]:
+    """float64, in parts that take little memory; none is empty."""
+    for start in range(0, flat.size, _PART):
+        part = flat[start : start + _PART].astype(np.float64)
+        finite = np.isfinite(part)
+        if finite.all():
+            yield part
+        elif finite.any():
+            yield part[finite]
+
+
+def _counted(flat: np.ndarray, low: float, high: float) -> tuple[list[float], list[float]]:
+    """Of the finite values, which go from low to high: counts by bin, and the upper end of each."""
+    width = high / _BINS - low / _BINS  # of quotients: the difference of the ends may be no number
+    if width <= np.spacing(max(abs(low), abs(high))):
+        return [float(sum(part.size for part in _finite_parts(flat)))], [high]
+    counts = np.zeros(_BINS)
+    for part in _finite_parts(flat):
+        places = np.clip(part / width - low / width, 0, _BINS - 1).astype(np.int64)
+        counts += np.bincount(places, minlength=_BINS)
+    upper = np.arange(1, _BINS + 1) / _BINS
+    return counts.tolist(), (low * (1.0 - upper) + high * upper).tolist()

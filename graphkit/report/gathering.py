@@ -1,0 +1,64 @@
+"""What a report says beyond the logs: the model of each run, and its predictions, made again when the model changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkit.data import Dataset
+from graphkit.errors import GraphkitError
+from graphkit.model import Model, load
+from graphkit.report.page import Reported
+from graphkit.report.predictions import Predictions, predict
+from graphkit.report.runs import Run
+from graphkit.train.run_folder import MODEL
+
+
+@dataclass
+class Gathering:
+    """Gives each run its model and predictions, and keeps them until the run writes its model again.
+
+    data: what to predict, for a run and its model; None: nothing; it raises GraphkitError where there are none. most:
+    samples at most. strict: an error of the data or the model is raised; otherwise the page tells it.
+    """
+
+    data: Callable[[Run, Model], Dataset] | None
+    most: int | None = None
+    strict: bool = False
+    _kept: dict[Path, tuple[int, Reported]] = field(default_factory=dict)
+
+    def of(self, run: Run) -> Reported:
+        """Raises what loading a model or predicting raises, if `strict`."""
+        path = run.folder / MODEL
+        try:
+            stamp = path.stat().st_mtime_ns
+        except OSError:
+            return Reported(run, notes=[] if self.data is None else [f"{run.name}: there is no {MODEL} yet"])
+        before, kept = self._kept.get(run.folder, (None, None))
+        if kept is None or before != stamp:
+            kept = self._made(run)
+            self._kept[run.folder] = stamp, kept
+        return Reported(run, kept.net, kept.predictions, kept.notes)
+
+    def _made(self, run: Run) -> Reported:
+        net: Model | None = None
+        try:
+            net = load(run.folder)
+            return Reported(run, net, self._predictions(run, net))
+        except GraphkitError as error:
+            if self.strict:
+                raise
+            what = "no model" if net is None else "no predictions"
+            return Reported(run, net, notes=[f"{run.name}: {what}: {error}"])
+
+    def _predictions(self, run: Run, net: Model) -> Predictions | None:
+        if self.data is None:
+            return None
+        pairs = [str(pair).partition("=") for pair in run.options.get("carries") or ()]
+        size = run.options.get("batch_size")
+        return predict(
+            net, self.data(run, net), loss=run.loss, output=run.options.get("output_name"),
+            carry={name: output for name, _, output in pairs}, most=self.most,
+            batch_size=size if isinstance(size, int) and size > 0 else 64,
+        )  # fmt: skip

@@ -1,0 +1,126 @@
+"""A network as a picture of a few dozen boxes: nodes, and in large networks all nodes of a name prefix as one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+from graphkit.ir.drawing import shortened, sizes
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.layered import Box, picture
+from graphkit.ir.printing import node_line
+from graphkit.text import si
+
+# Boxes of nodes and groups that are drawn at most.
+MOST_BOXES = 48
+
+# What a part is called that has no prefix in common.
+_UNNAMED = "..."
+
+# What separates the parts of a name: block1/conv, /layer1/layer1.0/conv1/Conv.
+_SEPARATOR = re.compile(r"[/.]+")
+
+
+def draw(graph: Graph) -> str:
+    """An SVG element: data inputs, nodes or groups of nodes, outputs."""
+    nodes = [n for n in graph.nodes if n.op.name != "Constant" or n.op.domain]
+    return picture(*_boxes(graph, grouped(graph, nodes)))
+
+
+def grouped(graph: Graph, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]:
+    """The nodes in parts that follow each other, each with its name; "" for a node by itself.
+
+    A part is what has a prefix of its name in common, of the longest that leaves few enough parts. Where none does,
+    what lies between them is a part too, or belongs to the prefix on both sides of it. Nodes of a prefix that
+    others come between are several parts, so that no part depends on one that comes after it.
+    """
+    names = {node: [p for p in _SEPARATOR.split(graph.node_name(node)) if p] for node in nodes}
+    deepest = max(map(len, names.values()), default=0)
+    for depth in range(deepest, 0, -1):
+        found = _by_prefix(nodes, names, depth)
+        if len(found) <= MOST_BOXES:
+            return found
+    merged: list[tuple[str, list[Node]]] = []
+    for alone, parts in groupby(_by_prefix(nodes, names, 1), key=lambda part: not part[0]):
+        members = list(parts)
+        merged += [(_UNNAMED, [n for _, inner in members for n in inner])] if alone and len(members) > 1 else members
+    return _joined(merged)
+
+
+def _joined(parts: Sequence[tuple[str, list[Node]]]) -> list[tuple[str, list[Node]]]:
+    """The parts with what lies between two of one prefix as part of it."""
+    found: list[tuple[str, list[Node]]] = []
+    for name, members in parts:
+        if len(found) > 1 and name and found[-2][0] == name and found[-1][0] in ("", _UNNAMED):
+            between = found.pop()[1]
+            found[-1][1].extend([*between, *members])
+        else:
+            found.append((name, members))
+    return found
+
+
+def _by_prefix(nodes: Sequence[Node], names: dict[Node, list[str]], depth: int) -> list[tuple[str, list[Node]]]:
+    parts: list[tuple[str, list[Node]]] = []
+    for node in nodes:
+        name = "/".join(names[node][:depth]) if len(names[node]) > depth else ""
+        if name and parts and parts[-1][0] == name:
+            parts[-1][1].append(node)
+        else:
+            parts.append((name, [node]))
+    return [("", members) if len(members) == 1 else (name, members) for name, members in parts]
+
+
+def _boxes(graph: Graph, parts: Sequence[tuple[str, list[Node]]]) -> tuple[list[Box], list[tuple[Box, Box]]]:
+    boxes: list[Box] = []
+    edges: list[tuple[Box, Box]] = []
+    made: dict[Value, Box] = {}
+    counted: set[Value] = set()
+    for value in graph.inputs:
+        if value.role == "data":
+            name = graph.name_of(value)
+            made[value] = Box((shortened(name), sizes(value)), "input", f"input {name}: {value.type}")
+            boxes.append(made[value])
+    for name, members in parts[:MOST_BOXES]:
+        box = _group(graph, name, members, counted) if name else _single(graph, members[0], counted)
+        inside = {v for node in members for v in node.outputs}
+        operands = dict.fromkeys(v for node in members for v in node.operands if v in made and v not in inside)
+        edges += [(source, box) for source in dict.fromkeys(made[v] for v in operands)]
+        made |= dict.fromkeys(inside, box)
+        boxes.append(box)
+    for name, value in zip(graph.output_names, graph.outputs, strict=True):
+        if value in made:
+            boxes.append(Box((shortened(name), sizes(value)), "output", f"output {name}: {value.type}"))
+            edges.append((made[value], boxes[-1]))
+    if left := sum(len(members) for _, members in parts[MOST_BOXES:]):
+        more = Box((f"... {left:,} more nodes",), "more", f"the first {MOST_BOXES} boxes are drawn")
+        edges += [(box, more) for box in boxes[-1:]]
+        boxes.append(more)
+    return boxes, edges
+
+
+def _single(graph: Graph, node: Node, counted: set[Value]) -> Box:
+    name = graph.node_name(node)
+    lines = [node.op.name, *([shortened(name)] if name.lower() != node.op.name.lower() else [])]
+    lines += [sizes(node.outputs[0])] if node.outputs else []
+    return Box((*lines, *_parameters([node], counted)), "node", node_line(graph, node)[:600])
+
+
+def _group(graph: Graph, name: str, members: Sequence[Node], counted: set[Value]) -> Box:
+    operators = Counter(node.op.name for node in members).most_common()
+    last = members[-1].outputs
+    lines = (shortened(name), f"{len(members)} nodes", *([sizes(last[0])] if last else []))
+    title = f"{name}, {graph.node_name(members[0])} to {graph.node_name(members[-1])}: " + ", ".join(
+        f"{count} {operator}" for operator, count in operators
+    )
+    return Box((*lines, *_parameters(members, counted)), "group", title[:600])
+
+
+def _parameters(members: Sequence[Node], counted: set[Value]) -> tuple[str, ...]:
+    """How many elements the parameters have that are read here first."""
+    read = dict.fromkeys(v for n in members for v in n.operands if v.role == "parameter" and v not in counted)
+    counted.update(read)
+    count = sum(math.prod(v.tensor.static_shape) for v in read)
+    return (f"{si(count)} parameters",) if count else ()

@@ -1,0 +1,204 @@
+"""A callback of `fit` that writes what TensorBoard shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.data import Dataset, TokenStream
+from graphkit.errors import GraphkitError, UsageError
+from graphkit.model import Model
+from graphkit.report.events import EventFile, check_installed
+from graphkit.report.png import is_picture, pixels
+from graphkit.report.predictions import Predictions, predict
+from graphkit.report.runs import flat
+from graphkit.report.samples import arrays_of, said, text_of, tokens_of
+from graphkit.train import losses
+from graphkit.train.arguments import integer
+from graphkit.train.callbacks import Callback, Numbers
+from graphkit.train.saving import whole_model
+
+if TYPE_CHECKING:
+    from graphkit.train.trainer import Trainer
+
+# In the folder of a run.
+FOLDER = "tensorboard"
+
+# Of an epoch, what is no score.
+_SPEED = ("samples_per_second", "peak_memory", "waiting", "processes")
+_PLACE = ("epoch", "updates")
+
+
+class TensorBoard(Callback):
+    """Event files for TensorBoard: `tensorboard --logdir FOLDER` shows curves, weights, the graph, and samples.
+
+    Scalars over updates: `step/loss` and `step/learning_rate` every so many updates, and of each epoch `train/...`,
+    `valid/...`, `learning_rate` and `speed/...`. Histograms of the trained parameters, `weights/...`, moving averages
+    where there are any; a count of those that are not finite, `not_finite/...`, where there are such. The graph; the
+    settings and the network as text. Of `samples`, the first are pictures where they are pictures, and with targets a
+    table of what is predicted for them after each epoch, which says why where nothing can be.
+
+    folder: by default `tensorboard` in the folder of the run. every: updates between scalars of steps; 0: only epochs.
+    histograms: epochs between histograms; 0: none. samples: a Dataset, or (inputs, targets). count: of these.
+
+    A run that goes on writes a further file, which takes the place of what was written behind its checkpoint. With
+    several processes every rank is given the callback, and rank 0 writes. Needs tensorboardX (`graphkit[curves]`):
+    raises MissingDependency without it. Raises RuntimeFailure, out of `fit`, when a file cannot be written.
+    """
+
+    def __init__(
+        self, folder: str | Path | None = None, *, every: int = 10, histograms: int = 1,
+        samples: Dataset | tuple[Any, Any] | None = None, count: int = 8,
+    ):  # fmt: skip
+        check_installed()
+        self.folder = None if folder is None else Path(folder)
+        self.every = integer("TensorBoard", "every", every, 0)
+        self.histograms = integer("TensorBoard", "histograms", histograms, 0)
+        self.count = integer("TensorBoard", "count", count, 1)
+        self.samples = Dataset(*samples) if isinstance(samples, tuple) else samples
+        self._file: EventFile | None = None
+        self._last = 0
+        self._predicts = False
+
+    @property
+    def name(self) -> str:
+        return "TensorBoard" if self.folder is None else f"TensorBoard({self.folder})"
+
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        folder = self.folder
+        if folder is None:
+            if trainer.folder is None:
+                raise UsageError("TensorBoard: fit has no folder, and the callback was given none")
+            folder = trainer.folder / FOLDER
+        self._last = updates = int(numbers["updates"])
+        self._predicts = self.samples is not None
+        if trainer.rank > 0:
+            return
+        goes_on = updates > 0 and any(folder.glob("events.*"))
+        self._file = file = EventFile(folder)
+        file.starts(updates + 1 if updates else 0)
+        if not goes_on:
+            file.graph(trainer.net.graph)
+        file.text("network", _code(trainer.net.to_text()), updates)
+        file.text("settings", _markdown(("setting", "value"), _settings(trainer, numbers)), updates)
+        if self.samples is not None:
+            _show(file, self.samples, self.count, updates)
+        file.flush()
+
+    def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        updates = numbers["updates"]
+        if self._file is None or not self.every or updates == self._last or updates % self.every:
+            return
+        self._last = updates
+        for name in ("loss", "learning_rate"):
+            self._file.scalar(f"step/{name}", numbers[name], updates)
+
+    def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        updates = numbers["updates"]
+        weights = bool(self.histograms) and numbers["epoch"] % self.histograms == 0
+        if self._file is not None:
+            for tag, value in _scalars(numbers):
+                self._file.scalar(tag, value, updates)
+        if weights or self._predicts:
+            with trainer._working(), whole_model(trainer) as net:
+                if net is not None and self._file is not None:
+                    if weights:
+                        _weights(self._file, net, trainer.trained, updates)
+                    if self._predicts:
+                        self._predict(self._file, trainer, net, updates)
+        if self._file is not None:
+            self._file.flush()
+
+    def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _predict(self, file: EventFile, trainer: Trainer, net: Model, updates: int) -> None:
+        assert self.samples is not None, "there is something to predict"
+        try:
+            found = predict(
+                net, self.samples, loss=losses.described(trainer.loss), output=trainer._output,
+                carry=trainer._recurrent_state.names, batch_size=self.count, most=self.count,
+            )  # fmt: skip
+        except GraphkitError as error:
+            file.text("predictions", f"No predictions: {escape(str(error))}", updates)
+            return
+        file.text("predictions", _table(found, self.count), updates)
+
+
+def _scalars(numbers: Numbers) -> Iterator[tuple[str, float]]:
+    for name, value in numbers.items():
+        if name in _PLACE:
+            continue
+        if name in _SPEED:
+            yield f"speed/{name}", value
+        elif name == "learning_rate":
+            yield name, value
+        elif name.startswith("valid_"):
+            yield f"valid/{name.removeprefix('valid_')}", value
+        else:
+            yield f"train/{name}", value
+
+
+def _weights(file: EventFile, net: Model, names: Sequence[str], updates: int) -> None:
+    for name in names:
+        if odd := file.histogram(f"weights/{name}", net.params[name], updates):
+            file.scalar(f"not_finite/{name}", odd, updates)
+
+
+# --- texts and pictures ---------------------------------------------------------------------------------
+
+
+def _settings(trainer: Trainer, numbers: Numbers) -> Iterator[tuple[str, str]]:
+    given = {name: value for name, value in trainer.notes.items() if value not in (None, [], False)}
+    yield from flat({
+        "loss": losses.described(trainer.loss), "optimizer": trainer.optimizer.describe(), "seed": trainer.seed,
+        "epochs": numbers["until"], "processes": numbers["processes"], "train": given,
+    })  # fmt: skip
+
+
+def _show(file: EventFile, data: Dataset, count: int, updates: int) -> None:
+    """The first samples, where they are pictures."""
+    if isinstance(data, TokenStream):
+        return
+    inputs, _ = data.take(np.arange(min(count, len(data))))
+    for array in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
+        if is_picture(np.shape(array)[1:]):
+            for number, sample in enumerate(np.asarray(array)):
+                file.picture(f"samples/{number}", pixels(sample), updates)
+            return
+
+
+def _table(found: Predictions, count: int) -> str:
+    """What is predicted for the first samples, as Markdown."""
+    places = np.arange(min(count, len(found)))
+    texts: list[str] = []
+    if not isinstance(found.data, TokenStream) and (tokens := tokens_of(found, arrays_of(found, places))) is not None:
+        assert found.data.vocabulary is not None, "it has tokens"
+        texts = [text_of(found.data.vocabulary, row) for row in tokens]
+    told = [dict(said(found, int(place))) for place in places]
+    heads = ["sample", *(["text"] if texts else []), *(told[0] if told else ())]
+    rows = [
+        [str(found.index[place]), *texts[i : i + 1], *map(escape, row.values())]
+        for i, (place, row) in enumerate(zip(places, told, strict=True))
+    ]
+    return _markdown(heads, rows, escaped=True)
+
+
+def _markdown(heads: Any, rows: Any, escaped: bool = False) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell if escaped else escape(cell)) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "&#124;")
+
+
+def _code(text: str) -> str:
+    """Lines that Markdown leaves as they are."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,268 @@
+"""`graphkit train`: when it ends, how the learning rate goes, what is minimised."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+
+USAGE, INPUT = 2, 3
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A network of one output and one of two, with their data, and weights of classes in files."""
+    folder = tmp_path_factory.mktemp("task")
+    x = gk.input("x", ["N", 6])
+    h = gk.tanh(gk.nn.linear(x, 8, name="fc1"))
+    gk.Model({"logits": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0).save(folder / "net.json")
+    heads = {"kind": gk.nn.linear(h, 3, name="kind_fc"), "size": gk.nn.linear(h, 1, name="size_fc")}
+    gk.Model(heads, name="two", seed=0).save(folder / "two.json")
+    rng = np.random.default_rng(5)
+    x, kind = rng.standard_normal((120, 6), np.float32), rng.permutation(np.arange(120) % 6 // 2 % 3)
+    kind[:30] = 0
+    size = x[:, :1].copy()
+    np.savez(folder / "data.npz", x=x, y=kind)
+    np.savez(folder / "both.npz", x=x, kind=kind, size=size)
+    rows = [
+        f"{','.join(map(repr, map(float, row)))},{k},{float(s[0])!r}" for row, k, s in zip(x, kind, size, strict=True)
+    ]
+    (folder / "both.csv").write_text("\n".join([",".join([*"abcdef", "kind", "size"]), *rows]))
+    (folder / "weights.json").write_text("[1, 2, 0.5]")
+    np.save(folder / "weights.npy", np.array([1, 2, 0.5]))
+    return folder
+
+
+def options(task, *more):
+    return ("train", task / "net.json", "--data", task / "data.npz", "--batch-size", 16, "--lr", 0.1, *more)
+
+
+def log(run, event="epoch"):
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def digests(run):
+    return sorted(p.name for p in run.glob("*.safetensors"))
+
+
+# --- when it ends -----------------------------------------------------------------------------------
+
+
+def test_training_ends_when_nothing_becomes_better(call, task, tmp_path):
+    run = tmp_path / "run"
+    early = options(task, "-o", run, "--epochs", 9, "--early-stop", 2)
+    code, out, err = call(*early, "--min-delta", 100)
+    assert code == 0, err
+    assert len(out.splitlines()) == 3
+    assert "ended after epoch 3: valid_loss has not become better for 2 epochs" in err
+    (stopped,) = log(run, "stopped")
+    assert stopped["epoch"] == 3
+    code, out, err = call(*early, "--resume")
+    assert (code, out) == (0, "")
+    assert "has ended after 3 of its 9 epochs: valid_loss has not become better" in err
+    # More epochs than were planned are asked for: the run goes on, with the patience that it has left.
+    code, out, err = call(*options(task, "-o", run, "--resume", "--epochs", 11, "--json"))
+    assert code == 0, err
+    assert json.loads(out)["epochs"] == 4
+    assert "has not become better for 3 epochs" in json.loads(out)["stopped"]
+
+
+def test_the_best_model_is_beside_the_last(call, task, tmp_path):
+    run = tmp_path / "run"
+    # The rate rises until the loss does: the best epoch is not the last.
+    code, _, err = call(*options(task, "-o", run, "--epochs", 6, "--keep-best", "--lr", 30, "--warmup", 60))
+    assert code == 0, err
+    assert "best.json" in err
+    losses = [line["valid_loss"] for line in log(run)]
+    best = int(np.argmin(losses))
+    assert best < 5
+    net = gk.load(run / "best.json")
+    valid = gk.data.load(task / "data.npz").test
+    logits = net(valid.inputs).astype(np.float64)
+    scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert -scores[np.arange(len(valid)), valid.targets].mean() == pytest.approx(losses[best], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--keep-best"], "--keep-best needs the folder, -o"),
+        (["--early-stop", 2, "--monitor", "valid_acuracy"], "did you mean 'valid_accuracy'"),
+        (["--monitor", "loss"], "--monitor: nothing looks at it"),
+        (["--min-delta", 1], "--min-delta is of --early-stop"),
+        (["--lr-schedule", "cosine", "--schedule-option", "finl=1"], "did you mean 'final'"),
+        (["--lr-schedule", "cosine", "--schedule-option", "rate=1"], "is that of --lr"),
+        (["--lr-schedule", "plateau", "--schedule-option", "patence=1"], "did you mean 'patience'"),
+        (["--lr-schedule", "step"], "schedule step needs every"),
+        (["--lr-schedule", "step", "--schedule-option", "every=often"], "expected a number"),
+        (["--schedule-option", "every=2"], "--lr-schedule constant has no options"),
+        (["--class-weights", "1,2"], "2 class weights for 3 classes"),
+        (["--class-weights", "1,x"], "expected balanced, a file, or numbers"),
+        (["--loss", "l1", "--class-weights", "balanced"], "has no classes to count"),
+        (["--loss", "l1", "--label-smoothing", 0.1], "loss 'l1' has no option 'label_smoothing'"),
+        (["--loss", "logits=l1", "--loss", "mse"], "of several losses each says its output"),
+        (["--loss-weight", "logits=2"], "loss_weights are of several losses"),
+        (["--find-lr", "--resume", "-o", "run"], "--find-lr looks for the rate of a run before it begins"),
+        (["--find-lr", "--processes", 2, "--kvstore", "dist_sync"], "--find-lr looks for a rate in one process"),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_anything_is_written(call, task, tmp_path, monkeypatch, more, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(*options(task, *more))
+    assert (code, out) == (USAGE, "")
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- how the learning rate goes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rate"),
+    [
+        (["constant"], lambda n: 0.1),
+        (["cosine"], lambda n: 0.05 * (1 + math.cos(math.pi * n / 18))),
+        (["cosine", "final=0.02"], lambda n: 0.02 + 0.04 * (1 + math.cos(math.pi * n / 18))),
+        (["linear", "final=0.04"], lambda n: 0.1 - 0.06 * n / 18),
+        (["polynomial", "power=2"], lambda n: 0.1 * (1 - n / 18) ** 2),
+        (["exponential", "factor=0.9"], lambda n: 0.1 * 0.9**n),
+        (["step", "every=5", "factor=0.5"], lambda n: 0.1 * 0.5 ** (n // 5)),
+    ],
+)
+def test_the_rates_of_a_run(call, task, tmp_path, schedule, rate):
+    """6 updates an epoch, 18 in the run; the log has the rate of the update that comes next."""
+    more = [part for option in schedule[1:] for part in ("--schedule-option", option)]
+    code, _, err = call(
+        *options(task, "-o", tmp_path, "--epochs", 3, "--log-every", 1, "--lr-schedule", schedule[0], *more)
+    )  # fmt: skip
+    assert code == 0, err
+    steps = log(tmp_path, "step")
+    assert [line["updates"] for line in steps] == list(range(1, 19))
+    assert [line["learning_rate"] for line in steps] == pytest.approx([rate(n) for n in range(1, 19)], rel=1e-6)
+
+
+def test_warmup_comes_before_the_schedule(call, task, tmp_path):
+    warm = options(task, "-o", tmp_path, "--epochs", 3, "--log-every", 1, "--warmup", 4, "--lr-schedule", "one-cycle")
+    assert call(*warm)[0] == 0
+    rates = [line["learning_rate"] for line in log(tmp_path, "step")]
+    schedule = gk.optim.Warmup(gk.optim.schedule({"type": "one-cycle", "rate": 0.1}), 4).over(18)
+    assert rates == pytest.approx([schedule(n) for n in range(1, 19)])
+    assert max(rates) == pytest.approx(0.1, rel=0.05)
+
+
+def test_the_rate_falls_where_the_monitor_stands_still(call, task, tmp_path):
+    code, _, err = call(
+        *options(task, "-o", tmp_path, "--epochs", 4, "--lr-schedule", "plateau", "--monitor", "valid_accuracy"),
+        "--schedule-option", "patience=1", "--schedule-option", "factor=0.5", "--schedule-option", "min_delta=2",
+    )  # fmt: skip
+    assert code == 0, err
+    # An accuracy that has to rise by 2 never does: behind each epoch but the first the rate is halved.
+    assert [line["learning_rate"] for line in log(tmp_path)] == pytest.approx([0.1, 0.1, 0.05, 0.025])
+
+
+# --- what is minimised ------------------------------------------------------------------------------
+
+
+def test_weights_of_classes_come_in_several_forms(call, task, tmp_path):
+    for name, text in {"a": "1,2,0.5", "b": task / "weights.json", "c": task / "weights.npy"}.items():
+        code, _, err = call(*options(task, "-o", tmp_path / name, "--class-weights", text))
+        assert code == 0, err
+    assert digests(tmp_path / "a") == digests(tmp_path / "b") == digests(tmp_path / "c")
+    assert call(*options(task, "-o", tmp_path / "none"))[0] == 0
+    assert digests(tmp_path / "a") != digests(tmp_path / "none")
+
+
+def test_balanced_weights_are_those_of_the_training_part(call, task, tmp_path):
+    train, _ = gk.data.load(task / "data.npz")
+    counts = np.bincount(train.targets, minlength=3)
+    weights = ",".join(map(repr, (len(train) / (3 * counts)).tolist()))  # as scikit-learn's "balanced"
+    assert call(*options(task, "-o", tmp_path / "a", "--class-weights", "balanced"))[0] == 0
+    assert call(*options(task, "-o", tmp_path / "b", "--class-weights", weights))[0] == 0
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+@pytest.mark.parametrize("text", ["[1, [2], 3]", '{"a": 1}', "[1, 2, NaN]", "nothing", '["a"]'])
+def test_files_that_have_no_weights(call, task, tmp_path, text):
+    (tmp_path / "odd.json").write_text(text)
+    code, _, err = call(*options(task, "--class-weights", tmp_path / "odd.json"))
+    assert code not in (0, 1)
+    assert "odd.json" in err
+    code, _, err = call(*options(task, "--class-weights", tmp_path / "missing.npy"))
+    assert code not in (0, 1)
+    assert "there is no such file" in err
+
+
+def test_options_of_the_command_are_those_of_the_trainer(call, task, tmp_path):
+    smooth = ("--label-smoothing", 0.1, "--mixup", 0.3, "--lr-schedule", "cosine")
+    code, _, err = call(*options(task, "-o", tmp_path, "--epochs", 2, *smooth))
+    assert code == 0, err
+    train, valid = gk.data.load(task / "data.npz")
+    net = gk.load(task / "net.json")
+    loss = gk.losses.get("softmax_cross_entropy", label_smoothing=0.1)
+    optimizer = gk.optim.get("sgd", lr=gk.optim.schedule({"type": "cosine", "rate": 0.1}))
+    gk.Trainer(net, loss, optimizer, mixup=0.3).fit(train, valid, epochs=2, batch_size=16)
+    found = gk.load(tmp_path)
+    for name, array in net.params.items():
+        np.testing.assert_array_equal(found.params[name], array, err_msg=name)
+
+
+def test_what_is_not_said_is_the_same_in_python(call, task, tmp_path):
+    """One place has the defaults: a command and a Trainer without options give the same bits."""
+    assert call("train", task / "net.json", "--data", task / "data.npz", "-o", tmp_path)[0] == 0
+    net = gk.load(task / "net.json")
+    gk.Trainer(net).fit(*gk.data.load(task / "data.npz"))
+    found = gk.load(tmp_path)
+    for name, array in net.params.items():
+        np.testing.assert_array_equal(found.params[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("source", ["both.npz", "both.csv"])
+def test_several_targets(call, task, tmp_path, source):
+    given = ["--data-option", "target=kind,size"] if source.endswith("csv") else []
+    two = ["train", task / "two.json", "--data", task / source, *given, "--epochs", 2, "--batch-size", 16]
+    losses = ["--loss", "kind=softmax_cross_entropy", "--loss", "size=mse"]
+    code, out, err = call(*two, *losses, "-o", tmp_path / "one")
+    assert code == 0, err
+    assert "accuracy" in out
+    code, _, err = call(*two, *losses, "--loss-weight", "size=0.5", "-o", tmp_path / "weighted")
+    assert code == 0, err
+    assert digests(tmp_path / "one") != digests(tmp_path / "weighted")
+    code, _, err = call("train", tmp_path / "one" / "config.toml", "-o", tmp_path / "again")
+    assert code == 0, err
+    assert digests(tmp_path / "one") == digests(tmp_path / "again")
+    code, _, err = call(*two, "--loss", "kind=softmax_cross_entropy", "--loss", "sze=mse")
+    assert code in (USAGE, INPUT)
+    assert "sze" in err
+    code, _, err = call(*two, *losses, "--class-weights", "1,2,3", "--valid", task / source, "-o", tmp_path / "valid")
+    assert code == 0, err
+
+
+def test_one_loss_may_name_its_output(call, task, tmp_path):
+    assert call(*options(task, "-o", tmp_path / "a"))[0] == 0
+    code, _, err = call(*options(task, "-o", tmp_path / "b", "--loss", "logits=softmax_cross_entropy"))
+    assert code == 0, err
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+# --- which learning rate ----------------------------------------------------------------------------
+
+
+def test_a_learning_rate_is_looked_for(call, task, tmp_path):
+    run = tmp_path / "run"
+    code, out, err = call(*options(task, "--find-lr", "-o", run))
+    assert code == 0, err
+    suggestion = float(out.removeprefix("learning rate "))
+    assert 1e-4 < suggestion < 10
+    assert sorted(p.name for p in run.iterdir()) == ["learning_rates.csv"]
+    rows = np.loadtxt(run / "learning_rates.csv", delimiter=",", skiprows=1)
+    assert np.all(np.diff(np.log(rows[:, 0])) > 0)
+    code, out, err = call(*options(task, "--find-lr", "--json"))
+    found = json.loads(out)
+    assert found["suggestion"] == pytest.approx(suggestion, rel=0.01)
+    np.testing.assert_array_equal(found["losses"], rows[:, 1])
+    # The run may begin in that folder.
+    code, _, err = call(*options(task, "-o", run, "--lr", suggestion))
+    assert code == 0, err
