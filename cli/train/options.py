@@ -13,8 +13,9 @@ Command = Callable[..., Any]
 
 _DATA = (
     click.option(
-        "--data", "data_spec", help="digits, a folder with MNIST idx files, an .npz or .csv file, sentences:FOLDER or "
-        "text:FILE.",
+        "--data", "data_spec",
+        help="digits, a folder with MNIST idx files, an .npz, .csv, .tsv or .parquet file, ratings:FOLDER, "
+        "sentences:FOLDER or text:FILE.",
     ),
     click.option(
         "--valid", "valid_spec",
@@ -69,7 +70,7 @@ _LOSS = (
     click.option(
         "--loss", "loss_specs", multiple=True, metavar="NAME | OUTPUT=NAME",
         help=f"What is minimised (default: {defaults.LOSS}); for several outputs, a loss for each, which are added up. "
-        "Targets then have the names of the outputs in an .npz file.",
+        "Targets, in an .npz file or a table, then have the names of the outputs.",
     ),
     click.option(
         "--loss-weight", "loss_weights", multiple=True, metavar="OUTPUT=X", help="A factor on one of several; repeat."
