@@ -21,6 +21,7 @@ from graphkit.cli.train.options import (
     run_options,
 )
 from graphkit.errors import UsageError
+from graphkit.train import defaults
 
 
 @click.command()
@@ -69,7 +70,7 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     network = config_file.network_of(context, model)
     if print_config:
         seed = config.SEED.get() if options["seed"] is None else options["seed"]
-        epochs = 1 if options["epochs"] is None else options["epochs"]
+        epochs = defaults.EPOCHS if options["epochs"] is None else options["epochs"]
         values = {**context.params, "seed": seed, "epochs": epochs}
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0

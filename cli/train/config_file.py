@@ -32,12 +32,16 @@ _NETWORK, _PATH, _NAME, _SEED = "network", "path", "name", "seed"
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a training: a path, or the name of one of the zoo (or FILE.py:FUNCTION) with its options."""
+    """The network of a training: a path, or the name of one of the zoo (or FILE.py:FUNCTION) with its options.
+
+    file: that says so.
+    """
 
     path: str = ""
     name: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
+    file: Path | None = None
 
     def described(self) -> Any:
         """As the file has it."""
@@ -126,7 +130,7 @@ def _network(path: Path, value: Any) -> Network:
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise UsageError(f"{path}: network.seed is an integer, not {seed!r}")
     options = {k: _text(path, f"network.{k}", v) for k, v in others.items()}
-    return Network(name=_relocated_function(value[_NAME], path.parent), options=options, seed=seed)
+    return Network(name=_relocated_function(value[_NAME], path.parent), options=options, seed=seed, file=path)
 
 
 @dataclass(frozen=True)

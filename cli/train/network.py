@@ -26,7 +26,10 @@ def network(source: Network, train: Dataset | None, axes: Mapping[str, int | Non
     else:
         from graphkit.cli.build import build_model
 
-        net = build_model(source.name, dict(source.options), train, source.seed)
+        try:
+            net = build_model(source.name, dict(source.options), train, source.seed)
+        except UsageError as error:
+            raise UsageError(f"{source.file}: network: {error}") from None
     if o["constants"]:
         net = imported.constants_to_parameters(net)
     net = with_head(net, o["head_options"], o["head_at"], o["output_name"], o["seed"])

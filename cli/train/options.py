@@ -13,8 +13,9 @@ Command = Callable[..., Any]
 
 _DATA = (
     click.option(
-        "--data", "data_spec", help="digits, a folder of pictures or MNIST idx files, an .npz, .csv, .parquet or .rec file, "
-        "sentences:FOLDER, text:FILE, ratings:FOLDER or cifar:FOLDER.",
+        "--data", "data_spec",
+        help="digits, a folder of pictures or MNIST idx files, an .npz, .csv, .tsv, .parquet or .rec file, "
+        "ratings:FOLDER, cifar:FOLDER, sentences:FOLDER or text:FILE.",
     ),
     click.option(
         "--valid", "valid_spec",
@@ -69,7 +70,7 @@ _LOSS = (
     click.option(
         "--loss", "loss_specs", multiple=True, metavar="NAME | OUTPUT=NAME",
         help=f"What is minimised (default: {defaults.LOSS}); for several outputs, a loss for each, which are added up. "
-        "Targets then have the names of the outputs in an .npz file.",
+        "Targets, in an .npz file or a table, then have the names of the outputs.",
     ),
     click.option(
         "--loss-weight", "loss_weights", multiple=True, metavar="OUTPUT=X", help="A factor on one of several; repeat."

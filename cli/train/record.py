@@ -13,6 +13,7 @@ from typing import Any
 
 from graphkit import config
 from graphkit.cli.doctor import package_version
+from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.train.run_folder import CONFIG, RECORD
 
@@ -21,12 +22,21 @@ _PACKAGES = ("graphkit", "numpy", "onnx", "onednn-cpu-gomp")
 _PATIENCE = 5.0
 
 
+def check(folder: Path) -> None:
+    """Raise UsageError where `write` would replace a config that no training wrote: one has `run.json` beside it."""
+    if (folder / CONFIG).exists() and not (folder / RECORD).exists():
+        raise UsageError(
+            f"{folder / CONFIG} is not of a training, and one in this folder would replace it: take another folder, or "
+            "give the file another name"
+        )
+
+
 def write(folder: Path, settings: str, call: dict[str, Any], *, goes_on: bool) -> None:
     """Both files. settings: the effective config. call: of this one; those before it stay if the run goes on."""
-    write_whole(folder / CONFIG, [settings.encode()])
     path = folder / RECORD
     calls = [*(_before(path) if goes_on else []), call]
     write_whole(path, [json.dumps({"calls": calls}, indent=1).encode()])
+    write_whole(folder / CONFIG, [settings.encode()])  # behind what says that it may be replaced: see `check`
 
 
 def call(arguments: Sequence[str], seed: int, processes: int, network: str | None) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def train(
             before = checkpoint.notes_of(run.path) if resume else {}
             if writes:
                 stack.enter_context(run)
+                record.check(run.path)
                 if not (resume or o["overwrite"]):
                     run.check()
             if resume:

@@ -14,6 +14,8 @@ import click
 
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.train.callbacks import Callback, Numbers
+from graphkit.train.checkpoint import MANIFEST
+from graphkit.train.run_folder import BEST, CONFIG, MODEL, RECORD
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
@@ -138,8 +140,8 @@ def report(
     if history is not None and trainer.position.stopped is not None:
         log(f"ended after epoch {trainer.epoch}: {trainer.position.stopped}")
     if history is not None and folder is not None:
-        best = ", best.json" if (folder / "best.json").exists() else ""
-        log(f"wrote {folder}: model.json{best}, checkpoint.json, log.jsonl, config.toml, run.json")
+        names = (MODEL, BEST, MANIFEST, "log.jsonl", CONFIG, RECORD)
+        log(f"wrote {folder}: {', '.join(name for name in names if name != BEST or (folder / BEST).exists())}")
 
 
 def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:

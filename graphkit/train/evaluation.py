@@ -66,7 +66,8 @@ class Evaluation:
                     total += float(results[LOSS]) * batch.size
                     seen += batch.size
                 if trainer._output in results:
-                    background.measure(measured, results[trainer._output], trainer._measured_target(batch.targets))
+                    target = trainer._targets.measured(batch.targets, trainer._output)
+                    background.measure(measured, results[trainer._output], target)
                 bar.advance()
         values = trainer._stepper.values(measured)
         return {LOSS: total / seen if seen else float("nan"), **values} if with_loss else values

@@ -97,7 +97,7 @@ class Fit:
         trainer, position = self.trainer, self.trainer.position
         numbers = {"epoch": position.epoch, "until": position.until, "updates": trainer.updates}
         resumed = position.within or position.epoch > position.start
-        trainer._run_updates = self._count_updates()
+        trainer._rates.run_updates = self._count_updates()
         self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
 
     def _count_updates(self) -> int | None:
@@ -225,7 +225,7 @@ class Fit:
             position.loss_sum += loss * batch.global_size
             position.seen += batch.global_size
             if batch.size:
-                target = trainer._targets.of(trainer._output), trainer._measured_target(batch.targets)
+                target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
                 for pair in trainer._stepper.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)
         assert self._pace is not None, "an epoch is under way"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,15 @@ class Mixing:
     cutmix: float | None
 
     def mixed(
-        self, inputs: Mapping[str, Any], targets: Mapping[str, Any], size: int, generator: np.random.Generator
+        self, inputs: Mapping[str, Any], targets: Mapping[str, Any], size: int | None, key: Sequence[int]
     ) -> dict[str, Any]:
         """What the program of a mixed loss is fed: the inputs, both targets, and the share of the first.
 
-        size: samples of the batch; arrays without an axis of so many in front are those of the whole batch.
+        size: samples of the batch (None: as its first input says); arrays without an axis of so many in front are
+        those of the whole batch. key: what the random numbers follow from.
         """
+        generator = np.random.default_rng(key)
+        size = len(next(iter(inputs.values()))) if size is None else size
         use_mixup = self.mixup is not None and (self.cutmix is None or generator.random() < 0.5)
         alpha = self.mixup if use_mixup else self.cutmix
         assert alpha is not None, "there is one of the two"

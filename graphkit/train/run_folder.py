@@ -28,7 +28,8 @@ CONFIG, RECORD = "config.toml", "run.json"
 FIRST_SAVE = ".first-save"
 
 # What training leaves in a folder, beside `.lock` and `.first-save`.
-_FILES = (checkpoint.MANIFEST, MODEL, BEST, CONFIG, RECORD, "log.jsonl", "vocabulary.json")
+# `run.json` goes behind `config.toml`, which without it is of somebody else.
+_FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json", CONFIG, RECORD)
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 
 

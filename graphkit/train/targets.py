@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InputError, UsageError
+from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
-from graphkit.train.losses import Loss
+from graphkit.train.losses import Bound, Loss
 
 # Kinds of numpy's element types that are real numbers; bfloat16 and its like have a kind of their own.
 _NUMBERS = "biuf"
@@ -50,11 +51,26 @@ class Targets:
             raise InputError(f"{len(self.names)} targets are expected ({names}), {len(arrays)} given")
         return dict(zip(self.names, arrays, strict=True))
 
+    def measured(self, given: Any, output: str) -> np.ndarray:
+        """Of a batch, the target that metrics compare with an output."""
+        return np.asarray(self.named(given)[self.of(output)])
+
     def fitted(self, given: Any) -> dict[str, Any]:
         """The arrays of one batch by name, cast and reshaped where that loses nothing. Raises InputError for the
         others."""
         named = self.named(given)
         return {n: self._targets[n].fitted(array) if n in self._targets else array for n, array in named.items()}
+
+
+def expected_targets(graph: Graph, bound: Bound, outputs: Mapping[str, Type], by_output: bool) -> Targets:
+    """The targets of a training graph; those of losses by name are what these say.
+
+    outputs: the types of the model's. by_output: there is a loss for each of several, whose targets have their names.
+    """
+    declared = {graph.name_of(v): v.tensor for v in graph.inputs if v.role == "data"}
+    types = {name: declared[name] for name in bound.targets}
+    kinds = {name: (loss, outputs[output]) for name, (loss, output) in bound.named.items()}
+    return Targets(types, kinds, {n: output for n, (_, output) in bound.named.items()} if by_output else {})
 
 
 class _Target:

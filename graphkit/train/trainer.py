@@ -45,36 +45,19 @@ from graphkit.train.distributed import DistributedInference, DistributedStepper
 from graphkit.train.evaluation import LOSS, Evaluation, listed
 from graphkit.train.fit import Fit
 from graphkit.train.inputs import Inputs, by_name
+from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
 from graphkit.train.progress import ProgressBar
+from graphkit.train.rates import Rates
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
-from graphkit.train.schedules import Schedule
 from graphkit.train.selection import ParameterSelection, select_parameters
 from graphkit.train.statistics import over_processes
 from graphkit.train.stepper import Stepper
-from graphkit.train.targets import Targets
-
-
-class LazyScalar:
-    """A loss that becomes a number when somebody asks: `float(loss)`."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: np.ndarray):
-        self._array = array
-
-    def __float__(self) -> float:
-        return float(self._array)
-
-    def __format__(self, spec: str) -> str:
-        return format(float(self), spec)
-
-    def __repr__(self) -> str:
-        return repr(float(self))
+from graphkit.train.targets import expected_targets
 
 
 class Trainer:
@@ -188,10 +171,7 @@ class Trainer:
         # Why a callback wants the run to end; the states of callbacks outside of `fit`.
         self.stop_reason: str | None = None
         self._callback_states: States = {}
-        self._rate_scale = 1.0
-        # How many updates the run has, and the schedule over them.
-        self._run_updates: int | None = None
-        self._run_schedule: tuple[tuple[Schedule, int], Schedule] | None = None
+        self._rates = Rates()
         self._recurrent_state = RecurrentState(net, carry or {})
         self._mixing = Mixing(alphas.get("mixup"), alphas.get("cutmix")) if alphas else None
         self._inputs = Inputs(net.input_types)
@@ -221,7 +201,7 @@ class Trainer:
         graph = bind_rng(losses.attach(graph, *self._criterion, mixed=bool(alphas)))
         first = next(iter(loss)) if isinstance(loss, Mapping) else net.outputs[0]
         self._output = first if output is None else output
-        self._targets = self._expected(graph, found_loss)
+        self._targets = expected_targets(graph, found_loss, net.output_types, isinstance(loss, Mapping))
         graph = fake_quantise(graph)
         if straight_through:
             graph = pass_through_rounding(graph)
@@ -229,12 +209,9 @@ class Trainer:
         trained = select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
-            "device": device,
-            "threads": threads,
-            "seed": self.seed,
-            "precision": precision,
+            "device": device, "threads": threads, "seed": self.seed, "precision": precision,
             "deterministic": deterministic,
-        }
+        }  # fmt: skip
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference: Executor | PipelineInference | DistributedInference
@@ -265,14 +242,6 @@ class Trainer:
                 net.params[name] = array
             self._start_averages()
         self._stepper.spread()
-
-    def _expected(self, graph: Graph, bound: losses.Bound) -> Targets:
-        """The targets of a training graph; those of losses by name are what these say."""
-        declared = {graph.name_of(v): v.tensor for v in graph.inputs if v.role == "data"}
-        types = {name: declared[name] for name in bound.targets}
-        kinds = {name: (loss, self.net.output_types[output]) for name, (loss, output) in bound.named.items()}
-        outputs = {n: output for n, (_, output) in bound.named.items()} if isinstance(self.loss, Mapping) else {}
-        return Targets(types, kinds, outputs)
 
     def _start_averages(self) -> None:
         for name in self.trained if self.ema is not None else ():
@@ -368,12 +337,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """Of the next update. Raises UsageError for a schedule over the updates of a run, outside of `fit`."""
-        schedule, count = self.optimizer.schedule, self.updates
-        if not schedule.is_open or self._run_updates is None:
-            return self.optimizer.rate(count) * self._rate_scale
-        if self._run_schedule is None or self._run_schedule[0] != (schedule, self._run_updates):
-            self._run_schedule = (schedule, self._run_updates), schedule.over(self._run_updates)
-        return self._run_schedule[1](count - self.position.first_update) * self._rate_scale
+        return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
     @property
     def rate_scale(self) -> float:
@@ -381,13 +345,13 @@ class Trainer:
 
         Raises UsageError where rates are those of servers.
         """
-        return self._rate_scale
+        return self._rates.scale
 
     @rate_scale.setter
     def rate_scale(self, scale: float) -> None:
         if not self._stepper.sets_rates:
             raise UsageError("servers have the learning rate, by the optimizer's schedule: nothing else changes it")
-        self._rate_scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
+        self._rates.scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
 
     @property
     def rank(self) -> int:
@@ -432,21 +396,9 @@ class Trainer:
             if self._mixing is None:
                 feeds |= compared
             else:
-                feeds = self._mixed(feeds, compared, size)
+                at = (self._stepper.updates, self._stepper.waiting, self._stepper.skipped)
+                feeds = self._mixing.mixed(feeds, compared, size, (self.seed, *at, self.rank))
             return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
-
-    def _mixed(self, inputs: dict[str, Any], targets: dict[str, Any], size: int | None) -> dict[str, Any]:
-        """Mixed by random numbers that follow from the seed, and from how far the training is."""
-        stepper = self._stepper
-        key = [self.seed, stepper.updates, stepper.waiting, stepper.skipped, self.rank]
-        count = len(next(iter(inputs.values()))) if size is None else size
-        assert self._mixing is not None, "there is something to do"
-        return self._mixing.mixed(inputs, targets, count, np.random.default_rng(key))
-
-    def _measured_target(self, targets: Any) -> np.ndarray:
-        """Of a batch, the target that metrics compare with the output."""
-        named = self._targets.named(targets)
-        return np.asarray(named[self._targets.of(self._output)])
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).

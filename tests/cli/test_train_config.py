@@ -369,3 +369,38 @@ def _epochs(run):
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     times = ("seconds", "samples_per_second", "peak_memory")
     return [{k: v for k, v in line.items() if k not in times} for line in lines if line["event"] != "step"]
+
+
+def test_a_file_that_no_training_wrote_is_not_replaced(call, task, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(task, run)
+    before = (run / "config.toml").read_text()
+    for more in ([], ["--overwrite"]):
+        code, out, err = call("train", run / "config.toml", "-o", run, *more)
+        assert (code, out) == (USAGE, "")
+        assert "config.toml is not of a training" in err
+        assert (run / "config.toml").read_text() == before
+    # That of a run is.
+    assert call("train", task / "config.toml", "-o", tmp_path / "other", "--epochs", 1)[0] == 0
+    assert (
+        call("train", tmp_path / "other" / "config.toml", "-o", tmp_path / "other", "--overwrite", "--seed", 7)[0] == 0
+    )
+    assert tomllib.loads((tmp_path / "other" / "config.toml").read_text())["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = 'mpl'", "did you mean 'mlp'"),
+        ("name = 'mlp'\nhiden = 3", "no option 'hiden'; did you mean 'hidden'"),
+        ("name = 'mlp'\nhidden = 'wide'", "hidden"),
+        ("name = 'nets.py:make'", "there is no file"),
+    ],
+)
+def test_networks_that_cannot_be_built(call, tmp_path, text, message):
+    (tmp_path / "config.toml").write_text(f'data = "digits"\n[network]\n{text}\n')
+    code, _, err = call("train", tmp_path / "config.toml", "-o", tmp_path / "run")
+    assert code == USAGE
+    assert f"{tmp_path / 'config.toml'}: network: " in err
+    assert message in err
+    assert not (tmp_path / "run" / "config.toml").exists()

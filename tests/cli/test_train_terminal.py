@@ -22,8 +22,8 @@ def task(tmp_path):
     return tmp_path
 
 
-def shown(folder, width, *arguments):
-    """The lines on a terminal of that width when a Python process with those arguments is over."""
+def written(folder, width, *arguments):
+    """What a Python process with those arguments writes to a terminal of that width."""
     import fcntl
     import pty
     import termios
@@ -36,7 +36,7 @@ def shown(folder, width, *arguments):
         [sys.executable, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment
     )  # fmt: skip
     os.close(theirs)
-    written = b""
+    found = b""
     while True:
         try:
             some = os.read(ours, 1 << 16)
@@ -44,10 +44,15 @@ def shown(folder, width, *arguments):
             break
         if not some:
             break
-        written += some
+        found += some
     os.close(ours)
-    assert process.wait() == 0, written.decode()
-    return on_screen(written.decode())
+    assert process.wait() == 0, found.decode()
+    return found.decode()
+
+
+def shown(folder, width, *arguments):
+    """The lines on that terminal when the process is over."""
+    return on_screen(written(folder, width, *arguments))
 
 
 def on_screen(text):
@@ -105,7 +110,9 @@ def test_bars_of_past_epochs_are_lines(task):
         "trainer = gk.Trainer(gk.load('net.json'))\n"
         "trainer.fit((data['x'], data['y']), (data['x'], data['y']), epochs=3)\n"
     )
-    lines = shown(task, 100, "fit.py")
+    text = written(task, 100, "fit.py")
+    lines = on_screen(text)
+    assert "validation" in text  # while it went on
     assert [re.match(r"epoch (\d)/3 .* 2/2 .* loss \d", line)[1] for line in lines] == ["1", "2", "3"]
 
 
