@@ -39,6 +39,7 @@ class Picture:
         width, height = image.size
         self.size: tuple[int, int] = (height, width) if orientation in _SIDEWAYS else (width, height)
         self.mode: str = image.mode
+        self._scale = 1
 
     def decoded(self, mode: str, least: tuple[float, float] | None = None) -> tuple[Any, int]:
         """(image, scale): Pillow's image, upright, in mode L, RGB or RGBA; a pixel of it is `scale` of the file's.
@@ -49,20 +50,21 @@ class Picture:
         """
         from PIL import ImageOps
 
-        image, scale = self._image, 1
+        image = self._image
         with _naming(self.name):
-            if least is not None and hasattr(image, "draft"):
+            if least is not None:
                 width, height = least[::-1] if self._orientation in _SIDEWAYS else least
                 before = image.width
-                image.draft(image.mode, (width * _REDUCING_GAP, height * _REDUCING_GAP))
-                scale = -(-before // image.width)
+                # None: no JPEG, or decoded already.
+                drafted = image.draft(None, (width * _REDUCING_GAP, height * _REDUCING_GAP))
+                self._scale = self._scale if drafted is None else round(before / drafted[1][2])
             if self._orientation != 1:
                 image = ImageOps.exif_transpose(image)
             if image.mode == "P" and mode != "RGBA":
                 # Pillow warns of palettes with transparency, unless that is kept.
                 image = image.convert("RGBA")
             image.load()
-            return (image if image.mode == mode else image.convert(mode)), scale
+            return (image if image.mode == mode else image.convert(mode)), self._scale
 
 
 @contextlib.contextmanager

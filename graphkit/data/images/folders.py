@@ -37,10 +37,15 @@ class Found(NamedTuple):
 
 def is_pictures(folder: Path) -> bool:
     """Whether there are folders with pictures in a folder, or in its folder `train`."""
-    top = folder / _TRAIN if (folder / _TRAIN).is_dir() else folder
+    top = folder / _TRAIN if _in_parts(folder) else folder
     with contextlib.suppress(OSError), os.scandir(top) as entries:
         return any(_has_pictures(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
     return False
+
+
+def _in_parts(folder: Path) -> bool:
+    """Whether `train` is there and no class of that name, with pictures in it."""
+    return (folder / _TRAIN).is_dir() and not _has_pictures(str(folder / _TRAIN))
 
 
 def _has_pictures(folder: str) -> bool:
@@ -123,7 +128,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 def _parts(folder: Path) -> dict[str, Found]:
     """One part, or that for training and that held out, by what they are called."""
-    if not (folder / _TRAIN).is_dir():
+    if not _in_parts(folder):
         return {str(folder): _classes(folder, every=True)}
     held_out = next((folder / name for name in _HELD_OUT if (folder / name).is_dir()), None)
     parts = {str(folder / _TRAIN): _classes(folder / _TRAIN, every=True)}
@@ -174,7 +179,8 @@ def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange
         name = f"{below}/{entry.name}"
         if _is_folder(entry):
             yield from _files(Path(entry.path), name, (*outer, here), strange)
-        elif Path(entry.name).suffix.lower() in SUFFIXES:
+        elif Path(entry.name).suffix.lower() in SUFFIXES and (entry.is_file() or not os.path.exists(entry.path)):
+            # A link that leads nowhere is an error when it is read; pipes would be waited for.
             yield name
         else:
             strange.append(name)

@@ -121,16 +121,14 @@ class Preprocess:
         return (self.channels, *self.size) if self.layout == "NCHW" else (*self.size, self.channels)
 
     def image(self, picture: Picture) -> Any:
-        """Pillow's image of a picture, resized and cut."""
+        """Pillow's image of a picture, resized and then cut."""
         size = self._resized(picture.size)
+        whole = self.part(picture, (0, 0, *picture.size), size)
         if self.crop is None:
-            return self.part(picture, (0, 0, *picture.size), size)
+            return whole
         left, top, width, height = centred(size, self.crop[1], self.crop[0])
-        right, bottom = left + width, top + height
-        if min(left, top) < 0 or right > size[0] or bottom > size[1]:
-            return self.part(picture, (0, 0, *picture.size), size).crop((left, top, right, bottom))
-        across, down = (have / want for have, want in zip(picture.size, size, strict=True))
-        return self.part(picture, (left * across, top * down, right * across, bottom * down), (width, height))
+        # To resize nothing but the window would round otherwise, by up to a pixel with filters of hard edges.
+        return whole.crop((left, top, left + width, top + height))
 
     def part(self, picture: Picture, box: tuple[float, float, float, float], size: tuple[int, int]) -> Any:
         """Pillow's image of a part of the picture, (left, top, right, bottom), resized to (width, height).
@@ -180,7 +178,9 @@ class Preprocess:
         """What `to_json` wrote; None for text that somebody else wrote. Raises InvalidModel for what is not whole."""
         try:
             found = json.loads(text)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            if _SCHEMA in text:
+                raise InvalidModel(f"metadata: preprocessing of pictures: {error}") from None
             return None
         if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:
             return None
@@ -192,8 +192,9 @@ class Preprocess:
                 f"metadata: preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}"
             )
         try:
-            if not isinstance(found["scale"], (int, float)):
-                raise TypeError(f"scale is {found['scale']!r}")
+            for field, form in (("scale", (int, float)), ("mean", list), ("std", list)):
+                if not isinstance(found[field], form):
+                    raise TypeError(f"{field} is {found[field]!r}")
             found |= {"mean": tuple(map(float, found["mean"])), "std": tuple(map(float, found["std"]))}
             for field in ("resize", "crop"):
                 found[field] = tuple(found[field]) if isinstance(found[field], list) else found[field]
