@@ -139,11 +139,11 @@ class Preprocess:
             raise InputError(f"{picture.name}: resized it has {size[0]} x {size[1]} pixels, which is above {_MOST}")
         part = box[2] - box[0], box[3] - box[1]
         if size == part:
-            decoded, _ = picture.decoded(self.mode)
+            decoded = picture.decoded(self.mode).image
             return decoded if size == picture.size else decoded.crop(box)
         whole = (picture.size[0] * size[0] / part[0], picture.size[1] * size[1] / part[1])
-        decoded, scale = picture.decoded(self.mode, whole)
-        left, top, right, bottom = (edge / scale for edge in box)
+        decoded, scale, *corner = picture.decoded(self.mode, whole)
+        left, top, right, bottom = (edge / scale + start for edge, start in zip(box, (*corner, *corner), strict=True))
         within = (left, top, min(right, decoded.width), min(bottom, decoded.height))
         return decoded.resize(size, _FILTERS[self.filter], box=within)
 
