@@ -99,13 +99,14 @@ def usual(store: Store, size: Size | None = None, colours: str | None = None) ->
     grey = (colours or ("L" if seen and {mode for _, mode in seen} <= {"1", "L"} else "RGB")) == "L"
     alike = {wh for wh, _ in seen}
     width, height = next(iter(alike)) if len(alike) == 1 else (_USUAL, _USUAL)
-    if max(width, height) > _SMALL:
-        width = height = _USUAL
-    found = replace(Preprocess.of_size(height, width), colours="L" if grey else "RGB")
+    found = Preprocess.of_size(_USUAL, _USUAL)
+    if max(width, height) <= _SMALL:
+        # Those that are alike stay as they are.
+        found = Preprocess(resize=min(height, width), crop=(height, width))
     mean, std = ((0.5,), (0.5,)) if grey else IMAGENET
     if colours in ("BGR", "RGBA"):
         mean, std = (mean[::-1], std[::-1]) if colours == "BGR" else ((0.5,), (0.5,))
-    return replace(found, colours=colours or found.colours, mean=mean, std=std)
+    return replace(found, colours=colours or ("L" if grey else "RGB"), mean=mean, std=std)
 
 
 def find(folder: Path) -> Found:

@@ -103,7 +103,9 @@ def test_grey_and_transparent_pictures_keep_what_they_have():
     assert changes.array(PICTURE, made, generator(0)).shape == (12, 10, 1)
     image = Image.fromarray(PIXELS)
     image.putalpha(Image.fromarray(PIXELS[..., 0]))
-    seen = changes.array(of_pixels(np.asarray(image)), Preprocess(colours="RGBA", dtype="uint8", layout="NHWC"), generator(0))
+    seen = changes.array(
+        of_pixels(np.asarray(image)), Preprocess(colours="RGBA", dtype="uint8", layout="NHWC"), generator(0)
+    )
     np.testing.assert_array_equal(seen[..., 3], PIXELS[..., 0])
     assert (seen[..., :3] != PIXELS).any()
 
@@ -158,8 +160,16 @@ def test_seed_epoch_and_sample_decide(photos, augment):
         assert whole(found.batches(4, seed=5, epoch=2, workers=workers)) == first
         assert whole(found.batches(4, seed=5, epoch=2, start=2, workers=workers)) == first[2:]
     # Whatever the batches, the picture of a sample is the same.
-    one = {t.tobytes() + x.tobytes() for b in found.batches(1, seed=5, epoch=2) for x, t in zip(b.inputs, b.targets, strict=True)}
-    many = {t.tobytes() + x.tobytes() for b in found.batches(5, seed=5, epoch=2) for x, t in zip(b.inputs, b.targets, strict=True)}
+    one = {
+        t.tobytes() + x.tobytes()
+        for b in found.batches(1, seed=5, epoch=2)
+        for x, t in zip(b.inputs, b.targets, strict=True)
+    }
+    many = {
+        t.tobytes() + x.tobytes()
+        for b in found.batches(5, seed=5, epoch=2)
+        for x, t in zip(b.inputs, b.targets, strict=True)
+    }
     assert one == many
 
 

@@ -52,7 +52,18 @@ def png_header(width, height):
         (png_header(2**31 - 1, 2**31 - 1), "limit"),
         (png_header(60_000, 60_000), "limit"),
     ],
-    ids=["empty", "text", "signature", "jpeg-signature", "pdf", "postscript", "no-width", "no-width-ppm", "huge", "large"],
+    ids=[
+        "empty",
+        "text",
+        "signature",
+        "jpeg-signature",
+        "pdf",
+        "postscript",
+        "no-width",
+        "no-width-ppm",
+        "huge",
+        "large",
+    ],
 )
 def test_no_picture(tmp_path, content, message):
     path = tmp_path / "a.png"
@@ -128,7 +139,10 @@ def test_a_folder_by_the_name_of_a_picture_and_none_at_all(tmp_path):
 
 def test_resized_pictures_have_a_bound():
     wide = encoded("PNG", Image.new("L", (20_000, 1)))
-    with opened(wide, "wide.png") as picture, pytest.raises(InputError, match=r"wide\.png: resized it has 40960000 x 2048"):
+    with (
+        opened(wide, "wide.png") as picture,
+        pytest.raises(InputError, match=r"wide\.png: resized it has 40960000 x 2048"),
+    ):
         Preprocess(resize=2048).array(picture)
 
 

@@ -74,7 +74,9 @@ def test_palettes_with_transparency_keep_their_colours(transparency):
 @pytest.mark.parametrize(("mode", "value"), [("L", 3), ("RGB", (1, 2, 3)), ("1", 0)])
 def test_a_colour_that_stands_for_transparency(mode, value):
     image = PHOTO.convert(mode)
-    np.testing.assert_array_equal(pixels_of(encoded(image, "PNG", transparency=value)), np.asarray(image.convert("RGB")))
+    np.testing.assert_array_equal(
+        pixels_of(encoded(image, "PNG", transparency=value)), np.asarray(image.convert("RGB"))
+    )
 
 
 def test_transparency_is_dropped_and_not_blended():

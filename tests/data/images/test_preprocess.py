@@ -152,7 +152,9 @@ def test_through_json(made):
     assert Preprocess.from_json(made.to_json()) == made
 
 
-@pytest.mark.parametrize("text", ["", "crop 224", "{}", "[1]", '"graph"', '{"schema": "other", "version": 1}', "[" * 10**5])
+@pytest.mark.parametrize(
+    "text", ["", "crop 224", "{}", "[1]", '"graph"', '{"schema": "other", "version": 1}', "[" * 10**5]
+)
 def test_words_of_others_say_nothing(text):
     assert Preprocess.from_json(text) is None
 
