@@ -18,8 +18,8 @@ from graphkit.errors import InputError, MissingDependency
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
-# EXIF's tag of how a camera was held, the values with which width and height change places, and those with which what is
-# stored at the right comes to the left, and what is stored at the bottom to the top, seen upright.
+# EXIF's tag of how a camera was held, the values with which width and height change places, and those with which the
+# left of the picture is stored last, and its top.
 _ORIENTATION, _SIDEWAYS = 0x0112, frozenset({5, 6, 7, 8})
 _FROM_RIGHT, _FROM_BOTTOM = frozenset({2, 3, 6, 7}), frozenset({3, 4, 7, 8})
 
@@ -34,7 +34,7 @@ _DAMAGED = (
 
 
 class Decoded(NamedTuple):
-    """Pillow's image, of which a pixel is `scale` of the picture's, and where the picture's left upper corner is in it."""
+    """Pillow's image, of which a pixel is `scale` of the picture's, and where the picture begins in it."""
 
     image: Any
     scale: int

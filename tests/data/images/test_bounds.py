@@ -71,7 +71,7 @@ def test_no_picture(tmp_path, content, message):
     with pytest.raises(InputError, match=message) as error:
         array(path)
     assert str(path) in str(error.value)
-    with pytest.raises(InputError, match="^the third: |^the third cannot"):
+    with pytest.raises(InputError, match=r"^the third: |^the third cannot"):
         array(content, "the third")
 
 

@@ -86,7 +86,7 @@ def test_pickles_are_refused_and_not_read(tmp_path, names):
         (tmp_path / name).write_bytes(pickle.dumps(Fires()))
     for spec in (tmp_path, f"cifar:{tmp_path}"):
         with pytest.raises(
-            InputError, match="the version for Python, whose files are pickles.* Take the binary version"
+            InputError, match=r"the version for Python, whose files are pickles.* Take the binary version"
         ):
             data.load(spec)
 

@@ -75,7 +75,7 @@ def test_classes_without_pictures(photos, tmp_path):
         data.read(folder)
     for name in ("empty", "full/of.txt"):
         (tmp_path / name).mkdir(parents=True)
-        with pytest.raises(InputError, match="no folder of a class with pictures in it|no picture of that class"):
+        with pytest.raises(InputError, match=r"no folder of a class with pictures in it|no picture of that class"):
             data.read(f"images:{tmp_path / name.partition('/')[0]}")
     with pytest.raises(InputError, match="no such folder"):
         data.read(f"images:{tmp_path / 'none'}")

@@ -41,7 +41,7 @@ def torchvision_centre(array, crop_height, crop_width):
         bottom = (crop_height - height + 1) // 2 if crop_height > height else 0
         array = np.pad(array, ((top, bottom), (left, right), (0, 0)))
         height, width = array.shape[:2]
-    top, left = int(round((height - crop_height) / 2.0)), int(round((width - crop_width) / 2.0))
+    top, left = round((height - crop_height) / 2.0), round((width - crop_width) / 2.0)
     return array[top : top + crop_height, left : left + crop_width]
 
 
@@ -193,5 +193,5 @@ def test_cut_and_shortened_words_are_named():
         Preprocess.from_json(text[:-1])
     found = json.loads(text)
     del found["std"]
-    with pytest.raises(InvalidModel, match="and not .*std"):
+    with pytest.raises(InvalidModel, match=r"and not .*std"):
         Preprocess.from_json(json.dumps(found))
