@@ -136,7 +136,7 @@ def test_the_input_that_takes_pictures():
     assert options_for({"x": types["mask"]}) == {}
     with pytest.raises(InputError, match=r"no input takes pictures \(mask"):
         picture_input({"mask": types["mask"]})
-    with pytest.raises(InputError, match="several inputs take pictures .*say which: NAME=FILE"):
+    with pytest.raises(InputError, match=r"several inputs take pictures .*say which: NAME=FILE"):
         picture_input({"x": types["x"], "y": types["x"]})
 
 
