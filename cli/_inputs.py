@@ -1,4 +1,4 @@
-"""Inputs on the command line: NAME:SHAPE (filled), NAME=FILE (.npy, .npz, or a picture), or pictures alone."""
+"""Inputs on the command line: NAME:SHAPE (filled), NAME=FILE (.npy, .npz, or a picture), pictures or a table alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
 from graphkit.cli._output import log
 from graphkit.cli._values import empty, from_arrays, is_named
-from graphkit.data.description import preprocessing_of
+from graphkit.data.description import encoding_of, preprocessing_of
 from graphkit.data.files.npz import read_arrays
 from graphkit.data.images.decode import SUFFIXES
 from graphkit.data.images.feeding import Said, picture_input, pictures_for
 from graphkit.data.images.folders import pictures_in
+from graphkit.data.tables.reading import TABLES
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
@@ -65,10 +66,13 @@ class Batch:
 def parse_inputs(
     inputs: Mapping[str, Type], texts: tuple[str, ...], images: Said, meta: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
-    `FILE.npz` alone takes every array whose name is an input's; pictures (see `picture_files`) are decoded as `images`
-    says, and else the model's metadata. A sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements; `NAME=` an
-    empty sequence or optional."""
+    """Arrays and shapes by input name.
+
+    `NAME=FILE.npz` takes the array of that name, or the only one in the file; `FILE.npz` alone takes every array whose
+    name is an input's, a table (.csv, .tsv, .parquet) its columns; pictures (see `picture_files`) are decoded as
+    `images` says, and else the model's metadata. A sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements;
+    `NAME=` an empty sequence or optional.
+    """
     given: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     first: dict[str, str] = {}
@@ -93,8 +97,8 @@ def parse_inputs(
                 given[name] = _nested(name, inputs[name], path)
             else:
                 given[name] = _array(Path(path), name)
-        elif text.endswith(".npz"):
-            arrays = _read(Path(text))
+        elif text.endswith((".npz", *TABLES)):
+            arrays = _rows(Path(text), meta) if text.endswith(TABLES) else _read(Path(text))
             found = [n for n in inputs if is_named(n, arrays)]
             for n in found:
                 once(n, text)
@@ -144,6 +148,14 @@ def _below(folder: Path) -> list[Path]:
     if not found:
         raise InputError(f"{folder}: there is no picture in it; known: {', '.join(sorted(SUFFIXES))}")
     return found
+
+
+def _rows(path: Path, meta: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The inputs that the rows of a table are, as the model's metadata have it."""
+    encoding = encoding_of(meta)
+    if encoding is None:
+        raise InputError(f"{path}: the model's metadata do not say what the columns of a table become; give arrays")
+    return encoding.read(path)
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

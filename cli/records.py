@@ -22,7 +22,6 @@ def command() -> None:
     graphkit records pack photos/ -o photos.rec --resize 256
     graphkit records list photos.rec --first 10
     graphkit records check photos.rec --decode
-    graphkit train net.json --data photos.rec -o run/
     """
 
 

@@ -66,7 +66,8 @@ def command(
     Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, a picture (.png, .jpg, ...) or a folder of pictures; of one
     input that takes pictures the name may be left out, and several are a batch. Pictures go through what the model's
     metadata say; else they are resized to the input's size, in RGB from 0 to 1, and as they are for uint8. The options
-    of pictures come first. What is not given is guessed, and said. A sequence is NAME=FILE,FILE,... (NAME= for none),
+    of pictures come first. A .csv, .tsv or .parquet file alone is read as the table that the model was trained on.
+    What is not given is guessed, and said. A sequence is NAME=FILE,FILE,... (NAME= for none),
     and NAME[0], NAME[1], ... in an .npz file. Results that are maps are shown and written as two arrays, NAME.keys and
     NAME.values.
 

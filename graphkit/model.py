@@ -37,9 +37,9 @@ _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.Weak
 
 _STORED_ROLES = ("parameter", "state")
 
-# Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, the vocabulary of a text, and
-# what pictures go through (see graphkit.data.images.preprocess).
-CLASSES, VOCABULARY, PREPROCESSING = "classes", "vocabulary", "preprocessing"
+# Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, the vocabulary of a text, what
+# pictures go through (see graphkit.data.images.preprocess), and what columns of a table become (graphkit.data.tables).
+CLASSES, VOCABULARY, PREPROCESSING, COLUMNS = "classes", "vocabulary", "preprocessing", "columns"
 
 
 class Model:

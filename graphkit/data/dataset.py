@@ -14,6 +14,7 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from graphkit.data.images.preprocess import Preprocess
+    from graphkit.data.tables.encoding import Encoding
     from graphkit.data.text.vocabulary import Vocabulary
 
 # Names under which files have the targets.
@@ -33,11 +34,12 @@ class Dataset:
     Raises InputError when lengths differ, there is no sample, or a floating-point array holds NaN.
 
     `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream), `preprocess` what pictures went
-    through (see Pictures); other data have none.
+    through (see Pictures), `encoding` what became of the columns of a table (see TableData); other data have none.
     """
 
     vocabulary: Vocabulary | None = None
     preprocess: Preprocess | None = None
+    encoding: Encoding | None = None
 
     def __init__(
         self,

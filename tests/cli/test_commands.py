@@ -20,12 +20,12 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS, "records pack", "records list", "records check"])
 def test_help_of_every_command(call, command):
     code, out, _ = call(*command.split(), "--help")
     assert code == 0
     assert "Usage: graphkit" in out
-    assert "--json" in out or not command
+    assert "--json" in out or command in ("", "records")
 
 
 def test_version_and_module_entry():

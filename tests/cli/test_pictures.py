@@ -59,6 +59,11 @@ def test_from_a_folder_to_names(call, photos):
     assert [b["name"] for b in best] == ["cat", "dog"] * 3
     assert min(b["probability"] for b in best) > 0.8
     assert "PASSED" in run(call, "verify photos.onnx new/0.png new/1.png")
+    # A picture that is run went through what those did that it was trained on, to the bit.
+    run(call, "run photos.onnx photos/dog/ -o out.npz")
+    dogs = gk.data.read("photos/", size=32).take(slice(40, 80))[0]  # in the order of their names, too
+    with np.load("out.npz") as found:
+        np.testing.assert_array_equal(found["logits"], gk.load("photos.onnx").compile().run({"x": dogs})["logits"])
     stored = {p.key: p.value for p in onnx.load("photos.onnx").metadata_props}
     assert json.loads(stored["classes"]) == ["cat", "dog"]
     assert Preprocess.from_json(stored["preprocessing"]).size == (32, 32)

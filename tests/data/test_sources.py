@@ -214,7 +214,7 @@ def test_unknown_specs(tmp_path):
     with pytest.raises(InputError, match="no data set of that name; did you mean 'digits'"):
         data.load("digit")
     (tmp_path / "a.txt").write_text("1")
-    with pytest.raises(InputError, match=r"the suffix is '.txt'; known: .npz, .csv, .tsv, .parquet, or a folder"):
+    with pytest.raises(InputError, match=r"the suffix is '.txt'; known: .npz, .csv, .tsv, .parquet, .rec, or a folder"):
         data.load(tmp_path / "a.txt")
     with pytest.raises(InputError, match=r"it holds a\.txt"):
         data.load(tmp_path)

@@ -24,7 +24,7 @@ class TableData(Dataset):
 
     def __init__(self, inputs: Any, targets: Any, encoding: Encoding, *, classes: Any = None, name: str = "table"):
         super().__init__(inputs, targets, classes=classes, name=name)
-        self.encoding = encoding
+        self.encoding: Encoding = encoding
 
 
 def load(
@@ -54,7 +54,7 @@ def load(
     if test_fraction is not None:
         labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
         train, test = order.hold_out(str(path), table.rows, test_fraction, seed, labels)
-    if isinstance(like, TableData):
+    if like is not None and like.encoding is not None:
         encoding = like.encoding
     else:
         encoding = Encoding.fit(

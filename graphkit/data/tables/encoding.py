@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphkit.data.tables.column import Column, Numbers, Texts
-from graphkit.data.tables.reading import Table
+from graphkit.data.tables.reading import Choice, Table, read_table
 from graphkit.errors import InputError, UsageError
 
 # What an empty cell of a column of numbers becomes.
@@ -93,6 +94,11 @@ class Encoding:
         if codes:
             inputs[CODES] = np.stack(codes, axis=1)
         return inputs
+
+    def read(self, path: Path) -> dict[str, np.ndarray]:
+        """The inputs of all rows of a file, whose other columns are left alone. Raises InputError as `inputs` does."""
+        named = [column.name for column in self.categories]
+        return self.inputs(read_table(path, Choice([*(column.name for column in self.numbers), *named], (), named)))
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -14,6 +14,9 @@ from graphkit.data.tables.column import Column, Mixed, Numbers, TextReader, Text
 from graphkit.errors import InputError, MissingDependency, did_you_mean
 from graphkit.ir.limits import require_memory
 
+# The suffixes of tables.
+TABLES = (".csv", ".tsv", ".parquet")
+
 # Rows of text that are in memory at once.
 _ROWS = 1 << 14
 

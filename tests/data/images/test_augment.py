@@ -159,6 +159,8 @@ def test_seed_epoch_and_sample_decide(photos, augment):
     with data.Workers(2) as workers:
         assert whole(found.batches(4, seed=5, epoch=2, workers=workers)) == first
         assert whole(found.batches(4, seed=5, epoch=2, start=2, workers=workers)) == first[2:]
+    ranks = [next(iter(found.batches(2, seed=5, epoch=2, rank=r, ranks=2))).inputs.tobytes() for r in range(2)]
+    assert b"".join(ranks) == first[0][0]
     # Whatever the batches, the picture of a sample is the same.
     one = {
         t.tobytes() + x.tobytes()

@@ -304,3 +304,36 @@ def test_ratings_without_times(tmp_path):
         data.load(f"ratings:{tmp_path / 'r.csv'}", held_out="last")
     with pytest.raises(UsageError, match="held_out is random or last"):
         data.load(f"ratings:{tmp_path / 'r.csv'}", held_out="first")
+
+
+# --- models -----------------------------------------------------------------------------------------
+
+
+def test_a_model_reads_tables_by_its_metadata(path, tmp_path, capsys):
+    import json
+
+    import graphkit as gk
+    from graphkit.cli import invoke
+
+    (tmp_path / "more.csv").write_text("note,rooms,city,age,income\nfine,3,Chur,33,1200\n,1,Rom,,\n")
+    x, c = gk.input("x", ["N", 3]), gk.input("categories", ["N", 1], "int64")
+    embedded = gk.flatten(gk.nn.embedding(c, 4, 2, name="city"))
+    net = gk.Model({"price": gk.nn.linear(gk.concat([x, embedded], axis=1), 1, name="fc")}, name="houses")
+    net.save(tmp_path / "net.json")
+    options = [f"--data-option={o}" for o in ("missing=mean", "categories=codes", "scale=standard")]
+    train = ["train", str(tmp_path / "net.json"), "--data", str(path), *options, "--loss", "mse", "--lr", "0.01"]
+    assert invoke([*train, "-o", str(tmp_path / "run")]) == 0
+    assert invoke(["export", str(tmp_path / "run"), "-o", str(tmp_path / "net.onnx")]) == 0
+    capsys.readouterr()
+    assert invoke(["run", str(tmp_path / "net.onnx"), str(tmp_path / "more.csv"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["outputs"][0]
+    assert found["shape"] == [2, 1]
+    model = gk.load(tmp_path / "net.onnx")
+    encoding = Encoding.from_json(model.meta["columns"])
+    expected = model.compile().run(encoding.inputs(reading.read_table(tmp_path / "more.csv")))["price"]
+    np.testing.assert_allclose(found["values"], expected, rtol=1e-6)
+    assert invoke(["run", str(tmp_path / "net.json"), str(path)]) == 2
+    assert "do not say what the columns of a table become" in capsys.readouterr().err
+    (tmp_path / "more.csv").write_text("rooms,city,age\n3,Chur,33\n")
+    assert invoke(["run", str(tmp_path / "net.onnx"), str(tmp_path / "more.csv")]) == 2
+    assert "no column 'income'" in capsys.readouterr().err

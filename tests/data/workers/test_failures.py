@@ -87,7 +87,9 @@ def test_a_worker_that_ends_between_batches(sets, gone):
         batches = iter(found.batches(4, workers=workers))
         next(batches)
         time.sleep(0.3)
-        os.kill(workers.pids[1], signal.SIGKILL)
+        killed = workers.pids[1]
+        os.kill(killed, signal.SIGKILL)
+        assert gone([killed])
         with pytest.raises(WorkerError, match="was ended by SIGKILL"):
             list(batches)
         assert len(list(found.batches(4, workers=workers))) == 10

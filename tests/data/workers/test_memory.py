@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -17,16 +18,29 @@ from graphkit.errors import InputError, UsageError
 MIB = 1 << 20
 
 
-def files():
-    """Bytes of each memory without a name that this process has open."""
-    found = []
+# What tests before have left, by number: their memory does not count.
+_others: set[int] = set()
+
+
+def _each():
+    """Number and bytes of each memory without a name that this process has open, once for each descriptor."""
     for link in Path("/proc/self/fd").iterdir():
-        try:
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
             if "memfd:graphkit batch" in os.readlink(link):
-                found.append(os.stat(link).st_size)
-        except FileNotFoundError:  # that of the folder itself
-            continue
-    return found
+                status = os.stat(link)
+                yield status.st_ino, status.st_size
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    gc.collect()
+    _others.clear()
+    _others.update(number for number, _ in _each())
+
+
+def files():
+    """Bytes of each memory that this test has made."""
+    return [size for number, size in _each() if number not in _others]
 
 
 def held():

@@ -10,9 +10,6 @@ HEAD = """
 import os, signal, sys, threading, time
 import numpy as np, graphkit as gk
 
-# Whoever started the tests in the background left it ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 class Alarm:
     '''A signal after so many seconds, and how long after it the block was left.'''
     def __init__(self, seconds): self.seconds = seconds
@@ -57,6 +54,8 @@ programs.recorder = Record()
 runner(data)
 stopped = 0
 while not stopped:
+    # What was interrupted is not used again: the weights are packed anew, which may take longer than the alarm waits.
+    runner(data)
     try:
         with Alarm(0.05):
             while True:
