@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +14,7 @@ from PIL import Image
 import graphkit as gk
 from graphkit.data.images.preprocess import Preprocess
 
+README = Path(__file__).parents[2] / "README.md"
 META = Preprocess.of_size(6, 6, mean=(0.5,), std=(0.25,))
 
 
@@ -43,12 +46,20 @@ def run(call, line):
     return out
 
 
+def commands_of_the_readme():
+    section = README.read_text().partition("## Your pictures\n")[2].partition("\n## ")[0]
+    return re.findall(r"^`?graphkit ([^`\n]+)", section, re.MULTILINE)
+
+
 def test_from_a_folder_to_names(call, photos):
-    run(call, "build lenet --data photos/ --data-option size=32 --seed 0 -o net.json")
+    """What the README says, word for word."""
+    build, train, export, ask = commands_of_the_readme()
+    run(call, build)
     assert gk.load("net.json").classes == ("cat", "dog")
-    run(call, "train net.json --data photos/ --epochs 6 --seed 0 -o run/")
-    assert "PASSED" in run(call, "export run/ -o photos.onnx")
-    out = run(call, "run photos.onnx photos/cat/0.png --top 2")
+    run(call, train)
+    assert "PASSED" in run(call, export)
+    assert ask == "run photos.onnx photos/cat/0.png --top 2"
+    out = run(call, ask)
     lines = [line.split() for line in out.splitlines() if line.startswith("photos/cat/0.png")]
     assert [line[2] for line in lines] == ["cat", "dog"]
     assert float(lines[0][3]) > 0.9
