@@ -162,7 +162,9 @@ def _classes(folder: Path, every: bool) -> Found:
     if strange:
         some = ", ".join(map(repr, strange[:5])) + (", ..." if len(strange) > 5 else "")
         warnings.warn(
-            f"{folder}: {len(strange)} that are no pictures are left out: {some}", GraphkitWarning, stacklevel=4
+            f"{folder}: {len(strange)} that are no pictures of a class are left out: {some}",
+            GraphkitWarning,
+            stacklevel=4,
         )
     return Found(Files(folder, names), np.array(targets, np.int64), tuple(classes))
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphkit.data.images import numbers
-from graphkit.data.images.decode import Picture
+from graphkit.data.images.decode import Picture, opened
 from graphkit.data.images.geometry import centred, shorter_side
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
 
@@ -160,6 +162,22 @@ class Preprocess:
     def array(self, picture: Picture) -> np.ndarray:
         """The array of a picture: [C, H, W] or [H, W, C]. Raises InputError for one that is damaged."""
         return self.numbers(self.image(picture))
+
+    def read(self, *paths: str | os.PathLike[str]) -> np.ndarray:
+        """The batch of picture files: [N, C, H, W] or [N, H, W, C].
+
+        Raises InputError, naming the file, for one that is damaged, and for one that has another shape than the first.
+        """
+        if not paths:
+            raise UsageError("there is no picture to read")
+        made: list[np.ndarray] = []
+        for path in paths:
+            with opened(Path(path)) as picture:
+                made.append(self.array(picture))
+            if made[-1].shape != made[0].shape:
+                have, first = list(made[-1].shape), list(made[0].shape)
+                raise InputError(f"{path}: it has the shape {have}, and {paths[0]} {first}; say the size of pictures")
+        return np.stack(made)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) of the whole picture behind the resizing."""

@@ -177,6 +177,14 @@ def test_pixels_in_memory():
     np.testing.assert_array_equal(grey[..., 0], PIXELS[..., 0])
 
 
+def test_photos_of_several_pictures_as_telephones_write_them(tmp_path):
+    PHOTO.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[Image.new("RGB", (14, 10))])
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert image.format == "MPO"
+        wanted = np.asarray(image)
+    np.testing.assert_array_equal(pixels_of(tmp_path / "a.jpg"), wanted)
+
+
 def test_the_first_picture_of_an_animation(tmp_path):
     frames = [Image.new("RGB", (6, 4), colour) for colour in ("red", "blue", "green")]
     for form in ("GIF", "WEBP", "TIFF"):

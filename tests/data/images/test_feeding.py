@@ -14,7 +14,7 @@ from graphkit import data
 from graphkit.data.description import described, preprocessing_of
 from graphkit.data.images.feeding import Said, options_for, picture_input, pictures_for
 from graphkit.data.images.preprocess import IMAGENET, Preprocess
-from graphkit.errors import InputError, InvalidModel
+from graphkit.errors import InputError, InvalidModel, UsageError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 MADE = Preprocess.of_size(8, 8, mean=IMAGENET[0], std=IMAGENET[1], filter="bicubic")
@@ -138,6 +138,19 @@ def test_the_input_that_takes_pictures():
         picture_input({"mask": types["mask"]})
     with pytest.raises(InputError, match=r"several inputs take pictures .*say which: NAME=FILE"):
         picture_input({"x": types["x"], "y": types["x"]})
+
+
+def test_files_in_python(photo, tmp_path):
+    np.testing.assert_array_equal(
+        MADE.read(photo, str(photo)), pictures_for([photo, photo], "x", network().input_types["x"], MADE)
+    )
+    Image.fromarray(PIXELS[:10]).save(tmp_path / "other.png")
+    with pytest.raises(InputError, match=r"other\.png: it has the shape \[3, 10, 30\], and .*photo\.png \[3, 20, 30\]"):
+        Preprocess().read(photo, tmp_path / "other.png")
+    with pytest.raises(InputError, match=r"none\.png"):
+        MADE.read(tmp_path / "none.png")
+    with pytest.raises(UsageError, match="no picture"):
+        MADE.read()
 
 
 def test_metadata_that_are_damaged(tmp_path):

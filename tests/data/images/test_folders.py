@@ -54,7 +54,7 @@ def test_hidden_files_are_left_out_and_odd_ones_warned_of(photos):
     (folder / "labels.csv").write_text("")
     os.mkfifo(folder / "cat" / "pipe.png")
     with pytest.warns(
-        GraphkitWarning, match=r"3 that are no pictures are left out: 'cat/pipe\.png', 'dog/notes\.txt', "
+        GraphkitWarning, match=r"3 that are no pictures of a class are left out: 'cat/pipe\.png', 'dog/notes\.txt', "
     ):
         assert len(data.read(folder)) == 3
 
@@ -184,6 +184,13 @@ def test_lists(photos, tmp_path):
     listing.write_bytes(b"\xff\t1\n")
     with pytest.raises(InputError, match=r"list\.tsv: no list of pictures"):
         data.read(f"images:{listing}")
+
+
+def test_sizes_that_a_batch_cannot_hold(photos):
+    folder = photos({"a": 1})
+    photos({"b": 1}, size=(9, 6))
+    with pytest.raises(InputError, match=r"photos: .*shape"):
+        data.read(folder, resize="none", crop="none").take(slice(None))
 
 
 def test_train_and_test_of_other_forms_are_not_joined(photos):
