@@ -7,7 +7,8 @@ Both read the same files of `side` x `side` pixels with as many workers: decoded
 What torchvision does to a Pillow image is written out with Pillow and PyTorch, line by line as its functions do it
 (`crop`, `resize`, `pil_to_tensor` and `convert_image_dtype` as in `to_tensor`, `normalize`), so that torchvision itself
 need not be there. Processes live from epoch to epoch in both; both go by turns, and the table has the median of the
-rounds, with the median of the ratios of a round. The second table has the parts of a picture in one thread, in
+rounds, with the median of the ratios of a round. The second table has the processor's time for a picture, of all
+processes, which says more where other programs run; the third one the parts of a picture in one thread. Both are in
 microseconds.
 """
 
@@ -17,6 +18,7 @@ import argparse
 import io
 import math
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -129,8 +131,40 @@ def epochs(folder: Path, files: list[Path], size: int, workers: int, rounds: int
     return [*row, f"{min(ratios):.2f} to {max(ratios):.2f}"]
 
 
+def processor(folder: Path, files: list[Path], size: int, workers: int) -> list[list[str]]:
+    """What epochs take of the processor, in user and in system mode: ten epochs less two, so that starts are out."""
+
+    def of_torch(count: int) -> None:
+        loader = DataLoader(Photos(files, size), BATCH, shuffle=True, num_workers=workers, persistent_workers=True)
+        for _ in range(count):
+            seconds(loader)
+        loader._iterator._shutdown_workers()  # type: ignore[union-attr]
+
+    def of_graphkit(count: int) -> None:
+        photos = data.read(folder, size=size, augment="crop,flip")
+        with data.Workers(workers) as pool:
+            for epoch in range(count):
+                seconds(photos.batches(BATCH, workers=pool, seed=1, epoch=epoch))
+
+    rows = []
+    for name, run in (("torch", of_torch), ("graphkit", of_graphkit)):
+        taken = []
+        for count in (2, 10):
+            before = _taken()
+            run(count)
+            taken.append(_taken() - before)
+        user, system = (taken[1] - taken[0]) / (8 * len(files)) * 1e6
+        rows.append([name, f"{user:.0f}", f"{system:.0f}", f"{user + system:.0f}"])
+    return rows
+
+
+def _taken() -> np.ndarray:
+    """Seconds in user and in system mode of this process, and of those that it had and that ended."""
+    found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return np.array([[use.ru_utime, use.ru_stime] for use in found]).sum(axis=0)
+
+
 def parts(file: Path, size: int) -> list[list[str]]:
-    torch.set_num_threads(1)
     content = file.read_bytes()
     preprocess = Preprocess.of_size(size, size, mean=IMAGENET[0], std=IMAGENET[1])
     numbers = numbers_of(1 / 255, *IMAGENET, "float32", 3)
@@ -175,12 +209,15 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     o = parser.parse_args()
+    torch.set_num_threads(1)  # as in DataLoader's processes
     with tempfile.TemporaryDirectory() as name:
         files = write_photos(Path(name), o.count, o.side)
         kilobytes = sum(file.stat().st_size for file in files) / o.count / 1000
         print(f"{o.count} JPEGs of {o.side} x {o.side}, {kilobytes:.1f} kB each; load {os.getloadavg()[0]:.1f}\n")
         rows = [epochs(Path(name), files, o.size, workers, o.rounds) for workers in (0, o.workers)]
         print(table(["workers", "torch, pictures/s", "graphkit", "ratio", "of a round"], rows))
+        print()
+        print(table(["processor", "user", "system", "both"], processor(Path(name), files, o.size, max(o.workers, 1))))
         print()
         print(table(["microseconds of one", "torch", "graphkit"], parts(files[0], o.size)))
 
