@@ -21,8 +21,8 @@ _SINGLE = (
     "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 
-# Pillow keeps the memory of so many blocks, of 16 MiB at most, for the next picture: to have it from the system anew each
-# time takes a third of a worker's time.
+# Pillow keeps the memory of so many blocks, of 16 MiB at most, for the next picture: to have it from the system anew
+# each time takes a third of a worker's time.
 _KEPT = {"PILLOW_BLOCKS_MAX": "4"}
 
 # Finds what this process finds, whatever the options and the environment of the interpreter.
