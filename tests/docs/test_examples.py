@@ -64,9 +64,9 @@ def shell_commands(text):
 
 
 def check_options(command, words):
+    """Parse as the command does, without running it: unknown options and values of the wrong kind raise."""
     if isinstance(command, click.Group):
         command, words = command.commands[words[0]], words[1:]
-    """Parse as the command does, without running it: unknown options and values of the wrong kind raise."""
     context = click.Context(command, info_name=command.name)
     last = words[-1] if words else None  # parsing takes the list apart
     try:

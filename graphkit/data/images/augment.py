@@ -81,10 +81,14 @@ class Augment:
         if text == "none":
             return None
         fields: dict[str, Any] = {}
+        seen: set[str] = set()
         for part in text.split(","):
             name, colon, number = part.strip().partition(":")
             if name not in _NAMED:
                 raise UsageError(f"changes of pictures: {name!r}{did_you_mean(name, [*_NAMED, 'none'])}")
+            if name in seen:
+                raise UsageError(f"changes of pictures: {name!r} is there twice")
+            seen.add(name)
             try:
                 value = float(number) if colon else _NAMED[name][1]
             except ValueError:

@@ -35,8 +35,8 @@ _VERSIONS = (
     _Version(tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", "batches.meta.txt", 1),
     _Version(("train.bin",), "test.bin", "fine_label_names.txt", 2),
 )
-# The version for Python, whose files are pickles: code that is run when they are read.
-_PICKLES = ("data_batch_1", "batches.meta", "meta")
+# Of the version for Python, whose files are pickles: code that is run when they are read.
+_PICKLES = (("data_batch_1", "batches.meta"), ("train", "meta"))
 
 
 class Records:
@@ -125,7 +125,7 @@ def load(
 
 
 def _pickled(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _PICKLES)
+    return any(all((folder / name).is_file() for name in names) for names in _PICKLES)
 
 
 def _names(path: Path) -> list[str]:

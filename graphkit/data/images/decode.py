@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,17 +18,28 @@ from graphkit.errors import InputError, MissingDependency
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
-# EXIF's tag of how a camera was held, and the values with which width and height change places.
+# EXIF's tag of how a camera was held, the values with which width and height change places, and those with which the
+# left of the picture is stored last, and its top.
 _ORIENTATION, _SIDEWAYS = 0x0112, frozenset({5, 6, 7, 8})
+_FROM_RIGHT, _FROM_BOTTOM = frozenset({2, 3, 6, 7}), frozenset({3, 4, 7, 8})
 
 # A JPEG is decoded to at least this many times the size that it is resized to, as Pillow's thumbnails are.
 _REDUCING_GAP = 2
 
-# What Pillow raises for files that are no picture, or not a whole one.
+# What Pillow raises for files that are no picture, or not a whole one; warnings where a program makes errors of them.
 _DAMAGED = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, RuntimeError,
-    SyntaxError, TypeError, ValueError, struct.error, zlib.error,
+    SyntaxError, TypeError, ValueError, Warning, struct.error, zlib.error,
 )  # fmt: skip
+
+
+class Decoded(NamedTuple):
+    """Pillow's image, of which a pixel is `scale` of the picture's, and where the picture begins in it."""
+
+    image: Any
+    scale: int
+    left: float
+    top: float
 
 
 class Picture:
@@ -39,9 +50,10 @@ class Picture:
         width, height = image.size
         self.size: tuple[int, int] = (height, width) if orientation in _SIDEWAYS else (width, height)
         self.mode: str = image.mode
+        self._scale = 1
 
-    def decoded(self, mode: str, least: tuple[float, float] | None = None) -> tuple[Any, int]:
-        """(image, scale): Pillow's image, upright, in mode L, RGB or RGBA; a pixel of it is `scale` of the file's.
+    def decoded(self, mode: str, least: tuple[float, float] | None = None) -> Decoded:
+        """The picture upright, in mode L, RGB or RGBA.
 
         least: (width, height) that it will be resized to. A JPEG much larger is decoded at 1/2, 1/4 or 1/8 of its size
         then, from fewer coefficients of its cosine transform; scale is 1 otherwise. Transparency is left out of L, RGB.
@@ -49,20 +61,27 @@ class Picture:
         """
         from PIL import ImageOps
 
-        image, scale = self._image, 1
+        image = self._image
         with _naming(self.name):
-            if least is not None and hasattr(image, "draft"):
+            if least is not None:
                 width, height = least[::-1] if self._orientation in _SIDEWAYS else least
                 before = image.width
-                image.draft(image.mode, (width * _REDUCING_GAP, height * _REDUCING_GAP))
-                scale = -(-before // image.width)
+                # None: no JPEG, or decoded already.
+                drafted = image.draft(None, (width * _REDUCING_GAP, height * _REDUCING_GAP))
+                self._scale = self._scale if drafted is None else round(before / drafted[1][2])
             if self._orientation != 1:
                 image = ImageOps.exif_transpose(image)
             if image.mode == "P" and mode != "RGBA":
                 # Pillow warns of palettes with transparency, unless that is kept.
                 image = image.convert("RGBA")
             image.load()
-            return (image if image.mode == mode else image.convert(mode)), scale
+            image = image if image.mode == mode else image.convert(mode)
+        return Decoded(image, self._scale, *self._corner(*image.size))
+
+    def _corner(self, width: int, height: int) -> tuple[float, float]:
+        """A last column or row that is not whole, in an image of less, comes first where it is turned."""
+        left, top = (whole - own / self._scale for whole, own in zip((width, height), self.size, strict=True))
+        return left * (self._orientation in _FROM_RIGHT), top * (self._orientation in _FROM_BOTTOM)
 
 
 @contextlib.contextmanager
@@ -108,7 +127,7 @@ def _naming(name: str) -> Iterator[None]:
         yield
     except UnidentifiedImageError:
         raise InputError(f"{name} cannot be read as a picture: it is none of {', '.join(_FORMATS)}") from None
-    except (*_DAMAGED, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise InputError(f"{name} cannot be read as a picture: {error or type(error).__name__}") from None
 
 

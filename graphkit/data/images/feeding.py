@@ -138,7 +138,7 @@ def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, s
     sizes = dict(zip(layout[1:], kind.known_shape[-3:], strict=True))
     channels, height, width = (size if isinstance(size := sizes[axis], int) else None for axis in "CHW")
     if channels not in (None, *OF_CHANNELS):
-        raise InputError(f"{path}: a picture has 1, 3 or 4 channels; {name!r} is {kind}")
+        raise InputError(f"{path}: a picture in {layout} has 1, 3 or 4 channels; {name!r} is {kind}")
     dtype = str(kind.dtype)
     changes: dict[str, Any] = {"layout": layout, "dtype": dtype}
     changes |= {field: value for field in ("scale", "mean", "std") if (value := getattr(said, field)) is not None}

@@ -37,10 +37,15 @@ class Found(NamedTuple):
 
 def is_pictures(folder: Path) -> bool:
     """Whether there are folders with pictures in a folder, or in its folder `train`."""
-    top = folder / _TRAIN if (folder / _TRAIN).is_dir() else folder
+    top = folder / _TRAIN if _in_parts(folder) else folder
     with contextlib.suppress(OSError), os.scandir(top) as entries:
         return any(_has_pictures(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
     return False
+
+
+def _in_parts(folder: Path) -> bool:
+    """Whether `train` is there and no class of that name, with pictures in it."""
+    return (folder / _TRAIN).is_dir() and not _has_pictures(str(folder / _TRAIN))
 
 
 def _has_pictures(folder: str) -> bool:
@@ -94,13 +99,14 @@ def usual(store: Store, size: Size | None = None, colours: str | None = None) ->
     grey = (colours or ("L" if seen and {mode for _, mode in seen} <= {"1", "L"} else "RGB")) == "L"
     alike = {wh for wh, _ in seen}
     width, height = next(iter(alike)) if len(alike) == 1 else (_USUAL, _USUAL)
-    if max(width, height) > _SMALL:
-        width = height = _USUAL
-    found = replace(Preprocess.of_size(height, width), colours="L" if grey else "RGB")
+    found = Preprocess.of_size(_USUAL, _USUAL)
+    if max(width, height) <= _SMALL:
+        # Those that are alike stay as they are.
+        found = Preprocess(resize=min(height, width), crop=(height, width))
     mean, std = ((0.5,), (0.5,)) if grey else IMAGENET
     if colours in ("BGR", "RGBA"):
         mean, std = (mean[::-1], std[::-1]) if colours == "BGR" else ((0.5,), (0.5,))
-    return replace(found, colours=colours or found.colours, mean=mean, std=std)
+    return replace(found, colours=colours or ("L" if grey else "RGB"), mean=mean, std=std)
 
 
 def find(folder: Path) -> Found:
@@ -123,7 +129,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 def _parts(folder: Path) -> dict[str, Found]:
     """One part, or that for training and that held out, by what they are called."""
-    if not (folder / _TRAIN).is_dir():
+    if not _in_parts(folder):
         return {str(folder): _classes(folder, every=True)}
     held_out = next((folder / name for name in _HELD_OUT if (folder / name).is_dir()), None)
     parts = {str(folder / _TRAIN): _classes(folder / _TRAIN, every=True)}
@@ -156,7 +162,9 @@ def _classes(folder: Path, every: bool) -> Found:
     if strange:
         some = ", ".join(map(repr, strange[:5])) + (", ..." if len(strange) > 5 else "")
         warnings.warn(
-            f"{folder}: {len(strange)} that are no pictures are left out: {some}", GraphkitWarning, stacklevel=4
+            f"{folder}: {len(strange)} that are no pictures of a class are left out: {some}",
+            GraphkitWarning,
+            stacklevel=4,
         )
     return Found(Files(folder, names), np.array(targets, np.int64), tuple(classes))
 
@@ -174,7 +182,8 @@ def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange
         name = f"{below}/{entry.name}"
         if _is_folder(entry):
             yield from _files(Path(entry.path), name, (*outer, here), strange)
-        elif Path(entry.name).suffix.lower() in SUFFIXES:
+        elif Path(entry.name).suffix.lower() in SUFFIXES and (entry.is_file() or not os.path.exists(entry.path)):
+            # A link that leads nowhere is an error when it is read; pipes would be waited for.
             yield name
         else:
             strange.append(name)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphkit.data.images import numbers
-from graphkit.data.images.decode import Picture
+from graphkit.data.images.decode import Picture, opened
 from graphkit.data.images.geometry import centred, shorter_side
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
 
@@ -121,16 +123,14 @@ class Preprocess:
         return (self.channels, *self.size) if self.layout == "NCHW" else (*self.size, self.channels)
 
     def image(self, picture: Picture) -> Any:
-        """Pillow's image of a picture, resized and cut."""
+        """Pillow's image of a picture, resized and then cut."""
         size = self._resized(picture.size)
+        whole = self.part(picture, (0, 0, *picture.size), size)
         if self.crop is None:
-            return self.part(picture, (0, 0, *picture.size), size)
+            return whole
         left, top, width, height = centred(size, self.crop[1], self.crop[0])
-        right, bottom = left + width, top + height
-        if min(left, top) < 0 or right > size[0] or bottom > size[1]:
-            return self.part(picture, (0, 0, *picture.size), size).crop((left, top, right, bottom))
-        across, down = (have / want for have, want in zip(picture.size, size, strict=True))
-        return self.part(picture, (left * across, top * down, right * across, bottom * down), (width, height))
+        # To resize nothing but the window would round otherwise, by up to a pixel with filters of hard edges.
+        return whole.crop((left, top, left + width, top + height))
 
     def part(self, picture: Picture, box: tuple[float, float, float, float], size: tuple[int, int]) -> Any:
         """Pillow's image of a part of the picture, (left, top, right, bottom), resized to (width, height).
@@ -141,11 +141,11 @@ class Preprocess:
             raise InputError(f"{picture.name}: resized it has {size[0]} x {size[1]} pixels, which is above {_MOST}")
         part = box[2] - box[0], box[3] - box[1]
         if size == part:
-            decoded, _ = picture.decoded(self.mode)
+            decoded = picture.decoded(self.mode).image
             return decoded if size == picture.size else decoded.crop(box)
         whole = (picture.size[0] * size[0] / part[0], picture.size[1] * size[1] / part[1])
-        decoded, scale = picture.decoded(self.mode, whole)
-        left, top, right, bottom = (edge / scale for edge in box)
+        decoded, scale, *corner = picture.decoded(self.mode, whole)
+        left, top, right, bottom = (edge / scale + start for edge, start in zip(box, (*corner, *corner), strict=True))
         within = (left, top, min(right, decoded.width), min(bottom, decoded.height))
         return decoded.resize(size, _FILTERS[self.filter], box=within)
 
@@ -162,6 +162,22 @@ class Preprocess:
     def array(self, picture: Picture) -> np.ndarray:
         """The array of a picture: [C, H, W] or [H, W, C]. Raises InputError for one that is damaged."""
         return self.numbers(self.image(picture))
+
+    def read(self, *paths: str | os.PathLike[str]) -> np.ndarray:
+        """The batch of picture files: [N, C, H, W] or [N, H, W, C].
+
+        Raises InputError, naming the file, for one that is damaged, and for one that has another shape than the first.
+        """
+        if not paths:
+            raise UsageError("there is no picture to read")
+        made: list[np.ndarray] = []
+        for path in paths:
+            with opened(Path(path)) as picture:
+                made.append(self.array(picture))
+            if made[-1].shape != made[0].shape:
+                have, first = list(made[-1].shape), list(made[0].shape)
+                raise InputError(f"{path}: it has the shape {have}, and {paths[0]} {first}; say the size of pictures")
+        return np.stack(made)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """(width, height) of the whole picture behind the resizing."""
@@ -180,7 +196,9 @@ class Preprocess:
         """What `to_json` wrote; None for text that somebody else wrote. Raises InvalidModel for what is not whole."""
         try:
             found = json.loads(text)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            if _SCHEMA in text:
+                raise InvalidModel(f"metadata: preprocessing of pictures: {error}") from None
             return None
         if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:
             return None
@@ -192,8 +210,9 @@ class Preprocess:
                 f"metadata: preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}"
             )
         try:
-            if not isinstance(found["scale"], (int, float)):
-                raise TypeError(f"scale is {found['scale']!r}")
+            for field, form in (("scale", (int, float)), ("mean", list), ("std", list)):
+                if not isinstance(found[field], form):
+                    raise TypeError(f"{field} is {found[field]!r}")
             found |= {"mean": tuple(map(float, found["mean"])), "std": tuple(map(float, found["std"]))}
             for field in ("resize", "crop"):
                 found[field] = tuple(found[field]) if isinstance(found[field], list) else found[field]

@@ -110,7 +110,7 @@ def _content(path: Path, resize: int | None, quality: int, encoding: str | None)
 def _encoded(picture: Picture, resize: int | None, quality: int, encoding: str) -> bytes:
     mode = "L" if picture.mode in ("1", "L") else "RGBA" if encoding == "png" and picture.mode == "RGBA" else "RGB"
     wanted = picture.size if resize is None else shorter_side(picture.size, resize)
-    image, _ = picture.decoded(mode, None if resize is None else (float(wanted[0]), float(wanted[1])))
+    image = picture.decoded(mode, None if resize is None else (float(wanted[0]), float(wanted[1]))).image
     if image.size != wanted:
         image = image.resize(wanted, _BILINEAR)
     made = io.BytesIO()

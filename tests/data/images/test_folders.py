@@ -1,193 +1,207 @@
-"""Folders, lists, and CIFAR's files as data sets."""
+"""Folders of pictures and lists of them: classes, parts, and what is none of them."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from graphkit import data
-from graphkit.data.images.preprocess import CIFAR
-from graphkit.errors import DamagedSample, InputError
-
-RNG = np.random.default_rng(0)
+from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.errors import DamagedSample, GraphkitWarning, InputError, MissingDependency, UsageError
 
 
-def draw(path, size=(12, 10), mode="RGB"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(RNG.integers(0, 256, (size[1], size[0], 3), np.uint8)).convert(mode).save(path)
-    return path
+def test_classes_are_sorted_and_their_pictures_too(photos):
+    folder = photos({"dog": 2, "Cat": 3, "änt": 1, "🦊 fox": 1})
+    found = data.read(folder)
+    assert found.classes == ("Cat", "dog", "änt", "🦊 fox")
+    assert found.targets.tolist() == [0, 0, 0, 1, 1, 2, 3]
+    assert found.targets.dtype == np.int64
+    files = [folder / c / f"{i}.png" for c, n in (("Cat", 3), ("dog", 2), ("änt", 1), ("🦊 fox", 1)) for i in range(n)]
+    wanted = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in files]
+    np.testing.assert_array_equal(data.read(folder, dtype="uint8", mean=(), std=()).take(slice(None))[0], wanted)
 
 
-@pytest.fixture
-def photos(tmp_path):
-    for name, count in (("dog", 3), ("cat", 2)):
-        for i in range(count):
-            draw(tmp_path / "photos" / name / f"{i}.png")
-    return tmp_path / "photos"
+def test_pictures_lie_in_folders_of_folders_and_links(photos, tmp_path):
+    folder = photos({"cat": 1, "cat/more/of/them": 2, "dog": 1})
+    (folder / "fox").symlink_to(folder / "dog")
+    (folder / "cat" / "linked").symlink_to(folder / "dog")
+    found = data.read(folder)
+    assert found.classes == ("cat", "dog", "fox")
+    assert found.store.names == (
+        "cat/0.png", "cat/linked/0.png", "cat/more/of/them/0.png", "cat/more/of/them/1.png", "dog/0.png", "fox/0.png",
+    )  # fmt: skip
+    (folder / "dog" / "up").symlink_to(folder / "dog")
+    (folder / "cat" / "linked").unlink()
+    with pytest.raises(InputError, match="dog/up: a link that leads back to a folder that it lies in"):
+        data.read(folder)
+    (folder / "dog" / "up").unlink()
+    (folder / "dog" / "itself").symlink_to("itself")
+    with pytest.raises(InputError, match=r"dog/itself: "):
+        data.read(folder)
 
 
-def test_a_folder_for_each_class(photos):
-    draw(photos / "cat" / "deep" / "x.JPG")
-    (photos / ".hidden").mkdir()
-    (photos / "cat" / ".DS_Store").write_bytes(b"")
-    found = data.read(photos)
-    assert found.classes == ("cat", "dog")
-    assert found.store.names == ("cat/0.png", "cat/1.png", "cat/deep/x.JPG", "dog/0.png", "dog/1.png", "dog/2.png")
-    assert found.targets.tolist() == [0, 0, 0, 1, 1, 1]
-    assert found.shape == (3, 10, 12), "small pictures that are alike keep their size"
-    inputs, targets = found.take(np.array([5, 0]))
-    assert inputs.shape == (2, 3, 10, 12)
-    assert inputs.dtype == np.float32
-    assert targets.tolist() == [1, 0]
-    assert [len(part) for part in data.load(photos, test_fraction=0.34)] == [4, 2]
-    assert data.load(f"images:{photos}").train.classes == ("cat", "dog")
+def test_hidden_files_are_left_out_and_odd_ones_warned_of(photos):
+    folder = photos({"cat": 2, "dog": 1})
+    (folder / ".DS_Store").write_bytes(b"")
+    (folder / "cat" / ".0.png").write_bytes(b"")
+    (folder / ".git").mkdir()
+    assert len(data.read(folder)) == 3
+    (folder / "dog" / "notes.txt").write_text("good dogs")
+    (folder / "labels.csv").write_text("")
+    os.mkfifo(folder / "cat" / "pipe.png")
+    with pytest.warns(
+        GraphkitWarning, match=r"3 that are no pictures of a class are left out: 'cat/pipe\.png', 'dog/notes\.txt', "
+    ):
+        assert len(data.read(folder)) == 3
 
 
-def test_parts(tmp_path):
-    for part, names in (("train", ("a", "b")), ("val", ("b",)), ("test", ("a",))):
-        for name in names:
-            draw(tmp_path / part / name / "0.png")
-    train, held_out = data.load(tmp_path, augment="flip")
-    assert (len(train), len(held_out)) == (2, 1)
-    assert held_out.targets.tolist() == [1], "numbered as in training"
-    assert train.augments
-    assert not held_out.augments
-    joined = data.read(tmp_path)
-    np.testing.assert_array_equal(joined.take(slice(2, 3))[0], held_out.take(slice(0, 1))[0])
-    draw(tmp_path / "val" / "c" / "0.png")
-    with pytest.raises(InputError, match="class 'c' is none of 'a', 'b'"):
-        data.load(tmp_path)
+def test_a_link_to_nothing_is_no_picture_that_is_left_out(photos):
+    folder = photos({"cat": 2})
+    (folder / "cat" / "2.png").symlink_to("gone.png")
+    found = data.read(folder, size=4)
+    assert len(found) == 3
+    with pytest.raises(DamagedSample, match=r"cat/2\.png"):
+        found.take([2])
 
 
-def test_what_is_odd_is_told(photos):
-    (photos / "notes.txt").write_text("x")
-    (photos / "cat" / "readme.md").write_text("x")
-    with pytest.warns(UserWarning, match=r"2 that are no pictures are left out: 'readme\.md', 'notes\.txt'|left out"):
-        data.read(photos)
-
-
-def test_empty_classes_and_folders(photos, tmp_path):
-    (photos / "empty").mkdir()
-    with pytest.raises(InputError, match="empty: no picture of that class"):
-        data.read(photos)
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(InputError, match="nothing"):
-        data.read(f"images:{tmp_path / 'nothing'}")
+def test_classes_without_pictures(photos, tmp_path):
+    folder = photos({"cat": 2})
+    (folder / "dog").mkdir()
+    with pytest.raises(InputError, match=r"photos/dog: no picture of that class in it; known: \.bmp"):
+        data.read(folder)
+    for name in ("empty", "full/of.txt"):
+        (tmp_path / name).mkdir(parents=True)
+        with pytest.raises(InputError, match=r"no folder of a class with pictures in it|no picture of that class"):
+            data.read(f"images:{tmp_path / name.partition('/')[0]}")
     with pytest.raises(InputError, match="no such folder"):
         data.read(f"images:{tmp_path / 'none'}")
 
 
-def test_links_that_go_round(photos):
-    os.symlink(photos / "cat", photos / "cat" / "again")
-    with pytest.raises(InputError, match="leads back to a folder"):
-        data.read(photos)
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes")
+def test_a_class_that_is_no_text(photos):
+    folder = photos({"cat": 1})
+    (folder / "cat").rename(folder / os.fsdecode(b"\xff\xfe"))
+    with pytest.raises(InputError, match="the name of a class is text in UTF-8"):
+        data.read(f"images:{folder}")
 
 
-def test_damaged_pictures(photos):
-    (photos / "cat" / "1.png").write_bytes(b"junk")
-    found = data.read(photos, size=8)
-    with pytest.raises(DamagedSample, match=r"cat/1\.png cannot be read as a picture"):
-        found.take(slice(0, 5))
-    with pytest.warns(UserWarning, match="stands in for sample 1"):
-        inputs, targets = found.configured(on_damaged="skip").take(slice(0, 5))
-    np.testing.assert_array_equal(inputs[1], inputs[2])
-    assert targets.tolist() == [0, 1, 1, 1, 1]
+@pytest.mark.parametrize("held_out", ["val", "valid", "validation", "test"])
+def test_parts(photos, held_out):
+    folder = photos({"train/cat": 3, "train/dog": 2, f"{held_out}/dog": 2})
+    train, test = data.load(folder)
+    assert (len(train), len(test)) == (5, 2)
+    assert train.classes == test.classes == ("cat", "dog")
+    assert test.targets.tolist() == [1, 1], "by the numbers of the training part"
+    both = data.read(folder)
+    assert both.targets.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    np.testing.assert_array_equal(both.take([5])[0], test.take([0])[0])
+    np.testing.assert_array_equal(
+        both.subset([6, 0]).take([0, 1])[0], np.concatenate([test.take([1])[0], train.take([0])[0]])
+    )
+    assert len(data.read(folder, held_out=False)) == 5
+    photos({f"{held_out}/fox": 1})
+    with pytest.raises(InputError, match=f"{held_out}: class 'fox' is none of 'cat', 'dog'"):
+        data.load(folder)
 
 
-def test_sizes_and_colours(tmp_path):
-    for i, size in enumerate([(300, 200), (100, 400)]):
-        draw(tmp_path / "p" / "a" / f"{i}.png", size, "L")
-    found = data.read(tmp_path / "p")
-    assert found.shape == (1, 224, 224)
-    assert found.preprocess.resize == 256
-    assert data.read(tmp_path / "p", size=64).shape == (1, 64, 64)
-    assert data.read(tmp_path / "p", size="48x64", colours="RGB", layout="NHWC").shape == (48, 64, 3)
-    again = data.read(tmp_path / "p", like=data.read(tmp_path / "p", size=32))
-    assert again.shape == (1, 32, 32)
+def test_a_class_that_is_called_train(photos):
+    found = data.read(photos({"bus": 2, "train": 3}))
+    assert found.classes == ("bus", "train")
+    assert found.targets.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_one_part_is_split_by_class(photos):
+    train, test = data.load(photos({"cat": 10, "dog": 20}), test_fraction=0.3, seed=1)
+    assert np.bincount(train.targets).tolist() == [7, 14]
+    assert np.bincount(test.targets).tolist() == [3, 6]
+
+
+def test_what_is_usual(photos):
+    assert data.read(photos({"a": 3}, "small", (32, 30))).preprocess == Preprocess(
+        resize=30, crop=(30, 32), mean=IMAGENET[0], std=IMAGENET[1]
+    )
+    assert data.read(photos({"a": 1}, "large", (97, 30))).preprocess == Preprocess.of_size(
+        224, 224, mean=IMAGENET[0], std=IMAGENET[1]
+    )
+    grey = data.read(photos({"a": 3}, "grey", (28, 28), mode="L"))
+    assert grey.preprocess == Preprocess(resize=28, crop=(28, 28), colours="L", mean=(0.5,), std=(0.5,))
+    assert grey.shape == (1, 28, 28)
+    photos({"b": 1}, "grey", (30, 28), mode="RGB")
+    assert data.read(photos({}, "grey")).preprocess == Preprocess.of_size(224, 224, mean=IMAGENET[0], std=IMAGENET[1])
+
+
+def test_options(photos):
+    folder = photos({"a": 2})
+    found = data.read(folder, size="10x12", filter="bicubic", colours="BGR", layout="NHWC", dtype="float64")
+    assert found.shape == (10, 12, 3)
+    assert found.preprocess.mean == IMAGENET[0][::-1]
+    assert found.take([0])[0].dtype == np.float64
+    found = data.read(folder, resize="none", crop="4x5", scale="1", mean="1,2,3", std="2")
+    assert found.preprocess == Preprocess(crop=(4, 5), scale=1.0, mean=(1.0, 2.0, 3.0), std=(2.0,))
+    base = Preprocess(resize=7, crop=(7, 7), filter="box")
+    assert data.read(folder, preprocess=base, crop=5).preprocess == Preprocess(resize=7, crop=(5, 5), filter="box")
+    assert data.read(folder, like=data.read(folder, preprocess=base)).preprocess == base
+    for options, message in (
+        ({"size": "big"}, "'big' is no size such as 64"),
+        ({"mean": "a,b"}, "no number"),
+        ({"scale": "1,2"}, "not one number"),
+        ({"sise": 3}, "no option 'sise'; did you mean 'size'"),
+        ({"colours": "XYZ"}, "colours of pictures"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            data.read(folder, **options)
 
 
 def test_lists(photos, tmp_path):
-    listing = tmp_path / "list.tsv.txt"
-    listing.write_text("photos/dog/0.png\tdog\nphotos/cat/0.png\tcat\n")
+    photos({"cat": 2, "dog": 1})
+    listing = tmp_path / "list.tsv"
+    listing.write_bytes(
+        "\ufeffphotos/dog/0.png\tdog\r\nphotos/cat/1.png\ta cat\n\n".encode()
+        + os.fsencode(f"{tmp_path}/photos/cat/0.png\tdog")
+    )
     found = data.read(f"images:{listing}")
-    assert found.classes == ("cat", "dog")
-    assert found.targets.tolist() == [1, 0]
-    listing.write_text("photos/dog/0.png\t7\nphotos/cat/0.png\t0\r\n")
-    found = data.read(f"images:{listing}")
-    assert found.classes is None
-    assert found.targets.tolist() == [7, 0]
-    for text, message in (("", "without a picture"), ("a.png\n", "line 1: a path, a tab"), ("a\tb\tc\n", "line 1")):
+    assert found.classes == ("a cat", "dog")
+    assert found.targets.tolist() == [1, 0, 1]
+    wanted = data.read(tmp_path / "photos")
+    np.testing.assert_array_equal(found.take([0, 1, 2])[0], wanted.take([2, 1, 0])[0])
+    listing.write_text("photos/dog/0.png\t7\nphotos/cat/1.png\t0\n")
+    numbered = data.read(f"images:{listing}")
+    assert numbered.classes is None
+    assert numbered.targets.tolist() == [7, 0]
+    for text, message in (
+        ("", "a list without a picture"),
+        ("photos/dog/0.png\tdog\nphotos/dog/0.png dog\n", "line 2: a path, a tab and a class"),
+        ("photos/dog/0.png\t\n", "line 1: a path, a tab"),
+        ("a\tb\tc\n", "line 1: a path, a tab"),
+    ):
         listing.write_text(text)
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=rf"list\.tsv.*{message}"):
             data.read(f"images:{listing}")
+    listing.write_bytes(b"\xff\t1\n")
+    with pytest.raises(InputError, match=r"list\.tsv: no list of pictures"):
+        data.read(f"images:{listing}")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_same_for_any_number_of_workers_and_after_an_interruption(photos, workers):
-    found = data.read(photos, size=8, augment="crop,flip,colour,erase")
-    plain = [(b.inputs.copy(), b.targets.copy()) for b in found.batches(2, seed=3, epoch=1)]
-    again = list(found.batches(2, seed=3, epoch=1, start=1, workers=workers))
-    assert len(again) == len(plain) - 1
-    for (inputs, targets), batch in zip(plain[1:], again, strict=True):
-        np.testing.assert_array_equal(batch.inputs, inputs)
-        np.testing.assert_array_equal(batch.targets, targets)
-    ranks = [next(iter(found.batches(1, seed=3, epoch=1, rank=r, ranks=2, workers=workers))) for r in range(2)]
-    np.testing.assert_array_equal(np.concatenate([b.inputs for b in ranks]), plain[0][0])
+def test_sizes_that_a_batch_cannot_hold(photos):
+    folder = photos({"a": 1})
+    photos({"b": 1}, size=(9, 6))
+    with pytest.raises(InputError, match=r"photos: .*shape"):
+        data.read(folder, resize="none", crop="none").take(slice(None))
 
 
-# --- CIFAR ------------------------------------------------------------------------------------------
+def test_train_and_test_of_other_forms_are_not_joined(photos):
+    one = data.read(photos({"a": 1}), size=4)
+    assert one.joined(one, "both").targets.tolist() == [0, 0]
+    with pytest.raises(InputError, match="do not hold the same classes, or pictures of the same form"):
+        one.joined(data.read(photos({"a": 1}), size=5), "both")
 
 
-def cifar(folder, names, labels, classes, lists):
-    folder.mkdir()
-    made = {}
-    for name in names:
-        records = RNG.integers(0, 256, (3, labels + 3072), np.uint8)
-        records[:, labels - 1] %= classes
-        (folder / name).write_bytes(records.tobytes())
-        made[name] = records
-    (folder / lists).write_text("".join(f"class{i}\n" for i in range(classes)))
-    return made
-
-
-@pytest.mark.parametrize("kind", [10, 100])
-def test_cifar(tmp_path, kind):
-    folder = tmp_path / "cifar"
-    if kind == 10:
-        names, labels, lists = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"], 1, "batches.meta.txt"
-    else:
-        names, labels, lists = ["train.bin", "test.bin"], 2, "fine_label_names.txt"
-    made = cifar(folder, names, labels, kind, lists)
-    train, test = data.load(folder)
-    whole = np.concatenate([made[name] for name in names[:-1]])
-    assert train.targets.tolist() == whole[:, labels - 1].tolist()
-    assert test.targets.tolist() == made[names[-1]][:, labels - 1].tolist()
-    assert train.num_classes == kind
-    inputs, _ = train.take(slice(0, len(train)))
-    pixels = whole[:, labels:].reshape(-1, 3, 32, 32) / 255
-    mean, std = (np.array(values)[:, None, None] for values in CIFAR)
-    np.testing.assert_allclose(inputs, (pixels - mean) / std, rtol=1e-5, atol=1e-6)
-
-
-def test_bad_cifar(tmp_path):
-    folder = tmp_path / "cifar"
-    cifar(folder, ["train.bin", "test.bin"], 2, 100, "fine_label_names.txt")
-    content = bytearray((folder / "train.bin").read_bytes())
-    content[1] = 200
-    (folder / "train.bin").write_bytes(content)
-    with pytest.raises(InputError, match=r"train\.bin: record 0 is of class 200, and there are 100"):
-        data.load(folder)
-    (folder / "train.bin").write_bytes(content[:-1])
-    with pytest.raises(InputError, match="it is not whole"):
-        data.load(folder)
-    (folder / "fine_label_names.txt").unlink()
-    with pytest.raises(InputError, match=r"fine_label_names\.txt: the names of the classes"):
-        data.load(f"cifar:{folder}")
-    pickles = tmp_path / "pickles"
-    pickles.mkdir()
-    (pickles / "data_batch_1").write_bytes(b"\x80\x02")
-    with pytest.raises(InputError, match="pickles: reading one runs what is in it"):
-        data.load(pickles)
+def test_without_pillow(photos, monkeypatch):
+    folder = photos({"a": 1})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'graphkit\[images\]'"):
+        data.read(folder)

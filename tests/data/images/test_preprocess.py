@@ -1,180 +1,197 @@
-"""From a picture to an array, and changes at random: against formulas written out."""
+"""Preprocess against its formulas, written out, and against torchvision's sizes and windows."""
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from graphkit.data.images.augment import Augment
+from graphkit.data.images import numbers
 from graphkit.data.images.decode import of_pixels
-from graphkit.data.images.geometry import centred, erased, resized_crop, shorter_side
-from graphkit.data.images.preprocess import IMAGENET, Preprocess
+from graphkit.data.images.geometry import centred, shorter_side
+from graphkit.data.images.preprocess import CIFAR, IMAGENET, Preprocess
 from graphkit.errors import InvalidModel, UsageError
 
-RNG = np.random.default_rng(0)
-PIXELS = RNG.integers(0, 256, (40, 60, 3), np.uint8)
+PIXELS = np.random.default_rng(0).integers(0, 256, (33, 47, 3), np.uint8)
+PICTURE = of_pixels(PIXELS)
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS, "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC, "box": Image.Resampling.BOX, "hamming": Image.Resampling.HAMMING,
+}  # fmt: skip
 
 
-def array(preprocess, pixels=PIXELS):
-    return preprocess.array(of_pixels(pixels))
+def torchvision_resize(height, width, size):
+    """torchvision.transforms.functional._compute_resized_output_size for one number, (height, width)."""
+    short, long = (width, height) if width <= height else (height, width)
+    new_short, new_long = size, int(size * long / short)
+    new_w, new_h = (new_short, new_long) if width <= height else (new_long, new_short)
+    return new_h, new_w
 
 
+def torchvision_centre(array, crop_height, crop_width):
+    """torchvision.transforms.functional.center_crop of [H, W, C]: padded with 0 first where it is smaller."""
+    height, width = array.shape[:2]
+    if crop_width > width or crop_height > height:
+        left = (crop_width - width) // 2 if crop_width > width else 0
+        top = (crop_height - height) // 2 if crop_height > height else 0
+        right = (crop_width - width + 1) // 2 if crop_width > width else 0
+        bottom = (crop_height - height + 1) // 2 if crop_height > height else 0
+        array = np.pad(array, ((top, bottom), (left, right), (0, 0)))
+        height, width = array.shape[:2]
+    top, left = round((height - crop_height) / 2.0), round((width - crop_width) / 2.0)
+    return array[top : top + crop_height, left : left + crop_width]
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("resize", [7, 33, 50, (20, 61), (33, 47), None], ids=str)
+@pytest.mark.parametrize("crop", [(7, 7), (20, 30), (64, 70), (5, 90), None], ids=str)
+def test_resized_and_cut_as_torchvision_does(filter, resize, crop):
+    made = Preprocess(resize=resize, crop=crop, filter=filter, dtype="uint8", layout="NHWC")
+    size = (33, 47) if resize is None else resize if isinstance(resize, tuple) else torchvision_resize(33, 47, resize)
+    wanted = np.asarray(Image.fromarray(PIXELS).resize(size[::-1], FILTERS[filter]))
+    wanted = wanted if crop is None else torchvision_centre(wanted, *crop)
+    np.testing.assert_array_equal(made.array(PICTURE), wanted)
+    assert made.shape is None or made.shape == wanted.shape
+    assert (made.shape is None) == (crop is None and not isinstance(resize, tuple))
+
+
+def test_sizes_and_windows_are_torchvisions():
+    for height, width, size in itertools.product((1, 2, 3, 7, 100, 333), (1, 2, 5, 8, 100, 500), (1, 2, 31, 224)):
+        assert shorter_side((width, height), size)[::-1] == torchvision_resize(height, width, size)
+    rows = np.arange(1, 10)[:, None, None] * 16 + np.arange(1, 12)[None, :, None]
+    for height, width in itertools.product(range(1, 14), range(1, 14)):
+        window = centred((11, 9), width, height)
+        part = Image.fromarray(rows[..., 0].astype(np.uint8)).crop(
+            (window.left, window.top, window.left + window.width, window.top + window.height)
+        )
+        np.testing.assert_array_equal(np.asarray(part)[..., None], torchvision_centre(rows, height, width))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_normalised(layout):
-    mean, std = IMAGENET
-    found = array(Preprocess(mean=mean, std=std, layout=layout))
-    expected = ((PIXELS / 255 - mean) / std).astype(np.float32)
-    if layout == "NCHW":
-        expected = expected.transpose(2, 0, 1)
-    np.testing.assert_array_equal(found, expected)
-    assert found.flags.c_contiguous
+@pytest.mark.parametrize("colours", ["RGB", "BGR", "L", "RGBA"])
+def test_numbers(colours, layout, dtype):
+    channels = {"L": 1, "RGBA": 4}.get(colours, 3)
+    mean, std = np.linspace(0.3, 0.6, channels), np.linspace(0.2, 0.3, channels)
+    made = Preprocess(
+        colours=colours, layout=layout, dtype=dtype, mean=tuple(mean.tolist()), std=tuple(std.tolist())
+    ).array(PICTURE)
+    pixels = np.asarray(Image.fromarray(PIXELS).convert("RGB" if colours == "BGR" else colours)).reshape(33, 47, -1)
+    pixels = pixels[..., ::-1] if colours == "BGR" else pixels
+    wanted = (pixels / 255 - mean) / std
+    wanted = wanted.transpose(2, 0, 1) if layout == "NCHW" else wanted
+    assert made.dtype.name == dtype
+    assert made.shape == wanted.shape
+    assert made.flags.c_contiguous
+    epsilon = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    np.testing.assert_allclose(made.astype(np.float64), wanted, rtol=epsilon, atol=4 * epsilon)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "uint8"])
-def test_types(dtype):
-    found = array(Preprocess(dtype=dtype))
-    expected = PIXELS.transpose(2, 0, 1) if dtype == "uint8" else PIXELS.transpose(2, 0, 1) / 255
-    assert found.dtype.name == dtype
-    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=1e-2 if dtype == "bfloat16" else 1e-3)
+def test_one_number_for_all_channels_and_pixels_unscaled():
+    made = Preprocess(scale=1.0, mean=(127.5,), std=(128.0,)).array(PICTURE)
+    np.testing.assert_array_equal(made, ((PIXELS - 127.5) / 128).astype(np.float32).transpose(2, 0, 1))
+    np.testing.assert_array_equal(Preprocess(scale=1.0).array(PICTURE), PIXELS.astype(np.float32).transpose(2, 0, 1))
 
 
-def test_colours():
-    blue_first = array(Preprocess(colours="BGR"))
-    np.testing.assert_array_equal(blue_first, array(Preprocess())[::-1])
-    grey = array(Preprocess(colours="L", dtype="uint8"))[0]
-    np.testing.assert_array_equal(grey, np.asarray(Image.fromarray(PIXELS).convert("L")))
+@pytest.mark.parametrize("step", [1, -1])
+def test_views_of_pixels(step):
+    table = numbers.table(1 / 255, *IMAGENET, "float32", 3)
+    view = PIXELS[::2, ::3, ::step]
+    wanted = np.stack([table[c][view[:, :, c]] for c in range(3)])
+    np.testing.assert_array_equal(numbers.planes(view, table), wanted)
+    np.testing.assert_array_equal(numbers.interleaved(view, table), wanted.transpose(1, 2, 0))
 
 
-def test_resized_and_cut_as_torchvision_does():
-    """Resize(24): the shorter side, the other truncated; CenterCrop(20): from round((have - want) / 2) on."""
-    found = array(Preprocess(resize=24, crop=(20, 20), dtype="uint8")).transpose(1, 2, 0)
-    resized = Image.fromarray(PIXELS).resize((36, 24), Image.Resampling.BILINEAR)
-    expected = np.asarray(resized)[2:22, 8:28]
-    # What is cut out is all that is resized: the same picture but for the rounding of its edges.
-    assert np.abs(found.astype(int) - expected).max() <= 1
-    padded = array(Preprocess(crop=(50, 50), dtype="uint8")).transpose(1, 2, 0)
-    np.testing.assert_array_equal(padded[5:45], PIXELS[:, 5:55])
-    assert not padded[:5].any()
-    assert not padded[45:].any()
-
-
-def test_geometry():
-    assert shorter_side((60, 40), 24) == (36, 24)
-    assert shorter_side((40, 60), 24) == (24, 36)
-    assert shorter_side((333, 500), 224) == (224, 336)
-    assert centred((36, 24), 20, 20) == (8, 2, 20, 20)
-    assert centred((10, 10), 13, 12) == (-1, -1, 13, 12)
-    draw = np.random.default_rng(1)
-    windows = [resized_crop((60, 40), (0.08, 1.0), (3 / 4, 4 / 3), draw) for _ in range(4000)]
-    shares = np.array([w.width * w.height / 2400 for w in windows])
-    ratios = np.array([w.width / w.height for w in windows])
-    assert all(w.left >= 0 and w.top >= 0 and w.left + w.width <= 60 and w.top + w.height <= 40 for w in windows)
-    assert 0.07 < shares.min() < 0.1
-    assert 0.65 < ratios.min() < 0.85
-    assert 1.2 < ratios.max() < 1.5
-    # Too narrow for any share: the middle, within the bounds of the ratio.
-    assert resized_crop((100, 2), (1.0, 1.0), (1.0, 1.0), draw) == (49, 0, 2, 2)
-    found = [erased((60, 40), (0.02, 0.33), (0.3, 3.3), draw) for _ in range(500)]
-    assert all(w.left + w.width <= 60 and w.top + w.height <= 40 for w in found if w is not None)
-    assert erased((1, 1), (0.02, 0.33), (0.3, 3.3), draw) is None
+def test_what_is_usual_for_a_size():
+    assert Preprocess.of_size(224, 224) == Preprocess(resize=256, crop=(224, 224))
+    assert Preprocess.of_size(299, 299).resize == 342
+    assert Preprocess.of_size(32, 32) == Preprocess(resize=32, crop=(32, 32))
+    assert Preprocess.of_size(28, 96, colours="L") == Preprocess(resize=96, crop=(28, 96), colours="L")
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "message"),
     [
-        {"filter": "cubic"}, {"colours": "HSV"}, {"layout": "CHW"}, {"dtype": "int8"}, {"resize": 0}, {"crop": (1, -1)},
-        {"crop": (1,)}, {"scale": float("nan")}, {"mean": (1.0, 2.0)}, {"std": (0.0,)}, {"resize": (1 << 14, 1 << 15)},
-        {"dtype": "uint8", "mean": (0.5,)},
+        ({"resize": 0}, "resize of pictures: 0 is no size"),
+        ({"resize": True}, "no size"),
+        ({"resize": 1.5}, "no size"),
+        ({"resize": 1 << 16}, "no size"),
+        ({"resize": (1, 2, 3)}, "no size"),
+        ({"crop": (1 << 15, 1 << 15)}, "above 134217728 pixels"),
+        ({"filter": "bilinaer"}, "did you mean 'bilinear'"),
+        ({"colours": "rgb"}, "known: 'L', 'RGB', 'BGR', 'RGBA'"),
+        ({"layout": "CHWN"}, "layout"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"scale": float("nan")}, "scale"),
+        ({"mean": (1.0, 2.0)}, "2 numbers for 3 channels"),
+        ({"mean": (float("inf"),)}, "cannot be used"),
+        ({"std": (1.0, 0.0, 1.0)}, "cannot be used"),
+        ({"dtype": "uint8", "mean": (0.5,)}, "uint8 takes pixels as they are"),
     ],
-)  # fmt: skip
-def test_values_that_cannot_be(fields):
-    with pytest.raises(UsageError, match=r"picture|uint8"):
+    ids=str,
+)
+def test_what_it_cannot_be(fields, message):
+    with pytest.raises(UsageError, match=message):
         Preprocess(**fields)
 
 
-def test_metadata():
-    chosen = Preprocess(resize=(48, 64), crop=(40, 40), colours="BGR", mean=(1.0, 2.0, 3.0), std=(0.5,), scale=1.0)
-    assert Preprocess.from_json(chosen.to_json()) == chosen
-    assert Preprocess.from_json("not json") is None
-    assert Preprocess.from_json('{"resize": 3}') is None, "somebody else's"
-    stored = json.loads(chosen.to_json())
-    for change in (
-        {"version": 2}, {"mean": "x"}, {"crop": 3}, {"resize": [1, 2, 3]}, {"colours": 7}, {"scale": "a"},
-        {"further": 1}, {"std": [0]}, {"resize": 10**30},
-    ):  # fmt: skip
-        with pytest.raises(InvalidModel, match="metadata: preprocessing of pictures"):
-            Preprocess.from_json(json.dumps(stored | change))
+EXAMPLES = (
+    Preprocess(),
+    Preprocess.of_size(224, 200, mean=IMAGENET[0], std=IMAGENET[1], filter="bicubic"),
+    Preprocess(resize=(5, 7), colours="BGR", scale=0.1 + 0.2, mean=(1e-30,), layout="NHWC", dtype="bfloat16"),
+    Preprocess(resize=32, dtype="uint8", colours="L"),
+    Preprocess(mean=CIFAR[0], std=CIFAR[1], crop=(1, 32768)),
+)
 
 
-# --- changes at random ------------------------------------------------------------------------------
-
-
-def changed(augment, preprocess, seed=0, pixels=PIXELS):
-    return augment.array(of_pixels(pixels), preprocess, np.random.default_rng(seed))
-
-
-def test_changes_follow_from_the_generator():
-    augment = Augment.parse("crop,flip,colour,hue,rotate,erase:1")
-    preprocess = Preprocess.of_size(24, 24)
-    one, again, other = (changed(augment, preprocess, seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, again)
-    assert (one != other).any()
-    assert one.shape == (3, 24, 24)
-    assert 0 <= one.min() <= one.max() <= 1
-
-
-def test_flips_and_shifts():
-    plain = array(Preprocess())
-    flips = [changed(Augment(flip=0.5), Preprocess(), seed) for seed in range(200)]
-    turned = sum((found == plain[:, :, ::-1]).all() for found in flips)
-    assert sum((found == plain).all() for found in flips) == 200 - turned
-    assert 70 < turned < 130
-    shifted = changed(Augment(pad=4), Preprocess(), 3)
-    padded = np.pad(plain, ((0, 0), (4, 4), (4, 4)))
-    places = [(y, x) for y in range(9) for x in range(9) if (padded[:, y : y + 40, x : x + 60] == shifted).all()]
-    assert len(places) == 1
-
-
-def test_colours_change_as_their_formulas_say():
-    preprocess = Preprocess(dtype="uint8")
-    for seed in range(5):
-        by = np.random.default_rng(seed)
-        by.permutation(1)
-        factor = 1 + by.uniform(-0.4, 0.4)
-        found = changed(Augment(brightness=0.4), preprocess, seed).transpose(1, 2, 0)
-        np.testing.assert_array_equal(found, np.clip(PIXELS * factor, 0, 255).astype(np.uint8))
-        grey = np.asarray(Image.fromarray(PIXELS).convert("L"))
-        mean = int(grey.mean() + 0.5)
-        found = changed(Augment(contrast=0.4), preprocess, seed).transpose(1, 2, 0)
-        np.testing.assert_allclose(found, np.clip(mean + (PIXELS - float(mean)) * factor, 0, 255), atol=1.01)
-        found = changed(Augment(saturation=0.4), preprocess, seed).transpose(1, 2, 0)
-        wanted = np.clip(PIXELS * factor + (1 - factor) * (PIXELS @ [0.299, 0.587, 0.114])[..., None], 0, 255)
-        np.testing.assert_allclose(found, wanted, atol=1.5)
-    # Hues of greys stay, and a picture without colour has none to change.
-    same = np.repeat(grey[..., None], 3, 2)
-    np.testing.assert_array_equal(changed(Augment(hue=0.5), preprocess, 1, same).transpose(1, 2, 0), same)
-
-
-def test_erased_is_the_mean():
-    found = changed(Augment(erase=1.0), Preprocess(mean=IMAGENET[0], std=IMAGENET[1]), 4)
-    gone = (found == 0).all(axis=0)
-    assert 0.01 < gone.mean() < 0.4
-    rows, columns = np.flatnonzero(gone.any(1)), np.flatnonzero(gone.any(0))
-    assert gone[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all(), "one rectangle"
+@pytest.mark.parametrize("made", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_through_json(made):
+    assert Preprocess.from_json(made.to_json()) == made
 
 
 @pytest.mark.parametrize(
-    "text", ["flop", "flip:x", "pad:1.5", "flip:2", "crop:0", "crop,pad", "rotate:200", "hue:0.7", ""]
+    "text", ["", "crop 224", "{}", "[1]", '"graph"', '{"schema": "other", "version": 1}', "[" * 10**5]
 )
-def test_changes_that_cannot_be(text):
-    with pytest.raises(UsageError, match="changes of pictures"):
-        Augment.parse(text)
-    assert Augment.parse("none") is None
+def test_words_of_others_say_nothing(text):
+    assert Preprocess.from_json(text) is None
 
 
-def test_crop_needs_a_size():
-    with pytest.raises(UsageError, match="crop needs the size"):
-        changed(Augment(crop=0.5), Preprocess())
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "another version"),
+        ({"more": 1}, "it has .* and not"),
+        ({"resize": "64"}, "no size"),
+        ({"resize": [1, 2.5]}, "no size"),
+        ({"crop": 64}, "crop is 64"),
+        ({"crop": [64]}, "no size"),
+        ({"filter": ["a"]}, "unhashable"),
+        ({"filter": "cubic"}, "cubic"),
+        ({"mean": "123"}, "mean is '123'"),
+        ({"mean": [None]}, "NoneType"),
+        ({"std": [0]}, "cannot be used"),
+        ({"std": {"0": 1}}, "std is"),
+        ({"scale": "1"}, "scale is '1'"),
+        ({"scale": float("nan")}, "cannot be used"),
+        ({"scale": 10**400}, "int too large"),
+        ({"dtype": None}, "None"),
+    ],
+    ids=str,
+)
+def test_damaged_words_are_named(change, message):
+    text = json.dumps(json.loads(Preprocess().to_json()) | change)
+    with pytest.raises(InvalidModel, match=f"^metadata: preprocessing of pictures: .*{message}"):
+        Preprocess.from_json(text)
+
+
+def test_cut_and_shortened_words_are_named():
+    text = Preprocess().to_json()
+    with pytest.raises(InvalidModel, match="metadata: preprocessing of pictures"):
+        Preprocess.from_json(text[:-1])
+    found = json.loads(text)
+    del found["std"]
+    with pytest.raises(InvalidModel, match=r"and not .*std"):
+        Preprocess.from_json(json.dumps(found))

@@ -152,3 +152,13 @@ def test_workers_import_little(sets, workers):
     for batch in sets.Imports(4).batches(2, workers=workers):
         assert not batch.inputs.any(), [sets.Imports.names[i] for i in np.flatnonzero(batch.inputs[0])]
         assert batch.targets.tolist() == [1, 1]
+
+
+def test_pillow_keeps_memory_in_workers_unless_the_user_says_how_much(sets, monkeypatch):
+    monkeypatch.delenv("PILLOW_BLOCKS_MAX", raising=False)
+    for given, wanted in ((None, 4), ("1", 1)):
+        if given is not None:
+            monkeypatch.setenv("PILLOW_BLOCKS_MAX", given)
+        with Workers(1) as pool:
+            (batch,) = sets.Environment(2).batches(2, workers=pool)
+        assert batch.inputs.tolist() == [wanted, wanted]

@@ -145,6 +145,13 @@ class Imports(LazyDataset):
         return np.array(found), int(os.environ["OMP_NUM_THREADS"]) * int(os.environ["GRAPHKIT_NUM_THREADS"])
 
 
+class Environment(LazyDataset):
+    """What Pillow is told to keep."""
+
+    def sample(self, number, draw):
+        return np.array(int(os.environ["PILLOW_BLOCKS_MAX"])), None
+
+
 class Mapped:
     """As PyTorch has them."""
 
