@@ -221,6 +221,63 @@ def _mobilenetv2(image: Sequence[int], classes: int) -> nn.Module:
     return _stack(parts, head)
 
 
+class _SqueezeExcitation(nn.Module):
+    def __init__(self, channels: int, squeezed: int):
+        super().__init__()
+        layers = [nn.Conv2d(channels, squeezed, 1), nn.ReLU(), nn.Conv2d(squeezed, channels, 1)]
+        self.gate = _stack(nn.AdaptiveAvgPool2d(1), layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The gradient of PyTorch's own hardsigmoid takes a sixth in single precision, in float64 as well.
+        return x * (functional.relu6(self.gate(x) + 3) / 6)
+
+
+@_network("mobilenetv3")
+def _mobilenetv3(size: str, image: Sequence[int], classes: int, width: float = 1.0) -> nn.Module:
+    def scaled(channels: float) -> int:
+        rounded = max(8, math.floor(channels / 8 + 0.5) * 8)
+        return rounded + 8 if rounded < 0.9 * channels else rounded
+
+    def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+        convolution, norm = _conv_bn(inputs, outputs, kernel, stride, groups, eps=1e-3)
+        norm.momentum = 0.01
+        return [convolution, norm]
+
+    # kernels, expansions, outputs, strides; the blocks with an excitation, and the first one of hard swish
+    rows, excited, first_swish, hidden = {
+        "large": (
+            (
+                (3, 16, 16, 1), (3, 64, 24, 2), (3, 72, 24, 1), (5, 72, 40, 2), (5, 120, 40, 1), (5, 120, 40, 1),
+                (3, 240, 80, 2), (3, 200, 80, 1), (3, 184, 80, 1), (3, 184, 80, 1), (3, 480, 112, 1),
+                (3, 672, 112, 1), (5, 672, 160, 2), (5, 960, 160, 1), (5, 960, 160, 1),
+            ),
+            {3, 4, 5, 10, 11, 12, 13, 14}, 6, 1280,
+        ),
+        "small": (
+            (
+                (3, 16, 16, 2), (3, 72, 24, 2), (3, 88, 24, 1), (5, 96, 40, 2), (5, 240, 40, 1), (5, 240, 40, 1),
+                (5, 120, 48, 1), (5, 144, 48, 1), (5, 288, 96, 2), (5, 576, 96, 1), (5, 576, 96, 1),
+            ),
+            {0, 3, 4, 5, 6, 7, 8, 9, 10}, 3, 1024,
+        ),
+    }[size]  # fmt: skip
+    inputs = scaled(16 * width)
+    parts: list[Any] = [*conv(3, inputs, 3, 2), nn.Hardswish()]
+    for i, (kernel, expansion, channels, stride) in enumerate(rows):
+        inner, outputs = scaled(expansion * width), scaled(channels * width)
+        activation = nn.Hardswish if i >= first_swish else nn.ReLU
+        body = [] if inner == inputs else [*conv(inputs, inner, 1), activation()]
+        body += [*conv(inner, inner, kernel, stride, inner), activation()]
+        body += [_SqueezeExcitation(inner, scaled(inner / 4))] if i in excited else []
+        body += conv(inner, outputs, 1)
+        same = stride == 1 and inputs == outputs
+        parts.append(_Residual(body, [], activation=False) if same else _stack(body))
+        inputs = outputs
+    parts += [*conv(inputs, 6 * inputs, 1), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    top = scaled(hidden * width)
+    return _stack(parts, nn.Linear(6 * inputs, top), nn.Hardswish(), nn.Linear(top, classes))
+
+
 class _Branches(nn.Module):
     """Branches side by side, joined along the channels."""
 

@@ -7,7 +7,7 @@ from graphkit.frontend import layers as nn
 from graphkit.frontend.scopes import name_scope
 from graphkit.ir.graph import Value
 from graphkit.model import Model
-from graphkit.models._images import image_shape, positive
+from graphkit.models._images import channels_of, conv_bn, image_shape, positive
 from graphkit.models._registry import network
 from graphkit.ops import F
 
@@ -36,7 +36,7 @@ def resnet(layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: in
     positive("resnet", classes=classes)
     stages, bottleneck = _DEPTHS[layers]
     x = nn.input("x", ["N", channels, height, width])
-    h = F.relu(_conv_bn(x, 64, 7, stride=2, conv="conv1", norm="bn1"), name="relu1")
+    h = F.relu(conv_bn(x, 64, 7, stride=2, conv="conv1", norm="bn1"), name="relu1")
     h = nn.max_pool2d(h, 3, stride=2, pad=1, name="pool1")
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
@@ -46,23 +46,17 @@ def resnet(layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: in
     return Model({"logits": nn.linear(h, classes, name="fc")}, name=f"resnet{layers}")
 
 
-def _conv_bn(x: Value, channels: int, kernel: int, *, stride: int = 1, conv: str, norm: str) -> Value:
-    init = {"type": "he_normal", "fan": "out"}
-    h = nn.conv2d(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False, init=init, name=conv)
-    return nn.batch_norm(h, name=norm)
-
-
 def _block(x: Value, width: int, *, stride: int, bottleneck: bool) -> Value:
     """x + f(x), then ReLU; the shortcut is a 1x1 convolution where the shape changes."""
     if bottleneck:
         channels = width * _EXPANSION
-        h = F.relu(_conv_bn(x, width, 1, conv="conv1", norm="bn1"), name="relu1")
-        h = F.relu(_conv_bn(h, width, 3, stride=stride, conv="conv2", norm="bn2"), name="relu2")
-        h = _conv_bn(h, channels, 1, conv="conv3", norm="bn3")
+        h = F.relu(conv_bn(x, width, 1, conv="conv1", norm="bn1"), name="relu1")
+        h = F.relu(conv_bn(h, width, 3, stride=stride, conv="conv2", norm="bn2"), name="relu2")
+        h = conv_bn(h, channels, 1, conv="conv3", norm="bn3")
     else:
         channels = width
-        h = F.relu(_conv_bn(x, width, 3, stride=stride, conv="conv1", norm="bn1"), name="relu1")
-        h = _conv_bn(h, width, 3, conv="conv2", norm="bn2")
-    if stride != 1 or x.tensor.known_shape[1] != channels:
-        x = _conv_bn(x, channels, 1, stride=stride, conv="downsample", norm="downsample_bn")
+        h = F.relu(conv_bn(x, width, 3, stride=stride, conv="conv1", norm="bn1"), name="relu1")
+        h = conv_bn(h, width, 3, conv="conv2", norm="bn2")
+    if stride != 1 or channels_of(x) != channels:
+        x = conv_bn(x, channels, 1, stride=stride, conv="downsample", norm="downsample_bn")
     return F.relu(F.add(h, x, name="sum"), name="relu")

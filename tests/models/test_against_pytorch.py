@@ -121,7 +121,7 @@ def test_loss_gradients_and_statistics_in_training(name, options):
     for part, (mean, variance) in zip(norms, zip(states[::2], states[1::2], strict=True), strict=True):
         theirs[f"{mean}_updated"] = part.running_mean
         # ONNX takes the batch's own variance for the running one, PyTorch the unbiased estimate.
-        old = 0.9 * before[f"{named[part]}.running_var"]
+        old = (1 - part.momentum) * before[f"{named[part]}.running_var"]
         theirs[f"{variance}_updated"] = old + (part.running_var - old) * (1 - 1 / sizes[part])
     errors = relative_errors(ours, {n: t.detach().numpy() for n, t in theirs.items()})
     assert {n: e for n, e in errors.items() if not e <= 1e-8} == {}
@@ -138,6 +138,8 @@ def test_loss_gradients_and_statistics_in_training(name, options):
             {"num_classes": 7, "aux_logits": False, "init_weights": False, "transform_input": False},
         ),
         ("mobilenetv2", {"classes": 7}, "mobilenet_v2", {"num_classes": 7}),
+        ("mobilenetv3", {"classes": 7}, "mobilenet_v3_large", {"num_classes": 7}),
+        ("mobilenetv3", {"size": "small", "classes": 7}, "mobilenet_v3_small", {"num_classes": 7}),
         ("resnet", {"layers": 18, "classes": 7}, "resnet18", {"num_classes": 7}),
         ("resnet", {"layers": 50, "classes": 7}, "resnet50", {"num_classes": 7}),
     ],

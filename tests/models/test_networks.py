@@ -33,6 +33,8 @@ PUBLISHED = [
     ("alexnet", {}, 61_100_840),
     ("googlenet", {}, 6_624_904),
     ("mobilenetv2", {}, 3_504_872),
+    ("mobilenetv3", {}, 5_483_032),
+    ("mobilenetv3", {"size": "small"}, 2_542_856),
     ("vgg", {"layers": 11}, 132_863_336),
     ("vgg", {"layers": 13}, 133_047_848),
     ("vgg", {"layers": 16}, 138_357_544),
@@ -75,6 +77,7 @@ SMALL = {
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
     "mlp": {"inputs": 12},
     "mobilenetv2": {"image": (3, 64, 64), "classes": 5},  # maps of one element would leave two to normalise by
+    "mobilenetv3": {"size": "small", "image": (3, 64, 64), "classes": 5, "width": 0.25},
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
     "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},
@@ -227,6 +230,8 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
     ("name", "options", "message"),
     [
         ("alexnet", {"image": (3, 62, 64)}, "at least 63 pixels a side"),
+        ("mobilenetv3", {"size": "medium"}, "size is 'large' or 'small', not 'medium'"),
+        ("mobilenetv3", {"width": 0.0}, "width is a positive number, not 0.0"),
         ("vgg", {"layers": 12}, "layers is one of 11, 13, 16, 19, not 12"),
         ("vgg", {"image": (3, 31, 32)}, "at least 32 pixels a side"),
         ("unet", {"image": (1, 24, 32)}, r"divisible by 16 \(2\^depth\)"),

@@ -33,6 +33,8 @@ SMALL = [
     ("matrix_factorization", {"users": 6, "items": 9, "factors": 4}),
     ("mlp", {"inputs": 12}),
     ("mobilenetv2", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
+    ("mobilenetv3", {"size": "large", "image": (3, 32, 32), "classes": 5, "width": 0.25, "dropout": 0.0}),
+    ("mobilenetv3", {"size": "small", "image": (3, 32, 32), "classes": 5, "width": 0.5, "dropout": 0.0}),
     ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5}),
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5}),
     ("transformer_lm", {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8, "dropout": 0.0}),
@@ -67,6 +69,7 @@ WHOLE = [
     ("matrix_factorization", {}),
     ("mlp", {}),
     ("mobilenetv2", {"dropout": 0.0}),
+    ("mobilenetv3", {"dropout": 0.0}),
     ("resnet", {"layers": 50}),
     ("transformer_lm", {"dropout": 0.0}),
     ("unet", {"classes": 1}),
@@ -79,7 +82,7 @@ def label(case: Any) -> str | None:
     """An id of a case's options: what tells the rows of SMALL and TRAINED apart."""
     if not isinstance(case, dict):
         return None
-    told = ("attention", "batch_norm", "dueling", "layers", "pooling", "stateful", "tied")
+    told = ("attention", "batch_norm", "dueling", "layers", "pooling", "size", "stateful", "tied")
     return "-".join(f"{k}={v}" for k, v in case.items() if k in told) or "plain"
 
 
