@@ -278,6 +278,39 @@ def _mobilenetv3(size: str, image: Sequence[int], classes: int, width: float = 1
     return _stack(parts, nn.Linear(6 * inputs, top), nn.Hardswish(), nn.Linear(top, classes))
 
 
+class _Grown(nn.Module):
+    """x and what the body makes of it, joined along the channels."""
+
+    def __init__(self, body: list[nn.Module]):
+        super().__init__()
+        self.body = _stack(body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.body(x)], dim=1)
+
+
+@_network("densenet")
+def _densenet(layers: int, image: Sequence[int], classes: int, growth: int | None = None) -> nn.Module:
+    depths = {121: (6, 12, 24, 16), 161: (6, 12, 36, 24), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}[layers]
+    added = growth or (48 if layers == 161 else 32)
+
+    def activated(inputs: int, outputs: int, kernel: int) -> list[nn.Module]:
+        norm, convolution = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
+        return [norm, nn.ReLU(), convolution]
+
+    width = 2 * added
+    parts = [*_conv_bn(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    for block, depth in enumerate(depths):
+        if block:
+            parts += [*activated(width, width // 2, 1), nn.AvgPool2d(2)]
+            width //= 2
+        for _ in range(depth):
+            parts.append(_Grown([*activated(width, 4 * added, 1), *activated(4 * added, added, 3)]))
+            width += added
+    head = [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+    return _stack(parts, head)
+
+
 class _Branches(nn.Module):
     """Branches side by side, joined along the channels."""
 

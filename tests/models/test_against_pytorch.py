@@ -133,6 +133,8 @@ def test_loss_gradients_and_statistics_in_training(name, options):
         ("alexnet", {"classes": 7}, "alexnet", {"num_classes": 7}),
         ("vgg", {"layers": 11, "classes": 7}, "vgg11", {"num_classes": 7}),
         ("vgg", {"layers": 11, "classes": 7, "batch_norm": True}, "vgg11_bn", {"num_classes": 7}),
+        ("densenet", {"classes": 7}, "densenet121", {"num_classes": 7}),
+        ("densenet", {"layers": 161, "classes": 7}, "densenet161", {"num_classes": 7}),
         (
             "googlenet", {"classes": 7}, "googlenet",
             {"num_classes": 7, "aux_logits": False, "init_weights": False, "transform_input": False},

@@ -24,6 +24,7 @@ TOKENS = 6  # in a small sequence; shorter than its `length`
 SMALL = [
     ("alexnet", {"image": (3, 64, 64), "classes": 7, "hidden": 24, "dropout": 0.0}),
     ("bert", {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3, "dropout": 0.0}),
+    ("densenet", {"layers": 121, "image": (3, 64, 64), "classes": 5, "growth": 4, "dropout": 0.0}),
     ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8)}),
     ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8), "dueling": True}),
     ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
@@ -62,6 +63,7 @@ TRAINED = [
 WHOLE = [
     ("alexnet", {"dropout": 0.0}),
     ("bert", {"dropout": 0.0}),
+    ("densenet", {}),
     ("dqn", {}),
     ("googlenet", {"dropout": 0.0}),
     ("googlenet", {"dropout": 0.0, "batch_norm": False}),
@@ -189,12 +191,15 @@ def relative_errors(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndar
     """Largest difference over the largest element, by name.
 
     A bias is measured by the weight of its layer as well: its gradient may vanish by symmetry (before a
-    normalisation), and is then nothing but the rounding of what the weight's is made of.
+    normalisation), and is then nothing but the rounding of what the weight's is made of. So is the first
+    normalisation of a network by the convolution before it: in DenseNet all that reads it normalises again.
     """
     assert set(ours) == set(theirs)
     peaks = {n: float(np.abs(a).max()) for n, a in theirs.items()}
     errors = {n: float(np.abs(ours[n].astype(np.float64) - theirs[n]).max()) for n in ours}
-    scales = {n: max(p, peaks.get(n.replace("_bias_grad", "_weight_grad"), 0.0)) for n, p in peaks.items()}
+    layer = {n: n.replace("_bias_grad", "_weight_grad") for n in peaks}
+    layer |= dict.fromkeys(("bn1_weight_grad", "bn1_bias_grad"), "conv1_weight_grad")
+    scales = {n: max(p, peaks.get(layer[n], 0.0)) for n, p in peaks.items()}
     return {n: errors[n] / scales[n] if errors[n] else 0.0 for n in ours}
 
 
