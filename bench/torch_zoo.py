@@ -184,25 +184,58 @@ class _Residual(nn.Module):
         return functional.relu(y) if self.activation else y
 
 
+class _PreactivatedResidual(nn.Module):
+    """f(y) + shortcut(y), y the activation of x; without a shortcut f(y) + x."""
+
+    def __init__(self, activation: list[nn.Module], body: list[nn.Module], shortcut: list[nn.Module]):
+        super().__init__()
+        self.activation, self.body, self.shortcut = _stack(activation), _stack(body), _stack(shortcut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(x)
+        return self.body(y) + (self.shortcut(y) if len(self.shortcut) else x)
+
+
+def _preactivated_block(width: int, inner: int, outputs: int, stride: int) -> nn.Module:
+    def activation(channels: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(channels), nn.ReLU()]
+
+    def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
+        return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+
+    if inner == outputs:
+        body = [conv(width, inner, 3, stride), *activation(inner), conv(inner, inner, 3)]
+    else:
+        body = [conv(width, inner, 1), *activation(inner), conv(inner, inner, 3, stride), *activation(inner)]
+        body.append(conv(inner, outputs, 1))
+    shortcut = [conv(width, outputs, 1, stride)] if stride != 1 or width != outputs else []
+    return _PreactivatedResidual(activation(width), body, shortcut)
+
+
+def _residual_block(width: int, inner: int, outputs: int, stride: int) -> nn.Module:
+    if inner == outputs:
+        body = [*_conv_bn(width, inner, 3, stride), nn.ReLU(), *_conv_bn(inner, outputs, 3)]
+    else:
+        body = [*_conv_bn(width, inner, 1), nn.ReLU(), *_conv_bn(inner, inner, 3, stride), nn.ReLU()]
+        body += _conv_bn(inner, outputs, 1)
+    shortcut = _conv_bn(width, outputs, 1, stride) if stride != 1 or width != outputs else []
+    return _Residual(body, shortcut, activation=True)
+
+
 @_network("resnet")
-def _resnet(layers: int, image: Sequence[int], classes: int) -> nn.Module:
+def _resnet(layers: int, image: Sequence[int], classes: int, preactivation: bool = False) -> nn.Module:
     depths = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[layers]
-    expansion = 1 if layers < 50 else 4
+    block_of = _preactivated_block if preactivation else _residual_block
     parts = [_stack(_conv_bn(3, 64, 7, 2)), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     width = 64
     for stage, depth in enumerate(depths):
+        inner = 64 << stage
+        outputs = inner if layers < 50 else 4 * inner
         for block in range(depth):
-            inner, stride = 64 << stage, 2 if stage and not block else 1
-            outputs = inner * expansion
-            if expansion == 1:
-                body = [*_conv_bn(width, inner, 3, stride), nn.ReLU(), *_conv_bn(inner, outputs, 3)]
-            else:
-                body = [*_conv_bn(width, inner, 1), nn.ReLU(), *_conv_bn(inner, inner, 3, stride), nn.ReLU()]
-                body += _conv_bn(inner, outputs, 1)
-            shortcut = _conv_bn(width, outputs, 1, stride) if stride != 1 or width != outputs else []
-            parts.append(_Residual(body, shortcut, activation=True))
+            parts.append(block_of(width, inner, outputs, 2 if stage and not block else 1))
             width = outputs
-    return _stack(parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+    last = [nn.BatchNorm2d(width), nn.ReLU()] if preactivation else []
+    return _stack(parts, last, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
 
 
 @_network("mobilenetv2")

@@ -8,6 +8,9 @@ from graphkit.errors import UsageError
 from graphkit.frontend import layers as nn
 from graphkit.ir.graph import Value
 
+# Of convolutions that rectifiers follow (He et al. 2015).
+HE_NORMAL = {"type": "he_normal", "fan": "out"}
+
 
 def image_shape(network: str, image: Sequence[int]) -> tuple[int, int, int]:
     """(channels, height, width), checked."""
@@ -32,9 +35,8 @@ def conv_bn(
 
     `kernel` is odd; with a stride of 1 the image keeps its size. `conv`, `norm`: the names of both layers.
     """
-    init = {"type": "he_normal", "fan": "out"}
     h = nn.conv2d(
-        x, channels, kernel, stride=stride, pad=kernel // 2, groups=groups, bias=False, init=init, name=conv
+        x, channels, kernel, stride=stride, pad=kernel // 2, groups=groups, bias=False, init=HE_NORMAL, name=conv
     )  # fmt: skip
     return nn.batch_norm(h, momentum=momentum, epsilon=epsilon, name=norm)
 

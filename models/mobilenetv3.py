@@ -10,7 +10,7 @@ from graphkit.frontend import layers as nn
 from graphkit.frontend.scopes import name_scope
 from graphkit.ir.graph import Value
 from graphkit.model import Model
-from graphkit.models._images import channels_of, conv_bn, image_shape, positive
+from graphkit.models._images import HE_NORMAL, channels_of, conv_bn, image_shape, positive
 from graphkit.models._registry import network
 from graphkit.ops import F
 
@@ -133,8 +133,7 @@ def _inverted_residual(x: Value, block: _Block, width: float) -> Value:
 def _squeeze_and_excite(x: Value) -> Value:
     """x times a factor per channel, of two layers on the channels' means (Hu et al. 2017), between 0 and 1."""
     channels = channels_of(x)
-    init = {"type": "he_normal", "fan": "out"}
     h = nn.global_avg_pool(x, name="squeeze_pool")
-    h = nn.conv2d(h, _scaled(channels, 0.25), 1, init=init, bias_init="zeros", name="squeeze")
-    h = nn.conv2d(F.relu(h, name="squeeze_relu"), channels, 1, init=init, bias_init="zeros", name="excite")
+    h = nn.conv2d(h, _scaled(channels, 0.25), 1, init=HE_NORMAL, bias_init="zeros", name="squeeze")
+    h = nn.conv2d(F.relu(h, name="squeeze_relu"), channels, 1, init=HE_NORMAL, bias_init="zeros", name="excite")
     return F.mul(x, F.hard_sigmoid(h, alpha=1 / 6, beta=0.5, name="excite_gate"), name="excited")

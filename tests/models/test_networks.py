@@ -119,6 +119,18 @@ def test_parameter_counts_are_the_published_ones(name, options, count, unset_par
     assert gk.models.build(name, **options).num_parameters == count
 
 
+# MXNet's documentation of gluon.model_zoo.vision, resnet18_v2 to resnet152_v2. Statistics count there, and a
+# normalisation of three channels before the first convolution, which the paper does not have.
+GLUON = {18: 11_695_796, 34: 21_811_380, 50: 25_595_060, 101: 44_639_412, 152: 60_329_140}
+
+
+@pytest.mark.parametrize("layers", GLUON)
+def test_preactivation_has_as_many_parameters_as_in_gluon(layers, unset_parameters):
+    net = gk.models.build("resnet", layers=layers, preactivation=True)
+    assert sum(a.size for a in net.params.values()) == GLUON[layers] - 4 * 3
+    assert f"{net.num_parameters:,}" in gk.models.describe("resnet")
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_the_command_line_builds_it(name, tmp_path):
     texts = {k: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in SMALL[name].items()}

@@ -38,6 +38,8 @@ SMALL = [
     ("mobilenetv3", {"size": "small", "image": (3, 32, 32), "classes": 5, "width": 0.5, "dropout": 0.0}),
     ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5}),
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5}),
+    ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5, "preactivation": True}),
+    ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5, "preactivation": True}),
     ("transformer_lm", {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8, "dropout": 0.0}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1, "batch_norm": True}),
@@ -73,6 +75,7 @@ WHOLE = [
     ("mobilenetv2", {"dropout": 0.0}),
     ("mobilenetv3", {"dropout": 0.0}),
     ("resnet", {"layers": 50}),
+    ("resnet", {"layers": 50, "preactivation": True}),
     ("transformer_lm", {"dropout": 0.0}),
     ("unet", {"classes": 1}),
     ("vae", {}),
@@ -84,7 +87,7 @@ def label(case: Any) -> str | None:
     """An id of a case's options: what tells the rows of SMALL and TRAINED apart."""
     if not isinstance(case, dict):
         return None
-    told = ("attention", "batch_norm", "dueling", "layers", "pooling", "size", "stateful", "tied")
+    told = ("attention", "batch_norm", "dueling", "layers", "pooling", "preactivation", "size", "stateful", "tied")
     return "-".join(f"{k}={v}" for k, v in case.items() if k in told) or "plain"
 
 
