@@ -398,6 +398,41 @@ def _googlenet(image: Sequence[int], classes: int, batch_norm: bool = True) -> n
     return _stack(parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
 
 
+@_network("inception_bn")
+def _inception_bn(image: Sequence[int], classes: int) -> nn.Module:
+    def conv(inputs: int, *layers: tuple[int, int, int]) -> list[nn.Module]:
+        """Layers of (filters, kernel, stride), one after another."""
+        parts: list[nn.Module] = []
+        for filters, kernel, stride in layers:
+            parts += [nn.Conv2d(inputs, filters, kernel, stride, kernel // 2), nn.BatchNorm2d(filters), nn.ReLU()]
+            inputs = filters
+        return parts
+
+    parts = [*conv(3, (64, 7, 2)), nn.MaxPool2d(3, 2, ceil_mode=True), *conv(64, (64, 1, 1), (192, 3, 1))]
+    parts.append(nn.MaxPool2d(3, 2, ceil_mode=True))
+    width = 192
+    # direct, 3x3 reduce, 3x3, double reduce, double, projection; without the first and the last: half the size
+    for row in (
+        (64, 64, 64, 64, 96, 32), (64, 64, 96, 64, 96, 64), (128, 160, 64, 96),
+        (224, 64, 96, 96, 128, 128), (192, 96, 128, 96, 128, 128), (160, 128, 160, 128, 160, 128),
+        (96, 128, 192, 160, 192, 128), (128, 192, 192, 256),
+        (352, 192, 320, 160, 224, 128), (352, 192, 320, 192, 224, 128),
+    ):  # fmt: skip
+        if len(row) == 4:
+            a, b, c, d = row
+            branches = [conv(width, (a, 1, 1), (b, 3, 2)), conv(width, (c, 1, 1), (d, 3, 1), (d, 3, 2))]
+            parts.append(_Branches(*branches, [nn.MaxPool2d(3, 2, 1)]))
+            width += b + d
+            continue
+        direct, a, b, c, d, projection = row
+        pooling = nn.MaxPool2d(3, 1, 1) if (width, c) == (1024, 192) else nn.AvgPool2d(3, 1, 1)
+        branches = [conv(width, (direct, 1, 1)), conv(width, (a, 1, 1), (b, 3, 1))]
+        branches += [conv(width, (c, 1, 1), (d, 3, 1), (d, 3, 1)), [pooling, *conv(width, (projection, 1, 1))]]
+        parts.append(_Branches(*branches))
+        width = direct + b + d + projection
+    return _stack(parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
 @_network("unet")
 class _UNet(nn.Module):
     def __init__(self, image: Sequence[int], classes: int, width: int, depth: int, batch_norm: bool = False):

@@ -45,6 +45,8 @@ PUBLISHED = [
     ("vgg", {"layers": 19}, 143_667_240),
     ("vgg", {"layers": 11, "batch_norm": True}, 132_868_840),
     ("vgg", {"layers": 16, "batch_norm": True}, 138_365_992),
+    # imgclsmob's table of models, "BN-Inception", with the weights of Cadene/pretrained-models.pytorch
+    ("inception_bn", {}, 11_295_240),
     # Caffe's bvlc_googlenet without its auxiliary classifiers: table 1 of the paper, with biases
     ("googlenet", {"batch_norm": False}, 6_998_552),
     # Hugging Face's GPT2Model("gpt2") and BertModel("bert-base-uncased"), the latter with a classifier of 768 * 2 + 2
@@ -77,6 +79,7 @@ SMALL = {
     "densenet": {"image": (3, 64, 64), "classes": 5, "growth": 4},
     "dqn": {"observations": 9, "actions": 3, "hidden": (16,), "dueling": True},
     "googlenet": {"image": (3, 32, 32), "classes": 5},
+    "inception_bn": {"image": (3, 64, 64), "classes": 5},
     "lenet": {"image": (1, 8, 8)},
     "lstm_lm": {"vocab": 40, "hidden": 8, "layers": 2},
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
