@@ -515,7 +515,7 @@ class _Attention(nn.Module):
         super().__init__()
         self.qkv, self.project, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         return self.project(functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
@@ -539,6 +539,32 @@ class _GPT(nn.Module):
             h = h + attention(norm(h), mask)
             h = h + feed(h)
         return self.norm(h) @ self.token.weight.T
+
+
+@_network("vit")
+class _VisionTransformer(nn.Module):
+    def __init__(self, size: str, patch: int, image: Sequence[int], classes: int, layers: int | None = None):
+        super().__init__()
+        width, heads, usual = {"tiny": (192, 3, 12), "small": (384, 6, 12), "base": (768, 12, 12)}[size]
+        self.patches = nn.Conv2d(image[0], width, patch, patch)
+        tokens = image[1] * image[2] // patch**2 + 1
+        # In a module, so that they come after the convolution.
+        self.embedding = nn.ParameterList([torch.zeros(1, 1, width), torch.randn(1, tokens, width)])
+        self.blocks = nn.ModuleList()
+        for _ in range(usual if layers is None else layers):
+            feed = [nn.LayerNorm(width, eps=1e-6), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+            parts = [nn.LayerNorm(width, eps=1e-6), _Attention(width, heads), _stack(feed)]
+            self.blocks.append(nn.ModuleList(parts))
+        self.norm, self.classifier = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patches(x).flatten(2).transpose(1, 2)
+        token, position = self.embedding
+        h = torch.cat([token.expand(len(h), -1, -1), h], dim=1) + position
+        for norm, attention, feed in self.blocks:
+            h = h + attention(norm(h))
+            h = h + feed(h)
+        return self.classifier(self.norm(h)[:, 0])
 
 
 @_network("bert")

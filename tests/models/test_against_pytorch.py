@@ -161,6 +161,21 @@ def test_image_networks_are_those_of_torchvision(name, options, function, argume
             assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("size", "width", "heads", "layers"), [("tiny", 192, 3, 2), ("base", 768, 12, 1)])
+def test_vision_transformers_are_those_of_torchvision(size, width, heads, layers, unset_parameters, torchvision):
+    torch.manual_seed(0)
+    module = torchvision.models.VisionTransformer(32, 8, layers, heads, width, 4 * width, num_classes=7).eval()
+    for tensor in module.parameters():
+        tensor.data.normal_(0, 0.05)
+    net = gk.models.build("vit", size=size, patch=8, image=(3, 32, 32), classes=7, layers=layers)
+    state = module.state_dict()
+    adopt(net, {k: state[k] for k in ("conv_proj.weight", "conv_proj.bias")} | state)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "options"), WHOLE, ids=label)
 def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):

@@ -45,6 +45,12 @@ PUBLISHED = [
     ("vgg", {"layers": 19}, 143_667_240),
     ("vgg", {"layers": 11, "batch_norm": True}, 132_868_840),
     ("vgg", {"layers": 16, "batch_norm": True}, 138_365_992),
+    ("vit", {}, 86_567_656),
+    ("vit", {"patch": 32}, 88_224_232),
+    ("vit", {"size": "large"}, 304_326_632),
+    # timm's table of results, deit_tiny_patch16_224 and deit_small_patch16_224: 5.72 and 22.05 million
+    ("vit", {"size": "tiny"}, 5_717_416),
+    ("vit", {"size": "small"}, 22_050_664),
     # imgclsmob's table of models, "BN-Inception", with the weights of Cadene/pretrained-models.pytorch
     ("inception_bn", {}, 11_295_240),
     # Caffe's bvlc_googlenet without its auxiliary classifiers: table 1 of the paper, with biases
@@ -93,6 +99,7 @@ SMALL = {
     "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
     "vae": {"image": (1, 6, 6), "hidden": 12, "latent": 3},
     "vgg": {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24},
+    "vit": {"size": "tiny", "patch": 8, "image": (3, 32, 24), "classes": 5, "layers": 2},
 }
 TOKENS = 6  # in a small sequence; shorter than its `length`
 
@@ -256,6 +263,9 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("densenet", {"growth": 0}, "growth must be a positive integer"),
         ("vgg", {"layers": 12}, "layers is one of 11, 13, 16, 19, not 12"),
         ("vgg", {"image": (3, 31, 32)}, "at least 32 pixels a side"),
+        ("vit", {"size": "bsae"}, "size is one of tiny, small, base, large, not 'bsae'; did you mean 'base'"),
+        ("vit", {"image": (3, 32, 40)}, "32x40 pixels does not divide into patches of 16x16"),
+        ("vit", {"layers": 0}, "layers must be a positive integer"),
         ("unet", {"image": (1, 24, 32)}, r"divisible by 16 \(2\^depth\)"),
         ("transformer_lm", {"heads": 3}, "width 256 does not divide into 3 heads"),
         ("bert", {"layers": 0}, "layers must be a positive integer"),

@@ -47,6 +47,7 @@ SMALL = [
     ("vae", {"image": (1, 6, 6), "hidden": 12, "latent": 3}),
     ("vgg", {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24, "dropout": 0.0}),
     ("vgg", {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24, "dropout": 0.0, "batch_norm": True}),
+    ("vit", {"size": "tiny", "patch": 8, "image": (3, 32, 24), "classes": 5, "layers": 2, "dropout": 0.0}),
 ]
 
 
@@ -82,6 +83,7 @@ WHOLE = [
     ("unet", {"classes": 1}),
     ("vae", {}),
     ("vgg", {"dropout": 0.0}),
+    ("vit", {}),
 ]
 
 
