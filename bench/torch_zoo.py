@@ -462,6 +462,51 @@ class _UNet(nn.Module):
         return self.head(h)
 
 
+@_network("ssd")
+class _SSD(nn.Module):
+    def __init__(self, image: Sequence[int], classes: int, width: int = 64):
+        super().__init__()
+
+        def conv(inputs: int, outputs: int, kernel: int = 3, **options: Any) -> list[nn.Module]:
+            return [nn.Conv2d(inputs, outputs, kernel, **options), nn.ReLU()]
+
+        parts: list[Any] = []
+        channels = image[0]
+        for stage, (count, outputs) in enumerate(((2, 1), (2, 2), (3, 4), (3, 8))):
+            parts += [nn.MaxPool2d(2, ceil_mode=stage == 3)] if stage else []
+            for _ in range(count):
+                parts.append(conv(channels, outputs * width, padding=1))
+                channels = outputs * width
+        self.first, self.scale = _stack(*parts), nn.ParameterList([torch.full((channels,), 20.0)])
+        blocks = [[nn.MaxPool2d(2)], [nn.MaxPool2d(3, 1, 1), *conv(8 * width, 16 * width, padding=6, dilation=6)]]
+        blocks[0] += [part for _ in range(3) for part in conv(8 * width, 8 * width, padding=1)]
+        blocks = [[*blocks[0], *blocks[1], *conv(16 * width, 16 * width, 1)]]
+        widths = [8 * width, 16 * width]
+        for inner, options in ((4, {"stride": 2, "padding": 1}), (2, {"stride": 2, "padding": 1}), (2, {}), (2, {})):
+            blocks.append([*conv(widths[-1], inner * width, 1), *conv(inner * width, 2 * inner * width, **options)])
+            widths.append(2 * inner * width)
+        counts = (4, 6, 6, 6, 4, 4)
+        heads = [nn.Conv2d(w, count * classes, 3, padding=1) for w, count in zip(widths, counts, strict=True)]
+        self.scores, self.classes = heads[0], classes
+        pairs = [nn.ModuleList([_stack(block), head]) for block, head in zip(blocks, heads[1:], strict=True)]
+        self.blocks = nn.ModuleList(pairs)
+        self.offsets = nn.ModuleList(nn.Conv2d(w, n * 4, 3, padding=1) for w, n in zip(widths, counts, strict=True))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def boxes(h: Tensor, each: int) -> Tensor:
+            return h.permute(0, 2, 3, 1).reshape(len(h), -1, each)
+
+        h = self.first(x)
+        maps = [functional.normalize(h) * self.scale[0][:, None, None]]
+        logits = [boxes(self.scores(maps[0]), self.classes)]
+        for block, scores in self.blocks:
+            h = block(h)
+            maps.append(h)
+            logits.append(boxes(scores(h), self.classes))
+        offsets = [boxes(head(h), 4) for head, h in zip(self.offsets, maps, strict=True)]
+        return torch.cat(logits, 1), torch.cat(offsets, 1)
+
+
 @_network("vae")
 class _VAE(nn.Module):
     def __init__(self, image: Sequence[int], hidden: int, latent: int):

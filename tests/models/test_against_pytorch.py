@@ -5,11 +5,6 @@ Left out where torch is not installed, and the comparison with torchvision's own
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import types
-
 import numpy as np
 import pytest
 from zoo_training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
@@ -22,16 +17,6 @@ torch_zoo = pytest.importorskip("torch_zoo", reason="bench/ is not part of a sou
 pytestmark = pytest.mark.pytorch
 
 BLOCK = {"vocab": 50, "width": 32, "heads": 4, "layers": 2, "length": 12}
-
-
-@pytest.fixture(scope="module")
-def torchvision():
-    """Also where its compiled operators do not load, as beside a PyTorch for processors: networks need none of them."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
-    # What it tells PyTorch of the shapes of operators fails where these are not there.
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
-    return importlib.import_module("torchvision")
 
 
 def adopt(net, state):
@@ -76,13 +61,27 @@ def observe_batches(module):
     return norms, sizes
 
 
-def torch_loss(name, output, target):
+def multibox_loss(logits, offsets, classes, boxes):
+    """Equation 1 of the paper, image by image."""
+    loss = 0
+    for scores, places, kinds, box in zip(logits, offsets, classes, boxes, strict=True):
+        matched = kinds > 0
+        entropy = torch.nn.functional.cross_entropy(scores, kinds, reduction="none")
+        background = entropy[~matched].sort(descending=True).values[: 3 * matched.sum()]
+        smooth = torch.nn.functional.smooth_l1_loss(places[matched], box[matched], reduction="sum")
+        loss = loss + entropy[matched].sum() + background.sum() + smooth
+    return loss / (classes > 0).sum()
+
+
+def torch_loss(name, output, target, *others):
     functional = torch.nn.functional
     match name:
         case "dqn":
             return functional.huber_loss(output, target)
         case "matrix_factorization":
             return functional.mse_loss(output, target)
+        case "ssd":
+            return multibox_loss(*output, target, *others)
         case "unet":
             return functional.binary_cross_entropy_with_logits(output, target)
         case "vae":
@@ -110,9 +109,9 @@ def test_loss_gradients_and_statistics_in_training(name, options):
     norms, sizes = observe_batches(module)
     tensors = {n: torch.tensor(a) for n, a in feeds.items()}
     tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
-    target = tensors.pop("target")
+    targets = [tensors[n] for n in tensors if n not in net.inputs]
     output = module(*(tensors[n] for n in net.inputs))
-    loss = torch_loss(name, output, target)
+    loss = torch_loss(name, output, *targets)
     loss.backward()
     theirs = {"loss": loss, **dict(zip(net.outputs, output if isinstance(output, tuple) else [output], strict=True))}
     theirs |= {f"{n}_grad": p.grad for n, p in zip(net.trainable, module.parameters(), strict=True)}
@@ -182,7 +181,7 @@ def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):
     net, module = gk.models.build(name, **options), torch_zoo.build(name, **defaults(name, options)).eval()
     randomise(module)
     adopt(net, module.state_dict())
-    feeds = {n: a for n, a in feeds_of(name, net, batch=1).items() if n != "target"}
+    feeds = {n: a for n, a in feeds_of(name, net, batch=1).items() if n in net.inputs}
     with torch.no_grad():
         theirs = module(*(torch.tensor(a) for a in feeds.values()))
     ours = net.compile(threads=2).run(feeds)

@@ -16,6 +16,7 @@ import graphkit as gk
 from graphkit import cli
 from graphkit.checks.inputs import make_feeds
 from graphkit.errors import UsageError
+from graphkit.models.ssd import multibox_loss
 from graphkit.models.vae import negative_elbo
 from graphkit.train.losses import with_loss
 
@@ -26,7 +27,12 @@ INPUTS = {
     "text_classifier": ("x", "lengths"),
     "vae": ("x", "noise"),
 }
-OUTPUTS = {"dqn": ("q",), "matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
+OUTPUTS = {
+    "dqn": ("q",),
+    "matrix_factorization": ("rating",),
+    "ssd": ("logits", "offsets"),
+    "vae": ("logits", "mean", "log_variance"),
+}
 
 PUBLISHED = [
     # torchvision's documentation, "num_params" of the weights of each network
@@ -45,6 +51,7 @@ PUBLISHED = [
     ("vgg", {"layers": 19}, 143_667_240),
     ("vgg", {"layers": 11, "batch_norm": True}, 132_868_840),
     ("vgg", {"layers": 16, "batch_norm": True}, 138_365_992),
+    ("ssd", {"classes": 91}, 35_641_826),
     ("vit", {}, 86_567_656),
     ("vit", {"patch": 32}, 88_224_232),
     ("vit", {"size": "large"}, 304_326_632),
@@ -94,6 +101,7 @@ SMALL = {
     "mobilenetv3": {"size": "small", "image": (3, 64, 64), "classes": 5, "width": 0.25},
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
+    "ssd": {"image": (3, 268, 268), "classes": 4, "width": 4},
     "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},
     "transformer_lm": {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8},
     "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
@@ -104,9 +112,11 @@ SMALL = {
 TOKENS = 6  # in a small sequence; shorter than its `length`
 
 PIXELS = {"target": gk.TensorType("float32", ["N", 1, 6, 6])}
+BOXES = {"classes": gk.TensorType("int64", ["N", 7034]), "places": gk.TensorType("float32", ["N", 7034, 4])}
 LOSSES = {
     "dqn": ("huber", None),
     "matrix_factorization": ("mse", None),
+    "ssd": (multibox_loss, BOXES),
     "unet": ("sigmoid_binary_cross_entropy", None),
     "vae": (negative_elbo, PIXELS),
 }
@@ -169,7 +179,7 @@ def test_one_step_of_training_then_onnx_runtime_agrees(name):
     shapes = {n: _shape(t) for n, t in graph.input_types.items()}
     feeds = make_feeds(graph, shapes=shapes, seed=1).arrays
     feeds = {n: np.abs(a) / (1 + np.abs(a)) if a.dtype == np.float32 else a for n, a in feeds.items()}
-    target = feeds.pop("target")
+    target = {n: feeds.pop(n) for n in list(feeds) if n not in net.inputs}
     # Biases before a normalisation have no gradient, so only weights have to move.
     before = {n: net.params[n].copy() for n in net.trainable if net.params[n].ndim > 1}
     trainer = gk.Trainer(net, loss, gk.optim.SGD(1e-3), targets=targets, threads=2, seed=0)
@@ -263,6 +273,9 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("densenet", {"growth": 0}, "growth must be a positive integer"),
         ("vgg", {"layers": 12}, "layers is one of 11, 13, 16, 19, not 12"),
         ("vgg", {"image": (3, 31, 32)}, "at least 32 pixels a side"),
+        ("ssd", {"image": (3, 300, 267)}, "at least 268 pixels a side, not 300x267"),
+        ("ssd", {"classes": 1}, "classes are 2 or more"),
+        ("ssd", {"classes": 2, "detections": 8733}, "8732 boxes of 1 classes are no 8733 detections"),
         ("vit", {"size": "bsae"}, "size is one of tiny, small, base, large, not 'bsae'; did you mean 'base'"),
         ("vit", {"image": (3, 32, 40)}, "32x40 pixels does not divide into patches of 16x16"),
         ("vit", {"layers": 0}, "layers must be a positive integer"),

@@ -12,6 +12,7 @@ from graphkit.autodiff import gradient
 from graphkit.checks.inputs import make_feeds
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.models.ssd import multibox_loss
 from graphkit.models.vae import negative_elbo
 from graphkit.ops import F
 from graphkit.passes.core.sweep import rewrite
@@ -41,6 +42,7 @@ SMALL = [
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5}),
     ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5, "preactivation": True}),
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5, "preactivation": True}),
+    ("ssd", {"image": (3, 268, 268), "classes": 4, "width": 4}),
     ("transformer_lm", {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8, "dropout": 0.0}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1}),
     ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1, "batch_norm": True}),
@@ -79,6 +81,7 @@ WHOLE = [
     ("mobilenetv3", {"dropout": 0.0}),
     ("resnet", {"layers": 50}),
     ("resnet", {"layers": 50, "preactivation": True}),
+    ("ssd", {}),
     ("transformer_lm", {"dropout": 0.0}),
     ("unet", {"classes": 1}),
     ("vae", {}),
@@ -102,6 +105,12 @@ def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | N
             return "huber", None
         case "matrix_factorization":
             return "mse", None
+        case "ssd":
+            boxes = net.output_types["logits"].known_shape[1]
+            targets = {
+                "classes": TensorType("int64", ["N", boxes]), "offsets_target": TensorType("float32", ["N", boxes, 4])
+            }  # fmt: skip
+            return multibox_loss, targets
         case "unet":
             return "sigmoid_binary_cross_entropy", None
         case "vae":
@@ -110,7 +119,9 @@ def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | N
 
 
 def feeds_of(name: str, net: gk.Model, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs and target of one batch: standard normal, except pixels and probabilities, which are in (0, 1)."""
+    """Inputs and targets of one batch: standard normal, except pixels and probabilities, which are in (0, 1), and
+    classes of boxes, of which one in fifty is not the background.
+    """
     loss, targets = loss_of(name, net)
     graph = gk.losses.with_loss(net, loss, targets, output=net.outputs[0] if targets is None else None)
     sizes = {"N": batch}
@@ -121,6 +132,10 @@ def feeds_of(name: str, net: gk.Model, batch: int, seed: int = 0) -> dict[str, n
     feeds = make_feeds(graph, shapes=shapes, seed=seed).arrays
     if name in ("unet", "vae"):
         feeds["target"] = 1 / (1 + np.exp(-feeds["target"]))
+    if name == "ssd":
+        rng = np.random.default_rng(seed)
+        shape, classes = feeds["classes"].shape, net.output_types["logits"].known_shape[2]
+        feeds["classes"] = np.where(rng.random(shape) < 0.02, rng.integers(1, classes, shape), 0)
     return feeds
 
 
@@ -161,7 +176,7 @@ def training_graph(name: str, net: gk.Model, *, wide: bool = False) -> Graph:
 def _loss(name: str, net: gk.Model, wide: bool) -> tuple[Any, Mapping[str, TensorType] | None]:
     loss, targets = loss_of(name, net)
     if targets and wide:
-        targets = {n: TensorType(DType.FLOAT64, t.shape) for n, t in targets.items()}
+        targets = {n: TensorType(DType.FLOAT64 if t.dtype.is_float else t.dtype, t.shape) for n, t in targets.items()}
     return loss, targets
 
 
