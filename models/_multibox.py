@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkit.errors import InputError
+from graphkit.errors import InputError, UsageError
 from graphkit.frontend import layers as nn
 from graphkit.frontend.scopes import name_scope
 from graphkit.ir.graph import Value
@@ -142,7 +142,8 @@ def _overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
     shared = np.prod(np.maximum(sides, 0), axis=2)
     areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (a, b)]
-    return shared / (areas[0][:, None] + areas[1][None] - shared)
+    overlaps: np.ndarray = shared / (areas[0][:, None] + areas[1][None] - shared)
+    return overlaps
 
 
 def _encoded(boxes: np.ndarray, defaults: np.ndarray) -> np.ndarray:
@@ -160,6 +161,8 @@ def multibox_loss(logits: Value, offsets: Value, target_classes: Value, target_o
     background, image by image, whose cross entropy is largest. Without any match the loss is 0.
     """
     boxes, classes = logits.tensor.known_shape[1:]
+    if not isinstance(boxes, int) or not isinstance(classes, int):
+        raise UsageError(f"multibox_loss needs a fixed number of boxes and classes, not {logits}")
     matched = F.greater(target_classes, np.int64(0), name="matched")
     entropy = F.softmax_cross_entropy_loss(
         F.reshape(logits, np.array([-1, classes])), F.reshape(target_classes, np.array([-1])), reduction="none"
@@ -206,7 +209,7 @@ class Detection:
     most: int  # of an image
     candidates: int  # of a class
     overlap: float  # of two boxes of a class, at most
-    score: float  # at least
+    score: float  # is exceeded
 
     def detect(self, logits: Value, offsets: Value, defaults: np.ndarray) -> dict[str, Value]:
         """boxes [N, most, 4], labels int64 [N, most] and scores [N, most], the best first; at the end zeros.

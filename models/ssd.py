@@ -70,8 +70,9 @@ def _tilings(rows: int, columns: int) -> list[Tiling]:
         raise UsageError(f"ssd: images have at least {_SMALLEST} pixels a side, not {rows}x{columns}")
     found = []
     for k, (height, width) in enumerate(zip(_sizes(rows), _sizes(columns), strict=True)):
-        cells = (rows / _STEPS[k], columns / _STEPS[k]) if k < len(_STEPS) else (height, width)
-        found.append(Tiling(height, width, *cells, _SCALES[k], _SCALES[k + 1], _RATIOS[k]))
+        padded = k < len(_STEPS)
+        vertical, horizontal = (rows / _STEPS[k], columns / _STEPS[k]) if padded else (height, width)
+        found.append(Tiling(height, width, vertical, horizontal, _SCALES[k], _SCALES[k + 1], _RATIOS[k]))
     return found
 
 
@@ -104,8 +105,13 @@ def _feature_maps(x: Value, width: int) -> list[Value]:
     return maps
 
 
-def _conv(x: Value, channels: int, kernel: int, name: str, *, init: Any = "xavier_uniform", **options: int) -> Value:
-    h = nn.conv2d(x, channels, kernel, init=init, bias_init="zeros", name=name, **options)
+def _conv(
+    x: Value, channels: int, kernel: int, name: str, *, stride: int = 1, pad: int = 0, dilation: int = 1,
+    init: Any = "xavier_uniform",
+) -> Value:  # fmt: skip
+    h = nn.conv2d(
+        x, channels, kernel, stride=stride, pad=pad, dilation=dilation, init=init, bias_init="zeros", name=name
+    )
     return F.relu(h, name=f"{name}_relu")
 
 
