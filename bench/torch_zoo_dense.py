@@ -43,8 +43,10 @@ class _UNet(nn.Module):
 
 @network("ssd")
 class _SSD(nn.Module):
-    def __init__(self, image: Sequence[int], classes: int, width: int = 64):
+    def __init__(self, image: Sequence[int], classes: int, width: int = 64, detections: int = 0):
         super().__init__()
+        if detections:
+            raise ValueError("ssd is compared by its raw outputs: detections is 0")
 
         def conv(inputs: int, outputs: int, kernel: int = 3, **options: Any) -> list[nn.Module]:
             return [nn.Conv2d(inputs, outputs, kernel, **options), nn.ReLU()]
