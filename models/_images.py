@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphkit.errors import UsageError
+from graphkit.frontend import layers as nn
+from graphkit.ir.graph import Value
+
+# Of convolutions that rectifiers follow (He et al. 2015).
+HE_NORMAL = {"type": "he_normal", "fan": "out"}
 
 
 def image_shape(network: str, image: Sequence[int]) -> tuple[int, int, int]:
@@ -20,3 +25,24 @@ def positive(network: str, **options: int) -> None:
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"{network}: {name} must be a positive integer, not {value!r}")
+
+
+def conv_bn(
+    x: Value, channels: int, kernel: int, *, conv: str, norm: str, stride: int = 1, groups: int = 1,
+    momentum: float = 0.9, epsilon: float = 1e-5,
+) -> Value:  # fmt: skip
+    """Convolution without bias, from He's normal distribution by fan out, then batch normalisation.
+
+    `kernel` is odd; with a stride of 1 the image keeps its size. `conv`, `norm`: the names of both layers.
+    """
+    h = nn.conv2d(
+        x, channels, kernel, stride=stride, pad=kernel // 2, groups=groups, bias=False, init=HE_NORMAL, name=conv
+    )  # fmt: skip
+    return nn.batch_norm(h, momentum=momentum, epsilon=epsilon, name=norm)
+
+
+def channels_of(x: Value) -> int:
+    """C of [N, C, ...]."""
+    channels = x.tensor.known_shape[1]
+    assert isinstance(channels, int)
+    return channels

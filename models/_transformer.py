@@ -23,10 +23,11 @@ def head_width(network: str, width: int, heads: int) -> int:
     return width // heads
 
 
-def attention(x: Value, heads: int, visible: Value, *, init: Any, project_init: Any) -> Value:
+def attention(x: Value, heads: int, visible: Value | None = None, *, init: Any, project_init: Any) -> Value:
     """Self-attention (Vaswani et al. 2017): softmax(Q K^T / sqrt(d)) V, by head, then a projection.
 
-    x: [N, T, width]; visible: bool that broadcasts to [N, heads, T, T], False where a query must not look.
+    x: [N, T, width]; visible: bool that broadcasts to [N, heads, T, T], False where a query must not look;
+    by default every query looks everywhere.
     """
     width = x.tensor.known_shape[-1]
     assert isinstance(width, int)
@@ -35,7 +36,9 @@ def attention(x: Value, heads: int, visible: Value, *, init: Any, project_init: 
     keys = F.transpose(_split_heads(k, heads), perm=(0, 2, 3, 1))
     queries, values = (F.transpose(_split_heads(part, heads), perm=(0, 2, 1, 3)) for part in (q, v))
     scores = F.mul(F.mat_mul(queries, keys), 1.0 / math.sqrt(width // heads))
-    weights = F.softmax(F.where(visible, scores, np.float32(_MASKED)), axis=-1)
+    if visible is not None:
+        scores = F.where(visible, scores, np.float32(_MASKED))
+    weights = F.softmax(scores, axis=-1)
     mixed = F.transpose(F.mat_mul(weights, values), perm=(0, 2, 1, 3))
     joined = F.reshape(mixed, np.array([0, 0, width]))
     return nn.linear(joined, width, init=project_init, bias_init="zeros", name="project")

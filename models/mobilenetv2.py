@@ -6,7 +6,7 @@ from graphkit.frontend import layers as nn
 from graphkit.frontend.scopes import name_scope
 from graphkit.ir.graph import Value
 from graphkit.model import Model
-from graphkit.models._images import image_shape, positive
+from graphkit.models._images import channels_of, conv_bn, image_shape, positive
 from graphkit.models._registry import network
 from graphkit.ops import F
 
@@ -24,7 +24,7 @@ def mobilenetv2(image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, dro
     """
     channels, height, width = image_shape("mobilenetv2", image)
     positive("mobilenetv2", classes=classes)
-    h = _conv_bn(nn.input("x", ["N", channels, height, width]), 32, 3, stride=2, conv="conv1", norm="bn1")
+    h = conv_bn(nn.input("x", ["N", channels, height, width]), 32, 3, stride=2, conv="conv1", norm="bn1")
     h = _relu6(h, "relu1")
     number = 0
     for expansion, filters, blocks, stride in _STAGES:
@@ -32,7 +32,7 @@ def mobilenetv2(image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, dro
             number += 1
             with name_scope(f"block{number}"):
                 h = _inverted_residual(h, expansion, filters, stride if block == 0 else 1)
-    h = _relu6(_conv_bn(h, 1280, 1, conv="conv2", norm="bn2"), "relu2")
+    h = _relu6(conv_bn(h, 1280, 1, conv="conv2", norm="bn2"), "relu2")
     h = F.flatten(nn.global_avg_pool(h, name="pool"), axis=1, name="flat")
     if dropout:
         h = nn.dropout(h, dropout, name="drop")
@@ -40,24 +40,15 @@ def mobilenetv2(image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, dro
     return Model({"logits": logits}, name="mobilenetv2")
 
 
-def _conv_bn(x: Value, channels: int, kernel: int, *, stride: int = 1, groups: int = 1, conv: str, norm: str) -> Value:
-    init = {"type": "he_normal", "fan": "out"}
-    h = nn.conv2d(
-        x, channels, kernel, stride=stride, pad=kernel // 2, groups=groups, bias=False, init=init, name=conv
-    )  # fmt: skip
-    return nn.batch_norm(h, name=norm)
-
-
 def _relu6(x: Value, name: str) -> Value:
     return F.clip(x, 0.0, 6.0, name=name)
 
 
 def _inverted_residual(x: Value, expansion: int, filters: int, stride: int) -> Value:
-    inputs = x.tensor.known_shape[1]
-    assert isinstance(inputs, int)
+    inputs = channels_of(x)
     h, width = x, inputs * expansion
     if expansion != 1:
-        h = _relu6(_conv_bn(h, width, 1, conv="expand", norm="expand_bn"), "expand_relu")
-    h = _conv_bn(h, width, 3, stride=stride, groups=width, conv="depthwise", norm="depthwise_bn")
-    h = _conv_bn(_relu6(h, "depthwise_relu"), filters, 1, conv="project", norm="project_bn")
+        h = _relu6(conv_bn(h, width, 1, conv="expand", norm="expand_bn"), "expand_relu")
+    h = conv_bn(h, width, 3, stride=stride, groups=width, conv="depthwise", norm="depthwise_bn")
+    h = conv_bn(_relu6(h, "depthwise_relu"), filters, 1, conv="project", norm="project_bn")
     return F.add(x, h, name="sum") if stride == 1 and inputs == filters else h

@@ -1,4 +1,7 @@
-"""ResNet (He et al. 2015), with the stride of a bottleneck on its 3x3 convolution, as torchvision defines it."""
+"""ResNet (He et al. 2015) as torchvision defines it, and with preactivation (He et al. 2016) as MXNet does.
+
+The stride of a bottleneck is on its 3x3 convolution.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from graphkit.frontend import layers as nn
 from graphkit.frontend.scopes import name_scope
 from graphkit.ir.graph import Value
 from graphkit.model import Model
-from graphkit.models._images import image_shape, positive
+from graphkit.models._images import HE_NORMAL, channels_of, conv_bn, image_shape, positive
 from graphkit.models._registry import network
 from graphkit.ops import F
 
@@ -23,46 +26,72 @@ _EXPANSION = 4  # a bottleneck's output channels over its width
 
 
 @network
-def resnet(layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000) -> Model:
+def resnet(
+    layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, preactivation: bool = False
+) -> Model:
     """Residual network of 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers.
 
     x: float32 [N, *image]; logits: [N, classes]. Convolutions start from He's normal distribution by fan out, without
     biases. Parameter names: conv1_weight, bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias.
     With 1,000 classes: 11,689,512, 21,797,672, 25,557,032, 44,549,160 and 60,192,808 parameters.
+
+    With `preactivation`, known as ResNet v2, normalisation and ReLU come before a convolution, nothing comes after a
+    sum, and the sums end in a normalisation of their own, bn2: 11,687,848, 21,796,008, 25,549,480, 44,541,608 and
+    60,185,256 parameters.
     """
     if layers not in _DEPTHS:
         raise UsageError(f"resnet: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")
     channels, height, width = image_shape("resnet", image)
     positive("resnet", classes=classes)
     stages, bottleneck = _DEPTHS[layers]
+    block_of = _preactivation_block if preactivation else _block
     x = nn.input("x", ["N", channels, height, width])
-    h = F.relu(_conv_bn(x, 64, 7, stride=2, conv="conv1", norm="bn1"), name="relu1")
+    h = F.relu(conv_bn(x, 64, 7, stride=2, conv="conv1", norm="bn1"), name="relu1")
     h = nn.max_pool2d(h, 3, stride=2, pad=1, name="pool1")
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
             with name_scope(f"layer{stage + 1}"), name_scope(str(block)):
-                h = _block(h, 64 << stage, stride=2 if stage and not block else 1, bottleneck=bottleneck)
+                h = block_of(h, 64 << stage, stride=2 if stage and not block else 1, bottleneck=bottleneck)
+    if preactivation:
+        h = _activated(h, 2)
     h = F.flatten(nn.global_avg_pool(h, name="pool2"), axis=1, name="flat")
-    return Model({"logits": nn.linear(h, classes, name="fc")}, name=f"resnet{layers}")
-
-
-def _conv_bn(x: Value, channels: int, kernel: int, *, stride: int = 1, conv: str, norm: str) -> Value:
-    init = {"type": "he_normal", "fan": "out"}
-    h = nn.conv2d(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False, init=init, name=conv)
-    return nn.batch_norm(h, name=norm)
+    return Model({"logits": nn.linear(h, classes, name="fc")}, name=f"resnet{layers}{'_v2' * preactivation}")
 
 
 def _block(x: Value, width: int, *, stride: int, bottleneck: bool) -> Value:
     """x + f(x), then ReLU; the shortcut is a 1x1 convolution where the shape changes."""
     if bottleneck:
         channels = width * _EXPANSION
-        h = F.relu(_conv_bn(x, width, 1, conv="conv1", norm="bn1"), name="relu1")
-        h = F.relu(_conv_bn(h, width, 3, stride=stride, conv="conv2", norm="bn2"), name="relu2")
-        h = _conv_bn(h, channels, 1, conv="conv3", norm="bn3")
+        h = F.relu(conv_bn(x, width, 1, conv="conv1", norm="bn1"), name="relu1")
+        h = F.relu(conv_bn(h, width, 3, stride=stride, conv="conv2", norm="bn2"), name="relu2")
+        h = conv_bn(h, channels, 1, conv="conv3", norm="bn3")
     else:
         channels = width
-        h = F.relu(_conv_bn(x, width, 3, stride=stride, conv="conv1", norm="bn1"), name="relu1")
-        h = _conv_bn(h, width, 3, conv="conv2", norm="bn2")
-    if stride != 1 or x.tensor.known_shape[1] != channels:
-        x = _conv_bn(x, channels, 1, stride=stride, conv="downsample", norm="downsample_bn")
+        h = F.relu(conv_bn(x, width, 3, stride=stride, conv="conv1", norm="bn1"), name="relu1")
+        h = conv_bn(h, width, 3, conv="conv2", norm="bn2")
+    if stride != 1 or channels_of(x) != channels:
+        x = conv_bn(x, channels, 1, stride=stride, conv="downsample", norm="downsample_bn")
     return F.relu(F.add(h, x, name="sum"), name="relu")
+
+
+def _preactivation_block(x: Value, width: int, *, stride: int, bottleneck: bool) -> Value:
+    """x + f(x); where the shape changes, the shortcut is a 1x1 convolution of what f's first convolution reads."""
+    channels = width * _EXPANSION if bottleneck else width
+    active = _activated(x, 1)
+    if bottleneck:
+        h = _conv(_activated(_conv(active, width, 1, "conv1"), 2), width, 3, "conv2", stride=stride)
+        h = _conv(_activated(h, 3), channels, 1, "conv3")
+    else:
+        h = _conv(active, width, 3, "conv1", stride=stride)
+        h = _conv(_activated(h, 2), width, 3, "conv2")
+    if stride != 1 or channels_of(x) != channels:
+        x = _conv(active, channels, 1, "downsample", stride=stride)
+    return F.add(h, x, name="sum")
+
+
+def _activated(x: Value, number: int) -> Value:
+    return F.relu(nn.batch_norm(x, name=f"bn{number}"), name=f"relu{number}")
+
+
+def _conv(x: Value, channels: int, kernel: int, name: str, *, stride: int = 1) -> Value:
+    return nn.conv2d(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False, init=HE_NORMAL, name=name)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -18,3 +21,13 @@ def unset_parameters(monkeypatch):
     monkeypatch.setattr(
         "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
     )
+
+
+@pytest.fixture(scope="session")
+def torchvision():
+    """Also where its compiled operators do not load, as beside a PyTorch for processors: networks need none of them."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    # What it tells PyTorch of the shapes of operators fails where these are not there.
+    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+    return importlib.import_module("torchvision")

@@ -5,11 +5,6 @@ Left out where torch is not installed, and the comparison with torchvision's own
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import types
-
 import numpy as np
 import pytest
 from zoo_training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
@@ -22,16 +17,6 @@ torch_zoo = pytest.importorskip("torch_zoo", reason="bench/ is not part of a sou
 pytestmark = pytest.mark.pytorch
 
 BLOCK = {"vocab": 50, "width": 32, "heads": 4, "layers": 2, "length": 12}
-
-
-@pytest.fixture(scope="module")
-def torchvision():
-    """Also where its compiled operators do not load, as beside a PyTorch for processors: networks need none of them."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
-    # What it tells PyTorch of the shapes of operators fails where these are not there.
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
-    return importlib.import_module("torchvision")
 
 
 def adopt(net, state):
@@ -76,7 +61,19 @@ def observe_batches(module):
     return norms, sizes
 
 
-def torch_loss(name, output, target):
+def multibox_loss(logits, offsets, classes, boxes):
+    """Equation 1 of the paper, image by image."""
+    loss = 0
+    for scores, places, kinds, box in zip(logits, offsets, classes, boxes, strict=True):
+        matched = kinds > 0
+        entropy = torch.nn.functional.cross_entropy(scores, kinds, reduction="none")
+        background = entropy[~matched].sort(descending=True).values[: 3 * matched.sum()]
+        smooth = torch.nn.functional.smooth_l1_loss(places[matched], box[matched], reduction="sum")
+        loss = loss + entropy[matched].sum() + background.sum() + smooth
+    return loss / (classes > 0).sum()
+
+
+def torch_loss(name, output, target, *others):
     functional = torch.nn.functional
     match name:
         case "dqn":
@@ -85,6 +82,8 @@ def torch_loss(name, output, target):
             return functional.binary_cross_entropy_with_logits(output, target)
         case "gan" | "matrix_factorization":
             return functional.mse_loss(output, target)
+        case "ssd":
+            return multibox_loss(*output, target, *others)
         case "dlrm" | "ncf" | "unet":
             return functional.binary_cross_entropy_with_logits(output, target)
         case "vae":
@@ -115,9 +114,9 @@ def test_loss_gradients_and_statistics_in_training(name, options):
     norms, sizes = observe_batches(module)
     tensors = {n: torch.tensor(a) for n, a in feeds.items()}
     tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
-    target = tensors.pop("target")
+    targets = [tensors[n] for n in tensors if n not in net.inputs]
     output = module(*(tensors[n] for n in net.inputs))
-    loss = torch_loss(name, output, target)
+    loss = torch_loss(name, output, *targets)
     loss.backward()
     theirs = {"loss": loss, **dict(zip(net.outputs, output if isinstance(output, tuple) else [output], strict=True))}
     theirs |= {f"{n}_grad": p.grad for n, p in zip(net.trainable, module.parameters(), strict=True)}
@@ -126,7 +125,7 @@ def test_loss_gradients_and_statistics_in_training(name, options):
     for part, (mean, variance) in zip(norms, zip(states[::2], states[1::2], strict=True), strict=True):
         theirs[f"{mean}_updated"] = part.running_mean
         # ONNX takes the batch's own variance for the running one, PyTorch the unbiased estimate.
-        old = 0.9 * before[f"{named[part]}.running_var"]
+        old = (1 - part.momentum) * before[f"{named[part]}.running_var"]
         theirs[f"{variance}_updated"] = old + (part.running_var - old) * (1 - 1 / sizes[part])
     errors = relative_errors(ours, {n: t.detach().numpy() for n, t in theirs.items()})
     assert {n: e for n, e in errors.items() if not e <= 1e-8} == {}
@@ -138,11 +137,15 @@ def test_loss_gradients_and_statistics_in_training(name, options):
         ("alexnet", {"classes": 7}, "alexnet", {"num_classes": 7}),
         ("vgg", {"layers": 11, "classes": 7}, "vgg11", {"num_classes": 7}),
         ("vgg", {"layers": 11, "classes": 7, "batch_norm": True}, "vgg11_bn", {"num_classes": 7}),
+        ("densenet", {"classes": 7}, "densenet121", {"num_classes": 7}),
+        ("densenet", {"layers": 161, "classes": 7}, "densenet161", {"num_classes": 7}),
         (
             "googlenet", {"classes": 7}, "googlenet",
             {"num_classes": 7, "aux_logits": False, "init_weights": False, "transform_input": False},
         ),
         ("mobilenetv2", {"classes": 7}, "mobilenet_v2", {"num_classes": 7}),
+        ("mobilenetv3", {"classes": 7}, "mobilenet_v3_large", {"num_classes": 7}),
+        ("mobilenetv3", {"size": "small", "classes": 7}, "mobilenet_v3_small", {"num_classes": 7}),
         ("resnet", {"layers": 18, "classes": 7}, "resnet18", {"num_classes": 7}),
         ("resnet", {"layers": 50, "classes": 7}, "resnet50", {"num_classes": 7}),
     ],
@@ -162,6 +165,21 @@ def test_image_networks_are_those_of_torchvision(name, options, function, argume
             assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("size", "width", "heads", "layers"), [("tiny", 192, 3, 2), ("base", 768, 12, 1)])
+def test_vision_transformers_are_those_of_torchvision(size, width, heads, layers, unset_parameters, torchvision):
+    torch.manual_seed(0)
+    module = torchvision.models.VisionTransformer(32, 8, layers, heads, width, 4 * width, num_classes=7).eval()
+    for tensor in module.parameters():
+        tensor.data.normal_(0, 0.05)
+    net = gk.models.build("vit", size=size, patch=8, image=(3, 32, 32), classes=7, layers=layers)
+    state = module.state_dict()
+    adopt(net, {k: state[k] for k in ("conv_proj.weight", "conv_proj.bias")} | state)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "options"), WHOLE, ids=label)
 def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):
@@ -169,7 +187,7 @@ def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):
     net, module = gk.models.build(name, **options), torch_zoo.build(name, **defaults(name, options)).eval()
     randomise(module)
     adopt(net, module.state_dict())
-    feeds = {n: a for n, a in feeds_of(name, net, batch=1).items() if n != "target"}
+    feeds = {n: a for n, a in feeds_of(name, net, batch=1).items() if n in net.inputs}
     with torch.no_grad():
         theirs = module(*(torch.tensor(a) for a in feeds.values()))
     ours = net.compile(threads=2).run(feeds)

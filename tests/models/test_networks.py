@@ -16,6 +16,7 @@ import graphkit as gk
 from graphkit import cli
 from graphkit.checks.inputs import make_feeds
 from graphkit.errors import UsageError
+from graphkit.models.ssd import multibox_loss
 from graphkit.models.vae import negative_elbo
 from graphkit.train.losses import with_loss
 
@@ -35,6 +36,7 @@ OUTPUTS = {
     "dqn": ("q",),
     "gan": ("image",),
     "matrix_factorization": ("rating",),
+    "ssd": ("logits", "offsets"),
     "vae": ("logits", "mean", "log_variance"),
 }
 
@@ -43,12 +45,27 @@ PUBLISHED = [
     ("alexnet", {}, 61_100_840),
     ("googlenet", {}, 6_624_904),
     ("mobilenetv2", {}, 3_504_872),
+    ("densenet", {}, 7_978_856),
+    ("densenet", {"layers": 161}, 28_681_000),
+    ("densenet", {"layers": 169}, 14_149_480),
+    ("densenet", {"layers": 201}, 20_013_928),
+    ("mobilenetv3", {}, 5_483_032),
+    ("mobilenetv3", {"size": "small"}, 2_542_856),
     ("vgg", {"layers": 11}, 132_863_336),
     ("vgg", {"layers": 13}, 133_047_848),
     ("vgg", {"layers": 16}, 138_357_544),
     ("vgg", {"layers": 19}, 143_667_240),
     ("vgg", {"layers": 11, "batch_norm": True}, 132_868_840),
     ("vgg", {"layers": 16, "batch_norm": True}, 138_365_992),
+    ("ssd", {"classes": 91}, 35_641_826),
+    ("vit", {}, 86_567_656),
+    ("vit", {"patch": 32}, 88_224_232),
+    ("vit", {"size": "large"}, 304_326_632),
+    # timm's table of results, deit_tiny_patch16_224 and deit_small_patch16_224: 5.72 and 22.05 million
+    ("vit", {"size": "tiny"}, 5_717_416),
+    ("vit", {"size": "small"}, 22_050_664),
+    # imgclsmob's table of models, "BN-Inception", with the weights of Cadene/pretrained-models.pytorch
+    ("inception_bn", {}, 11_295_240),
     # Caffe's bvlc_googlenet without its auxiliary classifiers: table 1 of the paper, with biases
     ("googlenet", {"batch_norm": False}, 6_998_552),
     # Hugging Face's GPT2Model("gpt2") and BertModel("bert-base-uncased"), the latter with a classifier of 768 * 2 + 2
@@ -90,17 +107,21 @@ SMALL = {
     "alexnet": {"image": (3, 64, 64), "classes": 7, "hidden": 24},
     "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3},
     "dlrm": {"numbers": 4, "sizes": (5, 3, 4), "width": 6, "bottom": (8,), "top": (9, 7)},
+    "densenet": {"image": (3, 64, 64), "classes": 5, "growth": 4},
     "dqn": {"observations": 9, "actions": 3, "hidden": (16,), "dueling": True},
     "gan": {"image": (2, 16, 16), "latent": 5, "width": 4},
     "googlenet": {"image": (3, 32, 32), "classes": 5},
+    "inception_bn": {"image": (3, 64, 64), "classes": 5},
     "lenet": {"image": (1, 8, 8)},
     "lstm_lm": {"vocab": 40, "hidden": 8, "layers": 2},
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
     "mlp": {"inputs": 12},
     "mobilenetv2": {"image": (3, 64, 64), "classes": 5},  # maps of one element would leave two to normalise by
     "ncf": {"users": 6, "items": 9, "factors": 4, "hidden": (10, 8, 6)},
+    "mobilenetv3": {"size": "small", "image": (3, 64, 64), "classes": 5, "width": 0.25},
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
+    "ssd": {"image": (3, 268, 268), "classes": 4, "width": 4},
     "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},
     "text_cnn": {"vocab": 40, "width": 8, "windows": (2, 3), "maps": 6, "classes": 3},
     "transformer_lm": {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8},
@@ -108,16 +129,19 @@ SMALL = {
     "vae": {"image": (1, 6, 6), "hidden": 12, "latent": 3},
     "vgg": {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24},
     "wide_and_deep": {"numbers": 3, "sizes": (4, 3, 5), "crosses": (0, 2), "width": 4, "hidden": (9, 7)},
+    "vit": {"size": "tiny", "patch": 8, "image": (3, 32, 24), "classes": 5, "layers": 2},
 }
 TOKENS = 6  # in a small sequence; shorter than its `length`
 
 PIXELS = {"target": gk.TensorType("float32", ["N", 1, 6, 6])}
+BOXES = {"classes": gk.TensorType("int64", ["N", 7034]), "places": gk.TensorType("float32", ["N", 7034, 4])}
 LOSSES = {
     "dlrm": ("sigmoid_binary_cross_entropy", None),
     "dqn": ("huber", None),
     "gan": ("mse", None),
     "matrix_factorization": ("mse", None),
     "ncf": ("sigmoid_binary_cross_entropy", None),
+    "ssd": (multibox_loss, BOXES),
     "unet": ("sigmoid_binary_cross_entropy", None),
     "vae": (negative_elbo, PIXELS),
     "wide_and_deep": ("sigmoid_binary_cross_entropy", None),
@@ -139,6 +163,18 @@ def test_every_network_builds_by_default_and_names_its_ends(name, unset_paramete
 @pytest.mark.parametrize(("name", "options", "count"), PUBLISHED)
 def test_parameter_counts_are_the_published_ones(name, options, count, unset_parameters):
     assert gk.models.build(name, **options).num_parameters == count
+
+
+# MXNet's documentation of gluon.model_zoo.vision, resnet18_v2 to resnet152_v2. Statistics count there, and a
+# normalisation of three channels before the first convolution, which the paper does not have.
+GLUON = {18: 11_695_796, 34: 21_811_380, 50: 25_595_060, 101: 44_639_412, 152: 60_329_140}
+
+
+@pytest.mark.parametrize("layers", GLUON)
+def test_preactivation_has_as_many_parameters_as_in_gluon(layers, unset_parameters):
+    net = gk.models.build("resnet", layers=layers, preactivation=True)
+    assert sum(a.size for a in net.params.values()) == GLUON[layers] - 4 * 3
+    assert f"{net.num_parameters:,}" in gk.models.describe("resnet")
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -169,7 +205,9 @@ def test_one_step_of_training_then_onnx_runtime_agrees(name):
     shapes = {n: _shape(t) for n, t in graph.input_types.items()}
     feeds = make_feeds(graph, shapes=shapes, seed=1).arrays
     feeds = {n: np.abs(a) / (1 + np.abs(a)) if a.dtype == np.float32 else a for n, a in feeds.items()}
-    target = feeds.pop("target")
+    if name == "ssd":
+        feeds["x"] *= 100  # its pixels are not scaled to 1
+    target = {n: feeds.pop(n) for n in list(feeds) if n not in net.inputs}
     # Biases before a normalisation have no gradient, so only weights have to move.
     before = {n: net.params[n].copy() for n in net.trainable if net.params[n].ndim > 1}
     trainer = gk.Trainer(net, loss, gk.optim.SGD(1e-3), targets=targets, threads=2, seed=0)
@@ -257,8 +295,18 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
     ("name", "options", "message"),
     [
         ("alexnet", {"image": (3, 62, 64)}, "at least 63 pixels a side"),
+        ("mobilenetv3", {"size": "medium"}, "size is 'large' or 'small', not 'medium'"),
+        ("mobilenetv3", {"width": 0.0}, "width is a positive number, not 0.0"),
+        ("densenet", {"layers": 100}, "layers is one of 121, 161, 169, 201, not 100"),
+        ("densenet", {"growth": 0}, "growth must be a positive integer"),
         ("vgg", {"layers": 12}, "layers is one of 11, 13, 16, 19, not 12"),
         ("vgg", {"image": (3, 31, 32)}, "at least 32 pixels a side"),
+        ("ssd", {"image": (3, 300, 267)}, "at least 268 pixels a side, not 300x267"),
+        ("ssd", {"classes": 1}, "classes are 2 or more"),
+        ("ssd", {"classes": 2, "detections": 8733}, "8732 boxes of 1 classes are no 8733 detections"),
+        ("vit", {"size": "bsae"}, "size is one of tiny, small, base, large, not 'bsae'; did you mean 'base'"),
+        ("vit", {"image": (3, 32, 40)}, "32x40 pixels does not divide into patches of 16x16"),
+        ("vit", {"layers": 0}, "layers must be a positive integer"),
         ("unet", {"image": (1, 24, 32)}, r"divisible by 16 \(2\^depth\)"),
         ("transformer_lm", {"heads": 3}, "width 256 does not divide into 3 heads"),
         ("bert", {"layers": 0}, "layers must be a positive integer"),

@@ -35,7 +35,19 @@ def test_every_network_is_here():
 
 
 # Where rectifiers and pools have so many elements that some are decided by rounding in every batch.
-KINKED = {"alexnet", "gan", "googlenet", "mobilenetv2", "resnet", "unet", "vgg"}
+KINKED = {
+    "alexnet",
+    "densenet",
+    "gan",
+    "googlenet",
+    "inception_bn",
+    "mobilenetv2",
+    "mobilenetv3",
+    "resnet",
+    "ssd",
+    "unet",
+    "vgg",
+}
 
 
 def training_graph_of(name, options):

@@ -89,6 +89,7 @@ def test_options_are_introspected():
     found = {o.name: (o.default, o.type) for o in gk.models.options("resnet")}
     assert found == {
         "layers": (50, "int"), "image": ((3, 224, 224), "tuple[int, ...]"), "classes": (1000, "int"),
+        "preactivation": (False, "bool"),
     }  # fmt: skip
 
 

@@ -57,13 +57,18 @@ _FORMULAS: tuple[tuple[Pattern, Callable[[Match, Node], Value | None]], ...] = (
 
 
 @graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.ACTIVATIONS_FUSED])
-def fuse_activation(graph: Graph) -> Graph:
-    """Replace the nodes of an activation by the operator, when nothing else reads what is between. Linear."""
+def fuse_activation(graph: Graph, bounds: bool = True) -> Graph:
+    """Replace the nodes of an activation by the operator, when nothing else reads what is between. Linear.
+
+    Without `bounds` Max, Min and Clip stay: at a bound their gradients differ.
+    """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        return (_formula(node, readers) if is_op(node, "Mul", "Div") else None) or _bound(node, readers) or _relu(node)
+        if is_op(node, "Mul", "Div") and (made := _formula(node, readers)):
+            return made
+        return (_bound(node, readers) or _relu(node)) if bounds else None
 
-    return fuse(graph, rule, at=("Mul", "Div", "Max", "Min", "Clip"))
+    return fuse(graph, rule, at=("Mul", "Div", *(("Max", "Min", "Clip") if bounds else ())))
 
 
 def _formula(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -6,17 +6,18 @@ from graphkit.ir.graph import Graph
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import pipeline
 from graphkit.passes.core.sweep import operators, run_passes
+from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.softmax import fuse_softmax
 
-_FORMULAS = pipeline(*CLEANUP, fuse_layer_norm, fuse_gelu, fuse_softmax)
+_FORMULAS = pipeline(*CLEANUP, fuse_layer_norm, fuse_gelu, fuse_activation.with_options(bounds=False), fuse_softmax)
 # Of these operators each formula has one.
-_NEEDS = frozenset({"Erf", "Tanh", "ReduceMean", "ReduceMax", "Log"})
+_NEEDS = frozenset({"Clip", "Erf", "HardSigmoid", "Log", "ReduceMax", "ReduceMean", "Sigmoid", "Tanh"})
 
 
 def recognise(graph: Graph) -> Graph:
-    """LayerNormalization, Gelu, Softmax and LogSoftmax in place of the nodes that files of older opsets have for them.
+    """LayerNormalization, Gelu, HardSwish and such, Softmax, LogSoftmax in place of what files of older opsets have.
 
     The gradients of these operators keep less than those of their formulas, and have kernels of their own. The result
     is made of standard operators. Linear.

@@ -172,3 +172,11 @@ def test_an_activation_whose_parts_are_read_stays(apply: Any) -> None:
     x = data("N", 7)
     s = F.sigmoid(x)
     assert apply([x], [x * s, s], fuse_activation, N=5) == {"Sigmoid": 1, "Mul": 1}
+
+
+def test_bounds_that_are_to_stay_stay(apply: Any) -> None:
+    x = data("N", 7)
+    formulas = fuse_activation.with_options(bounds=False)
+    assert apply([x], F.max(x, np.float32(0)), formulas, N=5) == {"Max": 1}
+    assert apply([x], F.clip(x, np.float32(0)), formulas, N=5) == {"Clip": 1}
+    assert apply([x], x * F.clip(x + 3.0, np.float32(0), np.float32(6)) / 6.0, formulas, N=5) == {"HardSwish": 1}
