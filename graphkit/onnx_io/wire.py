@@ -22,7 +22,8 @@ _TENSOR_RAW_DATA: Final = 9
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_NUMBER = (1 << 29) - 1
-_MAX_VARINT_BYTES = 10
+# Of a number; and of a tag or a length, which protobuf refuses when they are longer, whatever their value.
+_MAX_VARINT_BYTES, _MAX_FRAME_BYTES = 10, 5
 
 _WINDOW = 1 << 15
 
@@ -170,12 +171,12 @@ def fields(data: Spans, position: int, end: int) -> Iterator[Field]:
         if position == end:
             return
         start = position
-        tag, position = _varint(data, position, end)
+        tag, position = _varint(data, position, end, _MAX_FRAME_BYTES)
         number, wire = tag >> 3, tag & 7
         if not 0 < number <= _MAX_NUMBER:
             raise Malformed
         if wire == _BYTES:
-            length, position = _varint(data, position, end)
+            length, position = _varint(data, position, end, _MAX_FRAME_BYTES)
             after = position + length
         elif wire == _VARINT:
             _, after = _varint(data, position, end)
@@ -210,9 +211,9 @@ def count_messages(data: Spans, most: int) -> int:
     return found
 
 
-def _varint(data: Spans, position: int, end: int) -> tuple[int, int]:
+def _varint(data: Spans, position: int, end: int, most: int = _MAX_VARINT_BYTES) -> tuple[int, int]:
     value = 0
-    for count, byte in enumerate(data[position : min(position + _MAX_VARINT_BYTES, end)]):
+    for count, byte in enumerate(data[position : min(position + most, end)]):
         value |= (byte & 0x7F) << 7 * count
         if byte < 0x80:
             return value, position + count + 1

@@ -48,6 +48,34 @@ def test_overlong_numbers_are_those_of_protobuf():
     assert parse(data, "net.onnx").ir_version == onnx.ModelProto.FromString(data).ir_version == 10
 
 
+@pytest.mark.parametrize("of", ["tag", "length"])
+def test_tags_and_lengths_have_five_bytes_as_in_protobuf(tmp_path, of):
+    """Whatever their value; and a file says the same from its path, which leaves large weights in it."""
+    model = small()
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1 << 15], np.ones(1 << 15, np.float32).tobytes(), raw=True)
+    model.graph.initializer.append(weight)
+    model.graph.node.append(helper.make_node("Neg", ["w"], ["v"]))
+    model.graph.output.append(helper.make_tensor_value_info("v", TensorProto.FLOAT, None))
+    graph = model.graph.SerializeToString()
+    model.ClearField("graph")
+
+    def overlong(value, size):
+        return bytes([value >> 7 * i & 0x7F | (0x80 if i < size - 1 else 0) for i in range(size)])
+
+    for size in (5, 6):
+        tag = overlong(7 << 3 | 2, size) if of == "tag" else wire._tag(7)
+        length = overlong(len(graph), size) if of == "length" else wire._encoded(len(graph))
+        data = model.SerializeToString() + tag + length + graph
+        path = tmp_path / f"{size}.onnx"
+        path.write_bytes(data)
+        for source in (data, path):
+            if size == 5:
+                assert import_model(source).graph.output_names == ("xy", "v")
+            else:
+                with pytest.raises(InvalidModel):
+                    import_model(source)
+
+
 def test_a_file_cut_off_anywhere_is_an_error():
     data = small().SerializeToString()
     for end in range(len(data)):

@@ -73,6 +73,10 @@ def _with_units_first(
     return x, w, y, order
 
 
+# Columns of a picture from which on the library takes seconds to prepare a transposed convolution.
+_WIDEST = 1 << 14
+
+
 class _Forward:
     """Makes the kernels of a convolution, or of a transposed one, for the sizes that it meets."""
 
@@ -115,12 +119,19 @@ class _Forward:
         windows = self._windows(x, w)
         if windows.depthwise is not None:
             return native.DepthwiseConvolution(x, y, windows.depthwise, self._threads, **self._options)
-        window = windows.window
+        window, order = windows.window, tuple(range(len(x) - 2))
         if 1 in x[2:]:
             x, w, y, order = _with_units_first(x, w, y)
             window = window_of(windows.geometry, order)
         if window is None:
             return None
+        if self._kind is native.Deconvolution and x[-1] > _WIDEST:
+            # The library takes time for each column before it computes any, and none for rows.
+            if max(x[2:-1], default=1) > 1:
+                return None
+            x, w, y = ((*shape[:2], shape[-1], *shape[2:-1]) for shape in (x, w, y))
+            window = window_of(windows.geometry, (order[-1], *order[:-1]))
+            assert window is not None, "the same axes"
         if self._tiles:
             if native.NarrowConvolution.suits(x, w, y, window):
                 return native.NarrowConvolution(x, w, y, window, threads=self._threads, **self._options)

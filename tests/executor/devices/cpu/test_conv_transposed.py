@@ -193,3 +193,23 @@ def test_what_is_refused():
     assert not made.covers(wide.x.shape, wide.w.shape, (1, 32, 16, 4096), wide.window)  # lines that fill the memory
     with pytest.raises(native.Unsupported, match="not by the method transposed"):
         made(e.x.shape, e.w.shape, y, two_groups)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "strides", "pads", "has_kernel"),
+    [
+        ((1, 3, 1, 20000), (1, 4), (1, 2), (0, 1, 0, 1), True),
+        ((1, 3, 20000), (4,), (2,), (1, 1), True),
+        ((1, 2, 1, 1, 20000), (1, 1, 3), (1, 1, 2), (0,) * 6, True),
+        ((1, 2, 20000, 2), (3, 2), (3, 2), (0, 0, 0, 0), True),
+        # Of several rows: the library would take seconds, or hours for a file that asks for it, before it begins.
+        ((1, 2, 2, 20000), (2, 2), (2, 2), (0, 0, 0, 0), False),
+    ],
+)
+def test_very_wide_data_are_not_for_the_library(shape, kernel, strides, pads, has_kernel):
+    w = np.random.default_rng(0).standard_normal((shape[1], 5, *kernel)).astype(np.float32)
+    net = gk.Model({"y": gk.conv_transpose(gk.input("x", shape), w, strides=strides, pads=pads)})
+    gk.verify(net).raise_if_failed()
+    executor = net.compile(threads=1)
+    executor.run({"x": np.zeros(shape, np.float32)})
+    assert (not executor.plan.fallbacks) is has_kernel
