@@ -40,7 +40,7 @@ def taken_over(
         before = {"loss_specs": [before["loss"]], **before}
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name not in before:
+        if name not in before or (name == "seed" and before[name] is None):  # None: of older checkpoints
             continue
         old = tuple(before[name]) if isinstance(before[name], list) else before[name]
         if context.get_parameter_source(name) not in _GIVEN:

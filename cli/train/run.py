@@ -65,7 +65,9 @@ def train(
         trainer.notes = kept(o, trainer.seed)
         if run is not None and writes:
             run.claim(trainer.run, overwrite=o["overwrite"])
-            _describe(context, run, trainer, parts, source, store, o)
+            if not over:
+                with store.working():
+                    _describe(context, run, trainer, parts, source, store, o)
         trace, alone = o["trace"], store.num_workers == 1
         recording = profile(trace if alone else None, skip=_SKIPPED, runs=_RECORDED)
         recorded = None if trace is None else stack.enter_context(recording)

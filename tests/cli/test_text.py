@@ -87,7 +87,8 @@ def test_text(call, book, tmp_path):
     assert code == 0, err
     code, _, err = call(*train, "--epochs", 4, "--resume")
     assert code == 0, err
-    records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    records = [line for line in lines if line["event"] == "epoch"]
     scores = [r["valid_perplexity"] for r in records]
     assert len(scores) == 4
     assert scores[3] < scores[1] < scores[0] < len(Vocabulary.load(run / "vocabulary.json"))

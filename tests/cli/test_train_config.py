@@ -283,6 +283,7 @@ def test_what_the_folder_says_of_its_calls(call, task, tmp_path):
     assert len(first["network"]["sha256"]) == 64
     assert first["git"] is None or len(first["git"]["commit"]) == 40
     assert call("train", task / "config.toml", "-o", run, "--resume", "--epochs", 2)[0] == 0
+    assert call("train", task / "config.toml", "-o", run, "--resume", "--epochs", 2)[0] == 0  # which trains nothing
     calls = json.loads((run / "run.json").read_text())["calls"]
     assert len(calls) == 2
     assert calls[0] == first

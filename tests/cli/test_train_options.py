@@ -240,6 +240,33 @@ def test_several_targets(call, task, tmp_path, source):
     assert code == 0, err
 
 
+def test_a_table_to_validate_on_is_read_as_the_one_trained_on(call, tmp_path):
+    """Its colours are fewer and come in another order; alone they would be two columns, not three, with other means."""
+    rng = np.random.default_rng(3)
+
+    def table(name, colours, scale):
+        colour = rng.choice(colours, 60)
+        size = rng.standard_normal(60) * scale
+        rows = [f"{c},{float(s)!r},{'yes' if s > 0 else 'no'}" for c, s in zip(colour, size, strict=True)]
+        (tmp_path / name).write_text("\n".join(["colour,size,large", *rows]))
+        codes = (colour[:, None] == np.array(["blue", "green", "red"])).astype(np.float32)
+        return codes, size, (size > 0).astype(int)
+
+    _, train_size, _ = table("train.csv", ["red", "green", "blue"], 5)
+    codes, size, large = table("valid.csv", ["red", "blue"], 1)
+    gk.models.build("mlp", inputs=4, hidden=(8,), classes=2).save(tmp_path / "net.json")
+    code, out, err = call(
+        "train", tmp_path / "net.json", "--data", tmp_path / "train.csv", "--valid", tmp_path / "valid.csv",
+        "--data-option", "target=large", "--data-option", "scale=standard", "-o", tmp_path / "run", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    scaled = (size - train_size.mean()) / train_size.std()
+    x = np.column_stack([scaled, codes]).astype(np.float32)
+    logits = gk.load(tmp_path / "run")(x)
+    accuracy = np.mean(logits.argmax(axis=1) == large)
+    assert json.loads(out)["history"][0]["valid_accuracy"] == pytest.approx(accuracy)
+
+
 def test_one_loss_may_name_its_output(call, task, tmp_path):
     assert call(*options(task, "-o", tmp_path / "a"))[0] == 0
     code, _, err = call(*options(task, "-o", tmp_path / "b", "--loss", "logits=softmax_cross_entropy"))

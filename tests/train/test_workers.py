@@ -54,6 +54,13 @@ def test_bits_of_training(sets, workers, prefetch):
         assert len(shared.pids) == workers, "whoever brings workers ends them"
 
 
+def test_a_learning_rate_is_looked_for_with_workers_too(sets):
+    data = sets.Rusty(50, ())
+    straight = gk.find_lr(trainer(), data, batch_size=8)
+    assert gk.find_lr(trainer(), data, batch_size=8, workers=2) == straight
+    assert len(straight.rates) > 7, "more than one epoch"
+
+
 def test_an_interrupted_epoch_goes_on_with_other_workers(sets, tmp_path):
     data = sets.Rusty(50, ())
     straight = trainer()
