@@ -24,6 +24,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
+from graphkit.passes.layout.unstride_transposed import scatters
 
 
 def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> native.Window | None:
@@ -139,7 +140,7 @@ class _Forward:
             if method is not None:
                 return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
         # Without strides the library has nothing to put together.
-        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1)
+        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1 or scatters(x, w, y))
         if transposes and native.TransposedConvolution.covers(x, w, y, window):
             options = dict(bias=self._options["bias"], pack_weights=self._packs)
             return native.TransposedConvolution(x, w, y, window, **options, threads=self._threads)
