@@ -1,7 +1,7 @@
 """What `mkdocs build` needs beside mkdocs.yml.
 
-Pages of the repository that lie outside of docs/, the README first, become pages of the site, and links between files are
-made links between pages, so that they lead on in both places. Patterns in the navigation become the pages that fit.
+Pages of the repository that lie outside of docs/, the README first, become pages of the site, and links between files
+are made links between pages, so that they lead on in both places. Patterns in the navigation become the pages that fit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ RENAMED = {"README.md": "index.md"}
 SHOWN = {".md", ".svg", ".png"}
 
 # Code is left as it is; the rest is a link: its text, what it leads to, and the place there.
-_LINK = re.compile(r"^```.*?^```$|`[^`]+`|(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s#]+)(#[^()\s]*)?\)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(
+    r"^```.*?^```$|`[^`]+`|(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s#]+)(#[^()\s]*)?\)", re.MULTILINE | re.DOTALL
+)
 
 
 def outside() -> dict[str, str]:
