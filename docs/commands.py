@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from markup import code, prose, table
 
 from graphkit import config
 from graphkit.cli import _allreduce, cli
@@ -28,22 +29,7 @@ _SETTINGS = """\
 ## Settings
 
 Environment variables. `graphkit doctor` shows what is in force; `gk.config` has them in Python.
-
-| variable | default | meaning |
-|---|---|---|
 """
-
-
-def code(text: str) -> str:
-    """Code that may stand in a table."""
-    return f"<code>{text.replace('<', '&lt;').replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
-
-
-def prose(text: str) -> str:
-    """Text of a terminal for Markdown: code stays code, nothing else is markup."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    plain = {"\\": "\\\\", "<": "&lt;", "*": "\\*", "|": "&#124;", "[": "\\["}
-    return "".join(p if p.startswith("`") else "".join(plain.get(c, c) for c in p) for p in parts)
 
 
 # --- one option -------------------------------------------------------------------------------------
@@ -80,12 +66,12 @@ def meaning(option: click.Option) -> str:
     return " ".join([prose(option.help or ""), f"({'; '.join(notes)})" if notes else ""]).strip()
 
 
-def rows(command: click.Command) -> Iterator[str]:
+def rows(command: click.Command) -> Iterator[tuple[str, str]]:
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
             names = ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
             taken = value_name(option)
-            yield f"| {names} {code(taken) if taken else ''} | {meaning(option)} |".replace("  ", " ")
+            yield f"{names} {code(taken)}" if taken else names, meaning(option)
 
 
 # --- one command ------------------------------------------------------------------------------------
@@ -110,14 +96,14 @@ def section(name: str, command: click.Command, depth: int = 2) -> Iterator[str]:
     yield f"```\n{' '.join([name, '[OPTIONS]', *(['COMMAND'] if below else []), *arguments])}\n```"
     yield from described(inspect.cleandoc(command.help or ""))
     if options := list(rows(command)):
-        yield "\n".join(["| option | meaning |", "|---|---|", *options])
+        yield table(("option", "meaning"), options)
     for part, found in below.items():
         yield from section(f"{name} {part}", found, depth + 1)
 
 
 def settings() -> str:
-    defaults = {knob.name: "" if knob.default is None else code(str(knob.default)) for knob in config.KNOBS}
-    return _SETTINGS + "\n".join(f"| `{k.name}` | {defaults[k.name]} | {prose(k.help)} |" for k in config.KNOBS)
+    rows = [(code(k.name), "" if k.default is None else code(str(k.default)), prose(k.help)) for k in config.KNOBS]
+    return _SETTINGS + "\n" + table(("variable", "default", "meaning"), rows)
 
 
 def page() -> str:

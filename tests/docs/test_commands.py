@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,13 +15,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def commands() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_commands", DOCS / "commands.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def commands(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("commands")
 
 
 def test_the_page_is_up_to_date(commands: ModuleType) -> None:
@@ -53,7 +48,7 @@ def test_what_markdown_would_take_for_markup(commands: ModuleType) -> None:
         "```\nrun [OPTIONS] MODEL\n```",
         "Run `x*y` on FILE.",
         "```sh\ngraphkit run <file>\n```",
-        "| option | meaning |\n|---|---|\n"
+        "| option | meaning |\n| --- | --- |\n"
         "| `--form` `VALUE` | Of \\*all\\* top&lt;k>. (one of `a`, `b`; default `a`) |\n"
         "| `--rate` <code>A &#124; B</code> | (`0 < x <= 1`; required) |",
     ]
