@@ -25,7 +25,7 @@ import graphkit as gk
 from graphkit import config
 from graphkit.checks import timing
 from graphkit.checks.inputs import concrete_shapes, make_feeds
-from graphkit.executor.devices.loading import load_device
+from graphkit.executor.devices import cpu
 from graphkit.ir.dims import evaluate
 from graphkit.models.ssd import multibox_loss
 from graphkit.models.vae import negative_elbo
@@ -165,7 +165,7 @@ def measured(name: str) -> dict[str, Any]:
 
 def machine() -> str:
     """What times depend on besides the network."""
-    facts = load_device("cpu").describe()
+    facts = cpu.describe()
     features = [f for f in facts["cpu features"].split(", ") if f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")]
     kind = f"{platform.machine()} ({', '.join(features)})" if features else platform.machine()
     threads = config.num_threads()
@@ -214,7 +214,7 @@ def times_of(name: str, batch: int, record: Mapping[str, Any]) -> Iterator[str]:
 
 _SIZE = """\
 FLOPs are those of one sample{steps}: two for each multiply-add of products, convolutions and recurrent layers.
-Activations are the most that lives at one step, as planned, of inference with one sample{training}."""
+Activations are the most that lives at one step, but for results, as planned, of inference with one sample{training}."""
 _TRAINING = """\
  and of a training step with
 {batch} by `{loss}` and Adam; parameters, and two slots for each, come on top"""
