@@ -30,6 +30,7 @@ from graphkit.ir.dims import evaluate
 from graphkit.models.ssd import multibox_loss
 from graphkit.models.vae import negative_elbo
 from graphkit.ops.cost import costs
+from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.text import human, si
 
@@ -121,9 +122,9 @@ def size_of(name: str, options: Options, batch: int) -> Size:
     """The costs of one sample, and the activations of inference of one and of a training step of `batch`."""
     net = gk.models.build(name, **options)
     one = shapes_of(name, net, 1)
-    found = costs(bind(net.graph, one))
-    # Bodies of loops have the names of sizes.
-    flops = si(evaluate(found.total.flops, {"N": 1, **STEPS.get(name, {})}))
+    sized, _ = specialise_subgraphs(bind(net.graph, one))
+    found = costs(sized)
+    flops = si(evaluate(found.total.flops, {}))
     if found.open_loops:
         flops += " with one token"
     inference = net.compile(shapes=one, threads=1).plan.activation_bytes
