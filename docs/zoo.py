@@ -33,6 +33,7 @@ from graphkit.ops.cost import costs
 from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.text import human, si
+from graphkit.train.step import LEARNING_RATE
 
 FOLDER = Path(__file__).resolve().parent / "models"
 TIMES = FOLDER / "times.json"
@@ -159,7 +160,9 @@ def measured(name: str) -> dict[str, Any]:
     given, _ = concrete_shapes(trainer, shapes_of(name, net, batch), batch)
     arrays = make_feeds(trainer, shapes=given).arrays
     inputs = {key: arrays[key] for key in net.inputs}
-    targets = {key: array for key, array in arrays.items() if key not in inputs and key != "learning_rate"}
+    targets = {key: array for key, array in arrays.items() if key not in inputs and key != LEARNING_RATE}
+    if LOSSES.get(name) == "sigmoid_binary_cross_entropy":
+        targets = {key: (array > 0).astype(array.dtype) for key, array in targets.items()}
     times["training"] = milliseconds(lambda: float(trainer.step(inputs, targets)))
     return times
 
