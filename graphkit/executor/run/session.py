@@ -469,7 +469,8 @@ def _check_precision(precision: str, optimize: bool, device: str) -> None:
         raise UnsupportedError(f"precision 'bf16' is not there on device {device!r}; use 'f32'")
     native = native_module()
     if native is None or not native.has_bfloat16():
-        raise UnsupportedError("precision 'bf16': this processor does not multiply matrices of bfloat16; use 'f32'")
+        who = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"
+        raise UnsupportedError(f"precision 'bf16': {who} does not multiply matrices of bfloat16; use 'f32'")
 
 
 def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:
