@@ -1,0 +1,53 @@
+"""Each example as its README calls it, with smaller numbers, from nothing: what it says, and the files that it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import graphkit as gk
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch) -> Callable[..., str]:
+    """Run examples/NAME/NAME.py in an empty folder: its stdout. Warnings are errors in all of its processes."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *arguments: object) -> str:
+        command = [sys.executable, EXAMPLES / name / f"{name}.py", *map(str, arguments)]
+        environment = {**os.environ, "PYTHONWARNINGS": "error"}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    return run
+
+
+def last_epoch(folder: Path | str) -> dict[str, float]:
+    lines = [json.loads(line) for line in Path(folder, "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == "epoch"][-1]
+
+
+def test_pictures_in_folders_become_a_file_that_names_them(example):
+    out = example("image_folder", "--count", 60, "--epochs", 12)
+    assert last_epoch("image_folder/run")["valid_accuracy"] > 0.4  # of six classes
+    net = gk.load("image_folder/net.onnx")
+    assert net.classes == ("circle", "cross", "hexagon", "square", "star", "triangle")
+    assert gk.verify(net).passed
+    named = [line.split()[2] for line in out.splitlines() if line.startswith("image_folder/photo.png")]
+    assert len(named) == 5
+    assert set(named) < set(net.classes)
+    # A second call finds its pictures, and trains anew; so do pictures of one's own.
+    photo = "image_folder/shapes-60/star/3.png"
+    out = example("image_folder", "--pictures", "image_folder/shapes-60", "--photo", photo, "--epochs", 1, "-o", "own")
+    assert f"\n{photo}  " in out
