@@ -1,7 +1,9 @@
 """From a folder of pictures, with a folder in it for each class, to a verified ONNX file that answers in names.
 
-python examples/image_folder/image_folder.py
-python examples/image_folder/image_folder.py --pictures photos/ --photo photos/cat/0.png
+    python examples/image_folder/image_folder.py
+    python examples/image_folder/image_folder.py --pictures photos/ --photo photos/cat/0.png
+
+config.toml has what `graphkit train` is told.
 """
 
 from __future__ import annotations

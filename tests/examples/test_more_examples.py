@@ -1,4 +1,4 @@
-"""Each example as its README calls it, with smaller numbers, from nothing: what it says, and the files that it leaves."""
+"""Each example as its README calls it, from nothing, with smaller numbers: what it says, and what it leaves."""
 
 from __future__ import annotations
 
@@ -51,3 +51,27 @@ def test_pictures_in_folders_become_a_file_that_names_them(example):
     photo = "image_folder/shapes-60/star/3.png"
     out = example("image_folder", "--pictures", "image_folder/shapes-60", "--photo", photo, "--epochs", 1, "-o", "own")
     assert f"\n{photo}  " in out
+
+
+def test_a_file_learns_other_classes_by_a_fresh_head(example):
+    out = example("fine_tune", "--epochs", 15)
+    results = {line[9:]: float(line[:6]) for line in out.splitlines() if line[6:7] == "%"}
+    assert list(results) == ["a fresh head", "then everything", "all from random weights"]
+    assert results["then everything"] > 85 > 50  # per cent, of two classes
+    assert results["then everything"] > results["all from random weights"]
+    net = gk.load("fine_tune/net.onnx")
+    assert net.classes == ("even", "odd")
+    assert net.params["head_weight"].shape == (2, 500)
+    assert gk.verify(net).passed
+    # The head was trained alone at first, and the rest moved afterwards.
+    known, head, whole = (
+        gk.load(f"fine_tune/{name}").params["conv1_weight"] for name in ("known.onnx", "head", "whole")
+    )
+    assert (known == head).all()
+    assert (head != whole).any()
+    out = example(
+        "fine_tune", "--model", "fine_tune/known.onnx", "--at", "flat", "--data", "digits", "--classes", 10,
+        "--epochs", 1, "-o", "own",
+    )  # fmt: skip
+    assert "from random weights" not in out
+    assert gk.load("own/net.onnx").params["head_weight"].shape == (10, 200)
