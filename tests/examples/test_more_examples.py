@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import graphkit as gk
@@ -75,3 +77,29 @@ def test_a_file_learns_other_classes_by_a_fresh_head(example):
     )  # fmt: skip
     assert "from random weights" not in out
     assert gk.load("own/net.onnx").params["head_weight"].shape == (10, 200)
+
+
+def test_a_table_with_gaps_is_learnt_and_other_rows_are_predicted(example):
+    out = example("tabular", "--count", 3000, "--epochs", 8)
+    reached, best = (float(number) for number in re.findall(r"\d\.\d{4}", out.splitlines()[-1]))
+    assert 0.7 < reached < best + 0.02  # 0.5 is chance; `best` is of the true odds, on the same people
+    assert last_epoch("tabular/run")["valid_f1"] > 0.35
+    net = gk.load("tabular/net.onnx")
+    assert net.classes == ("little", "much")
+    assert gk.verify(net).passed
+    named = re.findall(r"^\d +[01] +(little|much) +[01]\.\d+$", out, re.MULTILINE)
+    assert len(named) == 5
+    # Rows by their columns' names, whatever their order and what else there is.
+    rows = [line.split(",") for line in Path("tabular/rows.csv").read_text().splitlines()]
+    Path("turned.csv").write_text("\n".join(",".join([*reversed(row), f"note{i}"]) for i, row in enumerate(rows)))
+    again = example("tabular", "--data", "tabular/census/train.csv", "--rows", "turned.csv", "--epochs", 1, "-o", "own")
+    assert "true odds" not in again
+    codes = [
+        subprocess.run(
+            [sys.executable, "-m", "graphkit", "run", "tabular/net.onnx", name, "-o", f"{name}.npz"], check=False
+        ).returncode
+        for name in ("tabular/rows.csv", "turned.csv")
+    ]
+    assert codes == [0, 0]
+    with np.load("tabular/rows.csv.npz") as straight, np.load("turned.csv.npz") as turned:
+        np.testing.assert_array_equal(straight["logits"], turned["logits"])
