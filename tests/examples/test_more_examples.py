@@ -103,3 +103,33 @@ def test_a_table_with_gaps_is_learnt_and_other_rows_are_predicted(example):
     assert codes == [0, 0]
     with np.load("tabular/rows.csv.npz") as straight, np.load("turned.csv.npz") as turned:
         np.testing.assert_array_equal(straight["logits"], turned["logits"])
+
+
+def test_ratings_are_predicted_between_the_best_constant_and_their_noise(example):
+    out = example("recommender", "--users", 200, "--items", 150, "--count", 12000, "--epochs", 30)
+    results = {line[8:]: float(line[:6]) for line in out.splitlines()[-4:]}
+    assert list(results) == ["the best constant", "matrix_factorization", "ncf", "the noise of the ratings"]
+    constant, noise = results["the best constant"], results["the noise of the ratings"]
+    assert noise == pytest.approx(0.5, rel=0.1)  # of 2,400 draws with that deviation
+    for name in ("matrix_factorization", "ncf"):
+        assert noise < results[name] < 0.75 * constant
+        assert gk.verify(gk.load(f"recommender/{name}.onnx")).passed
+        # graphkit's own metric, of the same ratings
+        kept = json.loads(Path(f"recommender/{name}/best.json").read_text())["meta"]
+        assert results[name] == pytest.approx(float(kept["best_valid_loss"]) ** 0.5, abs=1e-3)
+    assert len(re.findall(r"for user 0, .*: (\d+ \(\d\.\d\d\)(, )?){5}$", out, re.MULTILINE)) == 2
+
+
+def test_ratings_of_the_older_files(example):
+    """u.data has tabs, and no header."""
+    draw = np.random.default_rng(0)
+    Path("ml").mkdir()
+    pairs = draw.choice(40 * 30, 600, replace=False)
+    lines = [f"{p // 30 + 1}\t{p % 30 + 1}\t{draw.integers(1, 6)}\t{t}" for t, p in enumerate(pairs)]
+    Path("ml/u.data").write_text("\n".join(lines))
+    out = example("recommender", "--ratings", "ml", "--epochs", 1)
+    assert [line.split("  ")[1] for line in out.splitlines()[-3:]] == [
+        "the best constant",
+        "matrix_factorization",
+        "ncf",
+    ]
