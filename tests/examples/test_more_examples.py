@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import graphkit as gk
 
@@ -133,3 +134,20 @@ def test_ratings_of_the_older_files(example):
         "matrix_factorization",
         "ncf",
     ]
+
+
+def test_a_generator_learns_to_draw_digits(example):
+    out = example("gan", "--epochs", 8, "--every", 4)
+    scores = [float(found) for found in re.findall(r"(?:score|real digits|before the training) (\d+\.\d\d)", out)]
+    real, before, *during = scores
+    assert 8.5 < real < 10
+    assert before < 2.5
+    assert len(during) == 2
+    assert real > during[-1] > 4  # of what is sure, and of many digits
+    pictures = [Image.open(f"gan/made-{epoch:03}.png") for epoch in (4, 8)]
+    assert [picture.size for picture in pictures] == [(320, 320)] * 2
+    assert (np.asarray(pictures[0]) != np.asarray(pictures[1])).mean() > 0.5
+    generator = gk.load("gan/generator.onnx")
+    noise = np.random.default_rng(5).standard_normal((3, 32)).astype(np.float32)
+    assert generator.run({"noise": noise})["image"].shape == (3, 1, 16, 16)
+    assert gk.verify(generator, {"noise": noise}).passed
