@@ -151,3 +151,18 @@ def test_a_generator_learns_to_draw_digits(example):
     noise = np.random.default_rng(5).standard_normal((3, 32)).astype(np.float32)
     assert generator.run({"noise": noise})["image"].shape == (3, 1, 16, 16)
     assert gk.verify(generator, {"noise": noise}).passed
+
+
+def test_a_way_through_a_maze_is_learnt(example):
+    out = example("reinforcement", "--episodes", 200)
+    moves, fewest = map(
+        int, re.search(r"^(\d+) moves without exploration, of at least (\d+)$", out, re.MULTILINE).groups()
+    )
+    assert moves == fewest == 14
+    rewards = [float(found) for found in re.findall(r"reward (-?\d+\.\d+)", out)]
+    assert rewards[0] < 0 < 0.6 < rewards[-1]
+    assert "the files in ONNX Runtime: PASSED" in out
+    assert gk.load("reinforcement/policy.onnx").output_types["q"].shape[1] == 4
+    Path("walls.txt").write_text("S#.\n.#G\n")
+    with pytest.raises(AssertionError, match="no way from S to G"):
+        example("reinforcement", "--maze", "walls.txt")
