@@ -155,9 +155,9 @@ def test_a_generator_learns_to_draw_digits(example):
 
 def test_a_way_through_a_maze_is_learnt(example):
     out = example("reinforcement", "--episodes", 200)
-    moves, fewest = map(
-        int, re.search(r"^(\d+) moves without exploration, of at least (\d+)$", out, re.MULTILINE).groups()
-    )
+    way = re.search(r"^(\d+) moves without exploration, of at least (\d+)$", out, re.MULTILINE)
+    assert way is not None
+    moves, fewest = map(int, way.groups())
     assert moves == fewest == 14
     rewards = [float(found) for found in re.findall(r"reward (-?\d+\.\d+)", out)]
     assert rewards[0] < 0 < 0.6 < rewards[-1]
@@ -166,3 +166,17 @@ def test_a_way_through_a_maze_is_learnt(example):
     Path("walls.txt").write_text("S#.\n.#G\n")
     with pytest.raises(AssertionError, match="no way from S to G"):
         example("reinforcement", "--maze", "walls.txt")
+
+
+def test_one_process_and_two_have_the_same_losses(example):
+    out = example("processes", "--epochs", 2)
+    updates, first, last, apart = re.search(
+        r"^losses of (\d+) updates, from (\S+) to (\S+): at most (\S+) apart$", out, re.MULTILINE
+    ).groups()
+    assert int(updates) == 2 * 23
+    assert float(last) < 0.5 * float(first)
+    assert 0 < float(apart) < 1e-4  # the order of a sum differs; the samples do not
+    assert float(re.search(r"^parameters in the end: at most (\S+) apart", out, re.MULTILINE)[1]) < 1e-4
+    assert last_epoch("processes/one")["processes"] == 1
+    assert last_epoch("processes/several")["processes"] == 2
+    assert Path("processes/curves.html").read_text().count("<svg") >= 1
