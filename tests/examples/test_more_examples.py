@@ -7,14 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 from PIL import Image
+from sqlalchemy.exc import OperationalError
 
 import graphkit as gk
+from graphkit.train.run_folder import RunFolder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,6 +38,12 @@ def example(tmp_path, monkeypatch) -> Callable[..., str]:
         return ended.stdout
 
     return run
+
+
+def found(line: str, out: str) -> list[float]:
+    """The numbers of the one line of what a program said that has this form."""
+    (numbers,) = re.findall(f"^{line}$", out, re.MULTILINE)
+    return [float(number) for number in ([numbers] if isinstance(numbers, str) else numbers)]
 
 
 def last_epoch(folder: Path | str) -> dict[str, float]:
@@ -138,7 +148,7 @@ def test_ratings_of_the_older_files(example):
 
 def test_a_generator_learns_to_draw_digits(example):
     out = example("gan", "--epochs", 8, "--every", 4)
-    scores = [float(found) for found in re.findall(r"(?:score|real digits|before the training) (\d+\.\d\d)", out)]
+    scores = [float(score) for score in re.findall(r"(?:score|real digits|before the training) (\d+\.\d\d)", out)]
     real, before, *during = scores
     assert 8.5 < real < 10
     assert before < 2.5
@@ -155,11 +165,9 @@ def test_a_generator_learns_to_draw_digits(example):
 
 def test_a_way_through_a_maze_is_learnt(example):
     out = example("reinforcement", "--episodes", 200)
-    way = re.search(r"^(\d+) moves without exploration, of at least (\d+)$", out, re.MULTILINE)
-    assert way is not None
-    moves, fewest = map(int, way.groups())
+    moves, fewest = found(r"(\d+) moves without exploration, of at least (\d+)", out)
     assert moves == fewest == 14
-    rewards = [float(found) for found in re.findall(r"reward (-?\d+\.\d+)", out)]
+    rewards = [float(reward) for reward in re.findall(r"reward (-?\d+\.\d+)", out)]
     assert rewards[0] < 0 < 0.6 < rewards[-1]
     assert "the files in ONNX Runtime: PASSED" in out
     assert gk.load("reinforcement/policy.onnx").output_types["q"].shape[1] == 4
@@ -169,14 +177,58 @@ def test_a_way_through_a_maze_is_learnt(example):
 
 
 def test_one_process_and_two_have_the_same_losses(example):
-    out = example("processes", "--epochs", 2)
-    updates, first, last, apart = re.search(
-        r"^losses of (\d+) updates, from (\S+) to (\S+): at most (\S+) apart$", out, re.MULTILINE
-    ).groups()
-    assert int(updates) == 2 * 23
-    assert float(last) < 0.5 * float(first)
-    assert 0 < float(apart) < 1e-4  # the order of a sum differs; the samples do not
-    assert float(re.search(r"^parameters in the end: at most (\S+) apart", out, re.MULTILINE)[1]) < 1e-4
+    out = example("processes", "--epochs", 3)
+    updates, first, last, apart = found(r"losses of (\d+) updates, from (\S+) to (\S+): at most (\S+) apart", out)
+    assert updates == 3 * 23
+    assert last < 0.5 * first
+    assert 0 < apart < 1e-4  # the order of a sum differs; the samples do not
+    assert found(r"parameters in the end: at most (\S+) apart, of the largest of each", out)[0] < 1e-4
     assert last_epoch("processes/one")["processes"] == 1
     assert last_epoch("processes/several")["processes"] == 2
     assert Path("processes/curves.html").read_text().count("<svg") >= 1
+
+
+def trials_of(folder: str) -> list[tuple[str, dict[str, object], dict[int, float]]]:
+    """(state, choices, the monitored number by epoch) of every trial of a search."""
+    study = optuna.load_study(study_name="digits", storage=f"sqlite:///{Path(folder, 'study.db').absolute()}")
+    return [(t.state.name, t.params, t.intermediate_values) for t in study.get_trials(deepcopy=False)]
+
+
+def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
+    options = ("--trials", 8, "--epochs", 15)
+    out = example("search", *options, "-o", "whole")
+    whole = trials_of("whole")
+    assert len(whole) == 8
+    assert {state for state, _, _ in whole} == {"COMPLETE", "PRUNED"}
+    assert min(len(values) for state, _, values in whole if state == "PRUNED") < 15
+    best, tested = found(r"the best trial: (\S+) in validation, (\S+) on 359 others", out)
+    assert best == pytest.approx(max(values[15] for state, _, values in whole if state == "COMPLETE"), abs=1e-4)
+    assert tested > 0.85
+    assert gk.verify(gk.load("whole/best.onnx")).passed
+
+    with subprocess.Popen(
+        [sys.executable, EXAMPLES / "search" / "search.py", *map(str, options), "-o", "killed"],
+        stdout=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 100
+        while not is_in_trial(2, "killed"):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+        process.kill()
+    assert [state for state, _, _ in trials_of("killed")] == ["COMPLETE", "COMPLETE", "RUNNING"]
+    with RunFolder("killed"), pytest.raises(AssertionError, match="trains into this folder"):
+        example("search", *options, "-o", "killed")
+    out = example("search", *options, "-o", "killed")
+    assert "study.db has 2 trials" in out
+    after = trials_of("killed")
+    assert after[2][0] == "FAIL"
+    assert [trial for trial in after if trial[0] != "FAIL"] == whole
+
+
+def is_in_trial(number: int, folder: str) -> bool:
+    """Whether a search is in the first epochs of its trial of that number."""
+    try:
+        trials = trials_of(folder)
+    except (KeyError, OperationalError):  # before there is a study; while it is written
+        return False
+    return len(trials) > number and trials[number][0] == "RUNNING" and 1 <= len(trials[number][2]) <= 5
