@@ -111,10 +111,10 @@ def main(count: int, held_out: int, epochs: int, output: Path) -> None:
         "target_classes": gk.TensorType("int64", ["N", len(train.defaults)]),
         "target_offsets": gk.TensorType("float32", ["N", len(train.defaults), 4]),
     }
-    optimizer = gk.optim.Adam(gk.optim.Warmup(gk.optim.Cosine(1e-3), steps=20))
+    optimizer = gk.optim.Adam(gk.optim.Warmup(gk.optim.Cosine(2e-3), steps=20))
     trainer = gk.Trainer(net, multibox_loss, optimizer, targets=targets, clip_norm=5.0, seed=0)
     trainer.fit(
-        train, epochs=epochs, batch_size=8, folder=output / "run", overwrite=True,
+        train, epochs=epochs, batch_size=4, folder=output / "run", overwrite=True,
         on_epoch=lambda epoch, numbers: click.echo(f"epoch {epoch}: loss {numbers['loss']:.4f}"),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -27,15 +28,18 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def example(tmp_path, monkeypatch) -> Callable[..., str]:
-    """Run examples/NAME/NAME.py in an empty folder: its stdout. Warnings are errors in all of its processes."""
+    """Run examples/NAME/NAME.py in an empty folder: its stdout, or its stderr where another `code` than 0 is expected.
+
+    Warnings are errors in all of its processes.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def run(name: str, *arguments: object) -> str:
+    def run(name: str, *arguments: object, code: int = 0) -> str:
         command = [sys.executable, EXAMPLES / name / f"{name}.py", *map(str, arguments)]
         environment = {**os.environ, "PYTHONWARNINGS": "error"}
         ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
+        assert ended.returncode == code, ended.stdout + ended.stderr
+        return ended.stderr if code else ended.stdout
 
     return run
 
@@ -52,6 +56,7 @@ def last_epoch(folder: Path | str) -> dict[str, float]:
 
 
 def test_pictures_in_folders_become_a_file_that_names_them(example):
+    Path("image_folder/shapes-60.unfinished/blot").mkdir(parents=True)  # of a call that was killed while it drew
     out = example("image_folder", "--count", 60, "--epochs", 12)
     assert last_epoch("image_folder/run")["valid_accuracy"] > 0.4  # of six classes
     net = gk.load("image_folder/net.onnx")
@@ -64,6 +69,13 @@ def test_pictures_in_folders_become_a_file_that_names_them(example):
     photo = "image_folder/shapes-60/star/3.png"
     out = example("image_folder", "--pictures", "image_folder/shapes-60", "--photo", photo, "--epochs", 1, "-o", "own")
     assert f"\n{photo}  " in out
+
+
+def test_an_error_of_a_command_ends_an_example(example):
+    Path("empty").mkdir()
+    photo = ("--photo", EXAMPLES / "image_folder" / "README.md")
+    assert example("image_folder", "--pictures", "empty", *photo, code=2).startswith("graphkit: empty: ")
+    assert not Path("image_folder/run/model.json").exists()
 
 
 def test_a_file_learns_other_classes_by_a_fresh_head(example):
@@ -172,8 +184,7 @@ def test_a_way_through_a_maze_is_learnt(example):
     assert "the files in ONNX Runtime: PASSED" in out
     assert gk.load("reinforcement/policy.onnx").output_types["q"].shape[1] == 4
     Path("walls.txt").write_text("S#.\n.#G\n")
-    with pytest.raises(AssertionError, match="no way from S to G"):
-        example("reinforcement", "--maze", "walls.txt")
+    assert "no way from S to G" in example("reinforcement", "--maze", "walls.txt", code=2)
 
 
 def test_one_process_and_two_have_the_same_losses(example):
@@ -216,8 +227,8 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
             assert process.poll() is None
         process.kill()
     assert [state for state, _, _ in trials_of("killed")] == ["COMPLETE", "COMPLETE", "RUNNING"]
-    with RunFolder("killed"), pytest.raises(AssertionError, match="trains into this folder"):
-        example("search", *options, "-o", "killed")
+    with RunFolder("killed"):
+        assert "trains into this folder" in example("search", *options, "-o", "killed", code=1)
     out = example("search", *options, "-o", "killed")
     assert "study.db has 2 trials" in out
     after = trials_of("killed")
@@ -232,3 +243,48 @@ def is_in_trial(number: int, folder: str) -> bool:
     except (KeyError, OperationalError):  # before there is a study; while it is written
         return False
     return len(trials) > number and trials[number][0] == "RUNNING" and 1 <= len(trials[number][2]) <= 5
+
+
+def test_a_detector_finds_rectangles(example):
+    out = example("detector", "--count", 100, "--test", 24, "--epochs", 12)
+    losses = [loss for epoch in range(1, 13) for loss in found(rf"epoch {epoch}: loss (\S+)", out)]
+    assert losses[-1] < 0.6 * losses[0]
+    kinds = [found(rf"(\S+)  average precision of {kind}", out)[0] for kind in ("filled", "frame", "striped")]
+    (mean,) = found(r"(\S+)  mean average precision at an overlap of 0.5", out)
+    assert mean == pytest.approx(sum(kinds) / 3, abs=1e-4)
+    assert mean > 0.1  # boxes at random find nothing
+    assert "the file in ONNX Runtime: PASSED" in out
+    assert np.asarray(Image.open("detector/found.png")).shape == (268, 4 * 268, 3)
+    boxes = gk.load("detector/detector.onnx").run({"x": np.zeros((2, 3, 268, 268), np.float32)})["boxes"]
+    assert boxes.shape == (2, 10, 4)
+
+
+@pytest.fixture
+def precision(monkeypatch):
+    """The module of the detector's example that says how good it is."""
+    monkeypatch.syspath_prepend(EXAMPLES / "detector")
+    return importlib.import_module("average_precision")
+
+
+def test_average_precision_by_hand(precision):
+    def image(boxes, labels, scores=None):
+        arrays = np.array(boxes, float).reshape(-1, 4), np.array(labels, np.int64)
+        return precision.Boxes(*arrays, None if scores is None else np.array(scores))
+
+    left, right, other = [0, 0, 0.4, 0.4], [0.6, 0.6, 1, 1], [0, 0.5, 0.2, 0.7]
+    nearly = [0, 0, 0.4, 0.3]  # 0.75 of `left`
+    there = [image([left, right], [1, 1]), image([left], [1]), image([], []), image([left], [2])]
+    results = [
+        image([left, nearly, right], [1, 1, 1], [0.9, 0.8, 0.5]),  # the second finds what is found
+        image([nearly, left], [1, 2], [0.7, 1.0]),  # the last is of the other class
+        image([other], [1], [0.6]),
+        image([], [], []),
+    ]
+    # Right are 0.9, 0.7 and 0.5, of 0.9, 0.8, 0.7, 0.6, 0.5.
+    assert precision.average_precision(results, there, 1) == pytest.approx((1 + 2 / 3 + 3 / 5) / 3)
+    assert precision.average_precision(results, there, 2) == 0
+    # A precision that rises again counts from the left on, and what is not found counts 0.
+    assert precision.average_precision([image([other, left], [1, 1], [0.9, 0.8])], there[:1], 1) == pytest.approx(0.25)
+    assert precision.average_precision([image([], [], [])], there[1:2], 1) == 0
+    with pytest.raises(ValueError, match="no object of class 3"):
+        precision.average_precision(results, there, 3)
