@@ -26,7 +26,7 @@ def graphkit(*words: object) -> None:
     """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
-    if code := subprocess.run([sys.executable, "-m", "graphkit", *arguments]).returncode:
+    if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
         sys.exit(code)
 
 
@@ -64,7 +64,7 @@ def make_known(model: Path, folder: Path) -> None:
     "--shots", default=4, show_default=True, type=click.IntRange(1), help="Pictures of a digit to learn from."
 )
 @click.option("--epochs", default=30, show_default=True, type=click.IntRange(1), help="Of each of the two trainings.")
-@click.option("-o", "--output", default="fine_tune", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/fine_tune", show_default=True, type=click.Path(path_type=Path))
 def main(
     model: Path | None, at: str | None, data: str | None, classes: int | None, shots: int, epochs: int, output: Path
 ) -> None:

@@ -56,7 +56,7 @@ def sheet(images: np.ndarray, path: Path) -> None:
 @click.option("--epochs", default=40, show_default=True, type=click.IntRange(1))
 @click.option("--every", default=10, show_default=True, type=click.IntRange(1), help="Epochs between two sheets.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
-@click.option("-o", "--output", default="gan", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/gan", show_default=True, type=click.Path(path_type=Path))
 def main(epochs: int, every: int, seed: int, output: Path) -> None:
     """Train both networks, write sheets of made digits, export the generator and verify it."""
     output.mkdir(parents=True, exist_ok=True)

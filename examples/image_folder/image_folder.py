@@ -82,7 +82,7 @@ def graphkit(*words: object) -> None:
     """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
-    if code := subprocess.run([sys.executable, "-m", "graphkit", *arguments]).returncode:
+    if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
         sys.exit(code)
 
 
@@ -91,7 +91,7 @@ def graphkit(*words: object) -> None:
 @click.option("--photo", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="What to name in the end.")
 @click.option("--count", default=200, show_default=True, type=click.IntRange(10), help="Pictures of a shape to draw.")
 @click.option("--epochs", type=click.IntRange(1), help="In place of those in config.toml.")
-@click.option("-o", "--output", default="image_folder", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/image_folder", show_default=True, type=click.Path(path_type=Path))
 def main(pictures: Path | None, photo: Path | None, count: int, epochs: int | None, output: Path) -> None:
     """Draw shapes (or take your pictures), train, export, verify, and name what is in a photo."""
     output.mkdir(parents=True, exist_ok=True)

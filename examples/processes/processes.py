@@ -24,7 +24,7 @@ def graphkit(*words: object) -> None:
     """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
-    if code := subprocess.run([sys.executable, "-m", "graphkit", *arguments]).returncode:
+    if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
         sys.exit(code)
 
 
@@ -45,7 +45,7 @@ def largest_difference(one: Path, other: Path) -> float:
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(2))
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(2), help="Samples of all processes.")
 @click.option("--epochs", type=click.IntRange(1), help="In place of those in config.toml.")
-@click.option("-o", "--output", default="processes", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/processes", show_default=True, type=click.Path(path_type=Path))
 def main(processes: int, batch: int, epochs: int | None, output: Path) -> None:
     """Train twice, and compare losses and parameters."""
     if batch % processes:

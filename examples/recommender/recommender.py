@@ -59,7 +59,7 @@ def graphkit(*words: object) -> None:
     """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
-    if code := subprocess.run([sys.executable, "-m", "graphkit", *arguments]).returncode:
+    if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
         sys.exit(code)
 
 
@@ -69,7 +69,7 @@ def graphkit(*words: object) -> None:
 @click.option("--items", default=400, show_default=True, type=click.IntRange(20), help="To make up.")
 @click.option("--count", default=40_000, show_default=True, type=click.IntRange(500), help="Ratings to make up.")
 @click.option("--epochs", type=click.IntRange(1), help="In place of those in the .toml files.")
-@click.option("-o", "--output", default="recommender", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/recommender", show_default=True, type=click.Path(path_type=Path))
 def main(ratings: Path | None, users: int, items: int, count: int, epochs: int | None, output: Path) -> None:
     """Make up ratings (or take MovieLens'), train two networks, export and verify them, and compare."""
     if count > users * items // 2:

@@ -44,7 +44,7 @@ def shortest(world: GridWorld) -> int:
 @click.option("--episodes", default=300, show_default=True, type=click.IntRange(10))
 @click.option("--dueling/--no-dueling", default=False, show_default=True, help="Value and advantages apart.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
-@click.option("-o", "--output", default="reinforcement", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/reinforcement", show_default=True, type=click.Path(path_type=Path))
 def main(maze: Path, episodes: int, dueling: bool, seed: int, output: Path) -> None:
     """Learn, show the way that was learnt, export network and play, verify both."""
     output.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def search(study: optuna.Study, data: gk.data.Splits, trials: int, epochs: int, 
 @click.option("--trials", default=30, show_default=True, type=click.IntRange(1), help="In all, with those before.")
 @click.option("--epochs", default=12, show_default=True, type=click.IntRange(3), help="Of a trial.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
-@click.option("-o", "--output", default="search", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/search", show_default=True, type=click.Path(path_type=Path))
 def main(trials: int, epochs: int, seed: int, output: Path) -> None:
     """Search, train once more as the best trial did, measure that on the test part, export and verify it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)

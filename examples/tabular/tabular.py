@@ -66,7 +66,7 @@ def graphkit(*words: object) -> None:
     """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
-    if code := subprocess.run([sys.executable, "-m", "graphkit", *arguments]).returncode:
+    if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
         sys.exit(code)
 
 
@@ -75,7 +75,7 @@ def graphkit(*words: object) -> None:
 @click.option("--rows", type=click.Path(exists=True, path_type=Path), help="Rows to predict in the end.")
 @click.option("--count", default=8000, show_default=True, type=click.IntRange(100), help="People to make up.")
 @click.option("--epochs", type=click.IntRange(1), help="In place of those in config.toml.")
-@click.option("-o", "--output", default="tabular", show_default=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", default="runs/tabular", show_default=True, type=click.Path(path_type=Path))
 def main(data: Path | None, rows: Path | None, count: int, epochs: int | None, output: Path) -> None:
     """Make up a census (or take your table), train, export, verify, and predict other rows."""
     output.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,9 @@ def example(tmp_path, monkeypatch) -> Callable[..., str]:
     Warnings are errors in all of its processes.
     """
     monkeypatch.chdir(tmp_path)
+    # As in the root of the repository, where the sources lie without their extension: nobody is to import them.
+    (tmp_path / "graphkit").mkdir()
+    (tmp_path / "graphkit" / "__init__.py").write_text("raise AssertionError('that is not the installed package')")
 
     def run(name: str, *arguments: object, code: int = 0) -> str:
         command = [sys.executable, EXAMPLES / name / f"{name}.py", *map(str, arguments)]
@@ -56,18 +59,19 @@ def last_epoch(folder: Path | str) -> dict[str, float]:
 
 
 def test_pictures_in_folders_become_a_file_that_names_them(example):
-    Path("image_folder/shapes-60.unfinished/blot").mkdir(parents=True)  # of a call that was killed while it drew
+    Path("runs/image_folder/shapes-60.unfinished/blot").mkdir(parents=True)  # of a call that was killed while it drew
     out = example("image_folder", "--count", 60, "--epochs", 12)
-    assert last_epoch("image_folder/run")["valid_accuracy"] > 0.4  # of six classes
-    net = gk.load("image_folder/net.onnx")
+    assert last_epoch("runs/image_folder/run")["valid_accuracy"] > 0.4  # of six classes
+    net = gk.load("runs/image_folder/net.onnx")
     assert net.classes == ("circle", "cross", "hexagon", "square", "star", "triangle")
     assert gk.verify(net).passed
-    named = [line.split()[2] for line in out.splitlines() if line.startswith("image_folder/photo.png")]
+    named = [line.split()[2] for line in out.splitlines() if line.startswith("runs/image_folder/photo.png")]
     assert len(named) == 5
     assert set(named) < set(net.classes)
     # A second call finds its pictures, and trains anew; so do pictures of one's own.
-    photo = "image_folder/shapes-60/star/3.png"
-    out = example("image_folder", "--pictures", "image_folder/shapes-60", "--photo", photo, "--epochs", 1, "-o", "own")
+    pictures = "runs/image_folder/shapes-60"
+    photo = f"{pictures}/star/3.png"
+    out = example("image_folder", "--pictures", pictures, "--photo", photo, "--epochs", 1, "-o", "own")
     assert f"\n{photo}  " in out
 
 
@@ -75,7 +79,7 @@ def test_an_error_of_a_command_ends_an_example(example):
     Path("empty").mkdir()
     photo = ("--photo", EXAMPLES / "image_folder" / "README.md")
     assert example("image_folder", "--pictures", "empty", *photo, code=2).startswith("graphkit: empty: ")
-    assert not Path("image_folder/run/model.json").exists()
+    assert not Path("runs/image_folder/run/model.json").exists()
 
 
 def test_a_file_learns_other_classes_by_a_fresh_head(example):
@@ -84,18 +88,18 @@ def test_a_file_learns_other_classes_by_a_fresh_head(example):
     assert list(results) == ["a fresh head", "then everything", "all from random weights"]
     assert results["then everything"] > 85 > 50  # per cent, of two classes
     assert results["then everything"] > results["all from random weights"]
-    net = gk.load("fine_tune/net.onnx")
+    net = gk.load("runs/fine_tune/net.onnx")
     assert net.classes == ("even", "odd")
     assert net.params["head_weight"].shape == (2, 500)
     assert gk.verify(net).passed
     # The head was trained alone at first, and the rest moved afterwards.
     known, head, whole = (
-        gk.load(f"fine_tune/{name}").params["conv1_weight"] for name in ("known.onnx", "head", "whole")
+        gk.load(f"runs/fine_tune/{name}").params["conv1_weight"] for name in ("known.onnx", "head", "whole")
     )
     assert (known == head).all()
     assert (head != whole).any()
     out = example(
-        "fine_tune", "--model", "fine_tune/known.onnx", "--at", "flat", "--data", "digits", "--classes", 10,
+        "fine_tune", "--model", "runs/fine_tune/known.onnx", "--at", "flat", "--data", "digits", "--classes", 10,
         "--epochs", 1, "-o", "own",
     )  # fmt: skip
     assert "from random weights" not in out
@@ -106,25 +110,22 @@ def test_a_table_with_gaps_is_learnt_and_other_rows_are_predicted(example):
     out = example("tabular", "--count", 3000, "--epochs", 8)
     reached, best = (float(number) for number in re.findall(r"\d\.\d{4}", out.splitlines()[-1]))
     assert 0.7 < reached < best + 0.02  # 0.5 is chance; `best` is of the true odds, on the same people
-    assert last_epoch("tabular/run")["valid_f1"] > 0.35
-    net = gk.load("tabular/net.onnx")
+    assert last_epoch("runs/tabular/run")["valid_f1"] > 0.35
+    net = gk.load("runs/tabular/net.onnx")
     assert net.classes == ("little", "much")
     assert gk.verify(net).passed
     named = re.findall(r"^\d +[01] +(little|much) +[01]\.\d+$", out, re.MULTILINE)
     assert len(named) == 5
     # Rows by their columns' names, whatever their order and what else there is.
-    rows = [line.split(",") for line in Path("tabular/rows.csv").read_text().splitlines()]
+    rows = [line.split(",") for line in Path("runs/tabular/rows.csv").read_text().splitlines()]
     Path("turned.csv").write_text("\n".join(",".join([*reversed(row), f"note{i}"]) for i, row in enumerate(rows)))
-    again = example("tabular", "--data", "tabular/census/train.csv", "--rows", "turned.csv", "--epochs", 1, "-o", "own")
+    table = "runs/tabular/census/train.csv"
+    again = example("tabular", "--data", table, "--rows", "turned.csv", "--epochs", 1, "-o", "own")
     assert "true odds" not in again
-    codes = [
-        subprocess.run(
-            [sys.executable, "-m", "graphkit", "run", "tabular/net.onnx", name, "-o", f"{name}.npz"], check=False
-        ).returncode
-        for name in ("tabular/rows.csv", "turned.csv")
-    ]
-    assert codes == [0, 0]
-    with np.load("tabular/rows.csv.npz") as straight, np.load("turned.csv.npz") as turned:
+    for name in ("runs/tabular/rows.csv", "turned.csv"):
+        command = [sys.executable, "-P", "-m", "graphkit", "run", "runs/tabular/net.onnx", name, "-o", f"{name}.npz"]
+        subprocess.run(command, check=True)
+    with np.load("runs/tabular/rows.csv.npz") as straight, np.load("turned.csv.npz") as turned:
         np.testing.assert_array_equal(straight["logits"], turned["logits"])
 
 
@@ -136,9 +137,9 @@ def test_ratings_are_predicted_between_the_best_constant_and_their_noise(example
     assert noise == pytest.approx(0.5, rel=0.1)  # of 2,400 draws with that deviation
     for name in ("matrix_factorization", "ncf"):
         assert noise < results[name] < 0.75 * constant
-        assert gk.verify(gk.load(f"recommender/{name}.onnx")).passed
+        assert gk.verify(gk.load(f"runs/recommender/{name}.onnx")).passed
         # graphkit's own metric, of the same ratings
-        kept = json.loads(Path(f"recommender/{name}/best.json").read_text())["meta"]
+        kept = json.loads(Path(f"runs/recommender/{name}/best.json").read_text())["meta"]
         assert results[name] == pytest.approx(float(kept["best_valid_loss"]) ** 0.5, abs=1e-3)
     assert len(re.findall(r"for user 0, .*: (\d+ \(\d\.\d\d\)(, )?){5}$", out, re.MULTILINE)) == 2
 
@@ -166,10 +167,10 @@ def test_a_generator_learns_to_draw_digits(example):
     assert before < 2.5
     assert len(during) == 2
     assert real > during[-1] > 4  # of what is sure, and of many digits
-    pictures = [Image.open(f"gan/made-{epoch:03}.png") for epoch in (4, 8)]
+    pictures = [Image.open(f"runs/gan/made-{epoch:03}.png") for epoch in (4, 8)]
     assert [picture.size for picture in pictures] == [(320, 320)] * 2
     assert (np.asarray(pictures[0]) != np.asarray(pictures[1])).mean() > 0.5
-    generator = gk.load("gan/generator.onnx")
+    generator = gk.load("runs/gan/generator.onnx")
     noise = np.random.default_rng(5).standard_normal((3, 32)).astype(np.float32)
     assert generator.run({"noise": noise})["image"].shape == (3, 1, 16, 16)
     assert gk.verify(generator, {"noise": noise}).passed
@@ -182,7 +183,7 @@ def test_a_way_through_a_maze_is_learnt(example):
     rewards = [float(reward) for reward in re.findall(r"reward (-?\d+\.\d+)", out)]
     assert rewards[0] < 0 < 0.6 < rewards[-1]
     assert "the files in ONNX Runtime: PASSED" in out
-    assert gk.load("reinforcement/policy.onnx").output_types["q"].shape[1] == 4
+    assert gk.load("runs/reinforcement/policy.onnx").output_types["q"].shape[1] == 4
     Path("walls.txt").write_text("S#.\n.#G\n")
     assert "no way from S to G" in example("reinforcement", "--maze", "walls.txt", code=2)
 
@@ -194,9 +195,9 @@ def test_one_process_and_two_have_the_same_losses(example):
     assert last < 0.5 * first
     assert 0 < apart < 1e-4  # the order of a sum differs; the samples do not
     assert found(r"parameters in the end: at most (\S+) apart, of the largest of each", out)[0] < 1e-4
-    assert last_epoch("processes/one")["processes"] == 1
-    assert last_epoch("processes/several")["processes"] == 2
-    assert Path("processes/curves.html").read_text().count("<svg") >= 1
+    assert last_epoch("runs/processes/one")["processes"] == 1
+    assert last_epoch("runs/processes/several")["processes"] == 2
+    assert Path("runs/processes/curves.html").read_text().count("<svg") >= 1
 
 
 def trials_of(folder: str) -> list[tuple[str, dict[str, object], dict[int, float]]]:
@@ -254,8 +255,8 @@ def test_a_detector_finds_rectangles(example):
     assert mean == pytest.approx(sum(kinds) / 3, abs=1e-4)
     assert mean > 0.1  # boxes at random find nothing
     assert "the file in ONNX Runtime: PASSED" in out
-    assert np.asarray(Image.open("detector/found.png")).shape == (268, 4 * 268, 3)
-    boxes = gk.load("detector/detector.onnx").run({"x": np.zeros((2, 3, 268, 268), np.float32)})["boxes"]
+    assert np.asarray(Image.open("runs/detector/found.png")).shape == (268, 4 * 268, 3)
+    boxes = gk.load("runs/detector/detector.onnx").run({"x": np.zeros((2, 3, 268, 268), np.float32)})["boxes"]
     assert boxes.shape == (2, 10, 4)
 
 
@@ -288,3 +289,11 @@ def test_average_precision_by_hand(precision):
     assert precision.average_precision([image([], [], [])], there[1:2], 1) == 0
     with pytest.raises(ValueError, match="no object of class 3"):
         precision.average_precision(results, there, 3)
+
+
+def test_links_of_the_examples_lead_somewhere():
+    pages = sorted(EXAMPLES.glob("*/README.md"))
+    assert pages
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page}: {target}"
