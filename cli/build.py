@@ -18,6 +18,8 @@ from graphkit import data, models
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
+from graphkit.data.tables.encoding import CODES, NUMBERS
+from graphkit.data.tables.ratings import Ratings
 from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
 from graphkit.model import Model
 
@@ -30,7 +32,8 @@ from graphkit.model import Model
     "--data",
     "--dataset",
     "dataset",
-    help="Take image size, inputs, classes, vocabulary from a data set (digits, a folder, ...).",
+    help="Take image size, inputs, classes, vocabulary, columns of a table, users and items from a data set (digits, a "
+    "folder, ...).",
 )
 @data_option
 @click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
@@ -75,10 +78,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     known = inspect.signature(function).parameters
     chosen: dict[str, Any] = {}
     if train is not None:
-        inputs = train.shape[0] if len(train.shape) == 1 else train.shape
-        vocab = None if train.vocabulary is None else len(train.vocabulary)
-        facts = {"image": train.shape, "inputs": inputs, "classes": _outputs(train), "vocab": vocab}
-        chosen = {k: v for k, v in facts.items() if k in known and v is not None}
+        chosen = {k: v for k, v in _facts(train).items() if k in known and v is not None}
     for key, text in options.items():
         if key not in known:
             raise UsageError(f"model {name!r} has no option {key!r}{did_you_mean(key, known)}")
@@ -92,6 +92,22 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
     built = built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
     return built if train is None else data.described(built, train)
+
+
+def _facts(train: data.Dataset) -> dict[str, Any]:
+    """What a data set says of the options of networks, by their names in the zoo."""
+    facts: dict[str, Any] = {
+        "image": train.shape,
+        "inputs": train.shape[0] if len(train.shape) == 1 else train.shape,
+        "classes": _outputs(train),
+        "vocab": None if train.vocabulary is None else len(train.vocabulary),
+    }
+    if train.encoding is not None and CODES in train.arrays:
+        numbers = train.arrays.get(NUMBERS)
+        facts |= {"numbers": 0 if numbers is None else numbers.shape[1], "sizes": train.encoding.sizes}
+    if isinstance(train, Ratings):
+        facts |= {"users": len(train.users), "items": len(train.items)}
+    return facts
 
 
 def _outputs(train: data.Dataset) -> int | None:

@@ -78,8 +78,8 @@ def load(
       text becomes classes in sorted order. Numbers are the input `x`, float32 [N, columns]; text becomes a column for
       each value. options: target, columns, drop, categorical, categories, missing, indicator, scale, header, delimiter;
       see docs/tables.md;
-    - "ratings:FOLDER", or the folder, or a file: MovieLens' u.data, ratings.dat or ratings.csv; see Ratings. options:
-      held_out;
+    - "ratings:FOLDER", or the folder: MovieLens' u.data, ratings.dat or ratings.csv; "ratings:FILE": one of them under
+      any name; see Ratings. options: held_out;
     - "images:FOLDER", or the folder: pictures, FOLDER/CLASS/a.png or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
       validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. options: size, augment,
       preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype;

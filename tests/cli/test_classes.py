@@ -106,6 +106,9 @@ def test_names_of_an_npz(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((6, 2), np.float32), y=np.arange(6) % 3, classes=np.array(NAMES))
     found = gk.data.read(tmp_path / "a.npz")
     assert found.classes == NAMES
+    x, y = np.zeros((6, 2), np.float32), np.arange(6) % 3
+    np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x[:3], y_test=y[:3], classes=np.array(NAMES))
+    assert [part.classes for part in gk.data.load(str(tmp_path / "b.npz"))] == [NAMES, NAMES]
     assert found.names == ("x",)
 
 

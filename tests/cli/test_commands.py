@@ -55,6 +55,37 @@ def test_the_way_by_hand(call, tmp_path):
     assert "PASSED" in out
 
 
+def test_networks_for_tables_and_ratings_take_their_sizes_from_the_data(call, tmp_path):
+    table, file = tmp_path / "table.csv", tmp_path / "net.json"
+    words = [f"{i},{i % 3}.5,{'ab'[i % 2]}x,{'klm'[i % 3]}x,{'no' if i % 4 else 'yes'}" for i in range(40)]
+    table.write_text("\n".join(["n,m,c,d,y", *words]))
+    codes = ("--data", table, "--data-option", "categories=codes")
+    code, _, err = call("build", "wide_and_deep", *codes, "-p", "crosses=0,1", "-p", "hidden=8", "-o", file)
+    assert code == 0, err
+    net = gk.load(file)
+    assert [tuple(net.params[f"embed{i}_weight"].shape) for i in range(2)] == [(3, 32), (4, 32)]
+    assert net.params["wide_x_weight"].shape == (2, 2)
+    assert net.classes == ("no", "yes")
+    # What is said goes before what is found; without codes a table has no sizes to give.
+    assert call("build", "wide_and_deep", *codes, "-p", "crosses=0,1", "-p", "sizes=9,9", "-o", file)[0] == 0
+    assert gk.load(file).params["embed1_weight"].shape == (9, 32)
+    code, _, err = call("build", "wide_and_deep", "--data", table, "-o", file)
+    assert code == 0, err
+    assert gk.load(file).params["embed0_weight"].shape == (9, 32)
+    (tmp_path / "words.csv").write_text("\n".join(["c,d,y", *(line.split(",", 2)[2] for line in words)]))
+    words_alone = ("--data", tmp_path / "words.csv", "--data-option", "categories=codes")
+    assert call("build", "wide_and_deep", *words_alone, "-p", "crosses=", "-o", file)[0] == 0
+    assert list(gk.load(file).input_types) == ["categories"]
+    ratings = tmp_path / "ratings.csv"
+    ratings.write_text(
+        "userId,movieId,rating\n" + "".join(f"{u},{m * 10},{1 + (u + m) % 5}\n" for u in range(9) for m in range(7))
+    )
+    for name, table_of in (("matrix_factorization", "user_weight"), ("ncf", "gmf_user_weight")):
+        assert call("build", name, "--data", f"ratings:{ratings}", "-o", file)[0] == 0
+        assert gk.load(file).params[table_of].shape[0] == 9
+    assert gk.load(file).params["gmf_item_weight"].shape[0] == 7
+
+
 def test_quickstart(call, tmp_path):
     code, out, _ = call("quickstart", "-o", tmp_path / "q", "--json")
     result = json.loads(out)
