@@ -18,12 +18,14 @@ def load(path: Path, *, axes: Axes | None = None) -> Dataset | Splits:
     if "" in arrays:
         raise InputError(f"{path}: not a readable .npz file: it holds one nameless array, as .npy files do")
     if "x_train" in arrays and "x_test" in arrays:
-        halves = [
-            _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, axes, p)
-            for p in ("train", "test")
-        ]
-        return Splits(*halves)
+        return Splits(*(_arrays(_part(arrays, part), path, axes, part) for part in ("train", "test")))
     return _arrays(arrays, path, axes)
+
+
+def _part(arrays: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+    """x of x_train, and so on. The names of the classes are those of both parts."""
+    found = {n.removesuffix(f"_{part}"): a for n, a in arrays.items() if n.endswith(f"_{part}")}
+    return {"classes": arrays["classes"], **found} if _are_names(arrays.get("classes")) else found
 
 
 def _arrays(arrays: dict[str, np.ndarray], path: Path, axes: Axes, part: str = "") -> Dataset:
