@@ -43,11 +43,11 @@ class Panel:
 
     def __init__(self, chart: Chart, left: float, target: float | None):
         self.chart, self.left, self.target = chart, left, target
-        told = np.concatenate([s.y for s in chart.series if s.part != "step"])
+        told = np.concatenate([s.y for s in _of_epochs(chart)])
         told = np.append(told[np.isfinite(told)], [] if target is None else [target])
         # Single batches lie far outside of what is to be seen, at the beginning.
         self.low, self.high = _rounded(float(told.min()), float(told.max()))
-        self.epochs = max(float(s.epochs.max()) for s in chart.series)
+        self.epochs = max(float(s.epochs.max()) for s in _of_epochs(chart))
 
     def x(self, epoch: float) -> float:
         return self.left + _WIDTH * epoch / self.epochs
@@ -87,9 +87,14 @@ class Panel:
             yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in points)
 
 
+def _of_epochs(chart: Chart) -> list[Series]:
+    """What is known at the end of each epoch, but for series without a finite number."""
+    return [s for s in chart.series if s.part != "step" and np.isfinite(s.y).any()]
+
+
 def _rounded(low: float, high: float) -> tuple[float, float]:
     """Bounds around both, of which the parts between the ticks are short numbers."""
-    width = max(high - low, 1e-9) / (_TICKS - 1)
+    width = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9) / (_TICKS - 1)
     unit = 10 ** math.floor(math.log10(width))
     for step in (1, 2, 2.5, 5, 10, 20):
         bottom = math.floor(low / (step * unit)) * step * unit
@@ -126,7 +131,7 @@ def main() -> None:
         found = charts(read_runs(args.runs))
     except UsageError as error:
         parser.error(str(error))
-    shown = [c for c in found if not c.costs and c.key != "learning_rate" and any(s.part != "step" for s in c.series)]
+    shown = [c for c in found if not c.costs and c.key != "learning_rate" and _of_epochs(c)]
     if not shown:
         parser.error("no epoch is over")
     note = "over epochs; thin: single batches, dashed: training, with dots: held out"

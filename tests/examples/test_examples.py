@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import struct
 import subprocess
@@ -46,6 +47,38 @@ def train(tmp_path):
         return epochs, file
 
     return run
+
+
+def log_of(folder, losses):
+    folder.mkdir()
+    records = [
+        {"event": "epoch", "seconds": float(n), "epoch": n, "updates": 10 * n, "loss": loss, "valid_loss": loss}
+        for n, loss in enumerate(losses, 1)
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.parametrize("losses", [[2.0], [3.0, math.nan, 1.0], [0.5] * 40, [math.inf, 1e30], [-1e-12, 1e-12]])
+def test_curves_of_odd_numbers(tmp_path, losses):
+    log_of(tmp_path / "run", losses)
+    draw = [sys.executable, EXAMPLES / "curves.py", tmp_path / "run", tmp_path / "run", "-o", tmp_path / "curve.svg"]
+    subprocess.run(draw, check=True, timeout=60)
+    (panel,) = [e for e in ElementTree.parse(tmp_path / "curve.svg").iter() if e.get("class") == "panel"]
+    dots = [e for e in ElementTree.parse(tmp_path / "curve.svg").iter() if e.tag.endswith("circle")]
+    assert len(dots) == 2 * np.isfinite(losses).sum()
+    assert all(84 <= float(e.get("cy")) <= 324 for e in dots)
+    assert panel.text == "Loss"
+
+
+@pytest.mark.parametrize(("losses", "message"), [(None, "no such folder"), ([], "no epoch"), ([math.nan], "no epoch")])
+def test_what_has_no_curves(tmp_path, losses, message):
+    if losses is not None:
+        log_of(tmp_path / "run", losses)
+    draw = [sys.executable, EXAMPLES / "curves.py", tmp_path / "run", "-o", tmp_path / "curve.svg"]
+    ended = subprocess.run(draw, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert not (tmp_path / "curve.svg").exists()
 
 
 def module(path):
