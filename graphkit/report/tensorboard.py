@@ -11,7 +11,7 @@ import numpy as np
 
 from graphkit.data import Dataset, TokenStream
 from graphkit.errors import GraphkitError, UsageError
-from graphkit.model import Model
+from graphkit.model import Model, grad
 from graphkit.report.events import EventFile, check_installed
 from graphkit.report.png import is_picture, pixels
 from graphkit.report.predictions import Predictions, predict
@@ -20,6 +20,8 @@ from graphkit.report.samples import arrays_of, said, text_of, tokens_of
 from graphkit.train import losses
 from graphkit.train.arguments import integer
 from graphkit.train.callbacks import Callback, Numbers
+from graphkit.train.evaluation import LOSS
+from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.saving import whole_model
 
 if TYPE_CHECKING:
@@ -38,12 +40,15 @@ class TensorBoard(Callback):
 
     Scalars over updates: `step/loss` and `step/learning_rate` every so many updates, and of each epoch `train/...`,
     `valid/...`, `learning_rate` and `speed/...`. Histograms of the trained parameters, `weights/...`, moving averages
-    where there are any; a count of those that are not finite, `not_finite/...`, where there are such. The graph; the
-    settings and the network as text. Of `samples`, the first are pictures where they are pictures, and with targets a
-    table of what is predicted for them after each epoch, which says why where nothing can be.
+    where there are any, and with `gradients` those of the loss, `gradients/...`, for the first samples and in the mode of
+    inference: without dropout, normalised by running statistics. A count of what is not finite, `not_finite/...`, where
+    there is such. The graph; the settings and the network as text. Of `samples`, the first are pictures where
+    they are pictures, and with targets a table of what is predicted for them after each epoch. A text says why where
+    there are no predictions or gradients.
 
     folder: by default `tensorboard` in the folder of the run. every: updates between scalars of steps; 0: only epochs.
     histograms: epochs between histograms; 0: none. samples: a Dataset, or (inputs, targets). count: of these.
+    gradients: need samples with targets, and as much memory as the parameters take.
 
     A run that goes on writes a further file, which takes the place of what was written behind its checkpoint. With
     several processes every rank is given the callback, and rank 0 writes. Needs tensorboardX (`graphkit[curves]`):
@@ -52,13 +57,16 @@ class TensorBoard(Callback):
 
     def __init__(
         self, folder: str | Path | None = None, *, every: int = 10, histograms: int = 1,
-        samples: Dataset | tuple[Any, Any] | None = None, count: int = 8,
+        samples: Dataset | tuple[Any, Any] | None = None, count: int = 8, gradients: bool = False,
     ):  # fmt: skip
         check_installed()
+        if gradients and samples is None:
+            raise UsageError("TensorBoard: gradients are of the loss of samples, and none are given")
         self.folder = None if folder is None else Path(folder)
         self.every = integer("TensorBoard", "every", every, 0)
         self.histograms = integer("TensorBoard", "histograms", histograms, 0)
         self.count = integer("TensorBoard", "count", count, 1)
+        self.gradients = gradients
         self.samples = Dataset(*samples) if isinstance(samples, tuple) else samples
         self._file: EventFile | None = None
         self._last = 0
@@ -107,7 +115,9 @@ class TensorBoard(Callback):
             with trainer._working(), whole_model(trainer) as net:
                 if net is not None and self._file is not None:
                     if weights:
-                        _weights(self._file, net, trainer.trained, updates)
+                        _histograms(self._file, "weights", trainer.trained, net.params, updates)
+                    if weights and self.gradients:
+                        self._differentiate(self._file, trainer, net, updates)
                     if self._predicts:
                         self._predict(self._file, trainer, net, updates)
         if self._file is not None:
@@ -130,6 +140,20 @@ class TensorBoard(Callback):
             return
         file.text("predictions", _table(found, self.count), updates)
 
+    def _differentiate(self, file: EventFile, trainer: Trainer, net: Model, updates: int) -> None:
+        assert self.samples is not None, "it is asked for"
+        try:
+            graph = losses.attach(net.graph, *trainer._criterion)
+            program = grad(Model.from_graph(graph, net.params.entries()), LOSS, trainer.trained, allow_unused=True)
+            batch = next(map(trainer._prepared, self.samples.batches(self.count, shuffle=False)))
+            state = RecurrentState(trainer.net, trainer._recurrent_state.names)
+            found = program.run(state.feeds(batch.inputs) | trainer._targets.fitted(batch.targets))
+        except GraphkitError as error:
+            file.text("gradients", f"No gradients: {escape(str(error))}", updates)
+            return
+        named = {name: found[f"{name}_grad"] for name in trainer.trained}
+        _histograms(file, "gradients", trainer.trained, named, updates)
+
 
 def _scalars(numbers: Numbers) -> Iterator[tuple[str, float]]:
     for name, value in numbers.items():
@@ -145,10 +169,12 @@ def _scalars(numbers: Numbers) -> Iterator[tuple[str, float]]:
             yield f"train/{name}", value
 
 
-def _weights(file: EventFile, net: Model, names: Sequence[str], updates: int) -> None:
+def _histograms(
+    file: EventFile, kind: str, names: Sequence[str], arrays: Mapping[str, np.ndarray], updates: int
+) -> None:
     for name in names:
-        if odd := file.histogram(f"weights/{name}", net.params[name], updates):
-            file.scalar(f"not_finite/{name}", odd, updates)
+        if odd := file.histogram(f"{kind}/{name}", arrays[name], updates):
+            file.scalar(f"not_finite/{name if kind == 'weights' else f'{kind}/{name}'}", odd, updates)
 
 
 # --- texts and pictures ---------------------------------------------------------------------------------

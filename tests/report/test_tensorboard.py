@@ -87,6 +87,37 @@ def test_histograms_are_those_of_the_parameters(fitted, read):
         np.testing.assert_array_equal(found["counts"], np.histogram(wide, edges)[0])
 
 
+def test_histograms_of_gradients(tmp_path):
+    data = made()
+    board = gk.TensorBoard(tmp_path, samples=data, count=20, gradients=True, histograms=2)
+    trainer = gk.Trainer(small(), optimizer=gk.optim.SGD(0.1))
+    trainer.fit(data, epochs=4, batch_size=10, callbacks=[board])
+    found = {n: h for n, h in Events(tmp_path).histograms.items() if n.startswith("gradients/")}
+    assert set(found) == {f"gradients/{name}" for name in trainer.trained}
+    assert all([step for step, _ in h] == [12, 24] for h in found.values())
+    # Of softmax and cross-entropy by hand.
+    x, y = (np.asarray(a) for a in data.take(np.arange(20)))
+    params = {n.removeprefix("block/"): np.asarray(p, np.float64) for n, p in trainer.net.params.items()}
+    h = np.maximum(x.reshape(20, 16) @ params["fc1_weight"].T + params["fc1_bias"], 0)
+    scores = np.exp(h @ params["fc2_weight"].T + params["fc2_bias"])
+    delta = (scores / scores.sum(1, keepdims=True) - np.eye(3)[y]) / 20
+    for name, expected in {"fc2_bias": delta.sum(0), "fc2_weight": delta.T @ h}.items():
+        told = found[f"gradients/block/{name}"][-1][1]
+        assert told["num"] == expected.size
+        np.testing.assert_allclose([told["min"], told["max"]], [expected.min(), expected.max()], rtol=1e-4)
+        np.testing.assert_allclose(told["sum_squares"], (expected**2).sum(), rtol=1e-4)
+
+
+def test_gradients_need_samples_with_targets(tmp_path):
+    with pytest.raises(UsageError, match="gradients are of the loss of samples"):
+        gk.TensorBoard(tmp_path, gradients=True)
+    data = made()
+    board = gk.TensorBoard(tmp_path, samples=gk.data.Dataset(data.take(np.arange(5))[0]), gradients=True)
+    gk.Trainer(small()).fit(data, epochs=1, batch_size=10, callbacks=[board])
+    ((_, text),) = Events(tmp_path).texts["gradients/text_summary"]
+    assert text.startswith("No gradients: ")
+
+
 def test_pictures_are_the_first_samples(fitted, read):
     from PIL import Image
 
