@@ -40,9 +40,9 @@ class TensorBoard(Callback):
 
     Scalars over updates: `step/loss` and `step/learning_rate` every so many updates, and of each epoch `train/...`,
     `valid/...`, `learning_rate` and `speed/...`. Histograms of the trained parameters, `weights/...`, moving averages
-    where there are any, and with `gradients` those of the loss, `gradients/...`, for the first samples and in the mode of
-    inference: without dropout, normalised by running statistics. A count of what is not finite, `not_finite/...`, where
-    there is such. The graph; the settings and the network as text. Of `samples`, the first are pictures where
+    where there are any, and with `gradients` those of the loss, `gradients/...`, for the first samples and in the mode
+    of inference: without dropout, normalised by running statistics. A count of what is not finite, `not_finite/...`,
+    where there is such. The graph; the settings and the network as text. Of `samples`, the first are pictures where
     they are pictures, and with targets a table of what is predicted for them after each epoch. A text says why where
     there are no predictions or gradients.
 
