@@ -24,62 +24,74 @@ class RecordStream:
 
     A record shares its memory with its neighbours, as long as any of them is referred to: `bytes(record)` for one that
     is kept. on_damaged: "raise" ends in InputError, which says where; "skip" goes on at the next record, and `damaged`
-    says what was left out. `position` is where the record that comes next begins, which
-    is where iterating begins: it may be set before; `began` is where the one that was given last does.
+    says what was left out. `position` is where the record that comes next begins, which is where iterating begins: it
+    may be set before; `began` is where the one that was given last does.
     """
+
+    # Both places are kept as those in a block and where that begins: a sum less for each record.
+    __slots__ = ("_begin", "_file", "_place", "_skips", "_start", "damaged", "path")
 
     def __init__(self, path: str | Path, *, on_damaged: str = "raise"):
         if on_damaged not in ON_DAMAGED:
             raise InputError(f"on_damaged is one of {', '.join(ON_DAMAGED)}, not {on_damaged!r}")
         self.path = Path(path)
-        self.position = self.began = 0
+        self._begin = self._start = self._place = 0
         self.damaged: list[Damage] = []
         self._skips = on_damaged == "skip"
         self._file = opened(self.path)
 
+    @property
+    def position(self) -> int:
+        return self._begin + self._place
+
+    @position.setter
+    def position(self, place: int) -> None:
+        self._begin, self._start, self._place = place, 0, 0
+
+    @property
+    def began(self) -> int:
+        return self._begin + self._start
+
     def __iter__(self) -> Iterator[memoryview]:
-        size, wanted = self._file.size, BLOCK
-        while self.position < size:
-            begin = self.position
-            block = _read(self._file, begin, min(wanted, size - begin))
-            yield from self._whole_records(block, begin)
-            if self.position > begin:
+        wanted = BLOCK
+        head, head_size = HEAD.unpack_from, HEAD.size
+        while (left := self._file.size - self.position) > 0:
+            self._begin, self._start, self._place = self.position, -self._place + self._start, 0
+            block = _read(self._file, self._begin, min(wanted, left))
+            size, place = len(block), 0
+            while size - place >= head_size:
+                magic, word = head(block, place)
+                start, first = place, place + head_size
+                end = first + word
+                # Of a record in one part the word is its length. `record_at` looks at all others.
+                if end <= size and magic == MAGIC and word <= LONGEST:
+                    record, place = block[first:end], end + (-word & 3)
+                else:
+                    try:
+                        found = record_at(block, place)
+                    except Torn as torn:
+                        place = self._lost(block, torn)
+                        continue
+                    if found is None:
+                        break
+                    record, place = found
+                self._start, self._place = start, place
+                yield record
+            if self._place:
                 wanted = BLOCK
-            elif len(block) < size - begin:
+            elif size < left:
                 wanted *= 2  # of a record that is larger than what was read
             else:
-                self._lost(block, begin, Torn(0, f"the file ends within a record, after {len(block)} of its bytes"))
+                self._lost(block, Torn(0, f"the file ends within a record, after {size} of its bytes"))
 
-    def _whole_records(self, block: memoryview, begin: int) -> Iterator[memoryview]:
-        """Those that end within a block, which begins at a place in the file."""
-        place, size, head, head_size = 0, len(block), HEAD.unpack_from, HEAD.size
-        while size - place >= head_size:
-            magic, word = head(block, place)
-            start, first = place, place + head_size
-            end = first + word
-            # Of a record in one part the word is its length. `record_at` looks at all others.
-            if end <= size and magic == MAGIC and word <= LONGEST:
-                record, place = block[first:end], end + (-word & 3)
-            else:
-                try:
-                    found = record_at(block, place)
-                except Torn as torn:
-                    place = self._lost(block, begin, torn)
-                    continue
-                if found is None:
-                    return
-                record, place = found
-            self.began, self.position = begin + start, begin + place
-            yield record
-
-    def _lost(self, block: memoryview, begin: int, torn: Torn) -> int:
+    def _lost(self, block: memoryview, torn: Torn) -> int:
         """Where in the block to go on."""
-        damage = Damage(begin + torn.position, torn.reason)
+        damage = Damage(self._begin + torn.position, torn.reason)
         if not self._skips:
             raise InputError(f"{self.path}: damaged {damage}")
         self.damaged.append(damage)
         place = next_record(block, torn.position + 4)
-        self.position = begin + place
+        self._place = place
         return place
 
 
