@@ -16,6 +16,7 @@ MIB = 1 << 20
 needs_proc = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="resident memory is read from /proc")
 
 
+@pytest.mark.onednn
 @needs_proc
 def test_a_run_takes_about_what_was_planned():
     # Matrix products have native kernels that write straight into the arena and the result.
@@ -32,6 +33,7 @@ def test_a_run_takes_about_what_was_planned():
     assert found.first_bytes >= found.measured_bytes - 24 * MIB
 
 
+@pytest.mark.onednn
 @needs_proc
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_batch_in_parts_takes_the_arenas_of_some(threads):
@@ -48,6 +50,7 @@ def test_a_batch_in_parts_takes_the_arenas_of_some(threads):
     assert found.measured_bytes == pytest.approx(found.planned_bytes, abs=24 * MIB)
 
 
+@pytest.mark.onednn
 @needs_proc
 def test_weights_that_kernels_packed_are_there_once():
     # The normalisation is folded into 36 MiB of new weights, of which only the packed form is needed.

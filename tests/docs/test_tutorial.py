@@ -41,7 +41,11 @@ def run(words: list[str]) -> None:
     assert cli.invoke(words[1:]) == expected, shlex.join(words)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+# One page asserts that all of a network is native.
+MARKS = {"6-faster-and-bigger": pytest.mark.onednn}
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=MARKS.get(p.stem, ())) for p in PAGES])
 def test_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": f"tutorial_{path.stem}"}

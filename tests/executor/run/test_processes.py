@@ -210,6 +210,7 @@ def test_a_loop_can_be_interrupted() -> None:
     assert done.stdout.split() == ["interrupted", "interrupted", "True"], done.stderr
 
 
+@pytest.mark.onednn
 def test_a_batch_in_parts_can_be_interrupted() -> None:
     done = run(INTERRUPT_PARTS)
     assert done.stdout.split() == ["interrupted", "256"] * 2 + ["True"], done.stderr
