@@ -36,7 +36,8 @@ class Scenes(gk.data.LazyDataset):
         """uint8 [SIZE, SIZE, 3], and what is in it."""
         draw = np.random.default_rng((self.seed, number))
         image = Image.new("RGB", (SIZE, SIZE), tuple(draw.integers(0, 100, 3).tolist()))
-        pen, boxes, labels = ImageDraw.Draw(image), np.zeros((0, 4)), []
+        pen, boxes = ImageDraw.Draw(image), np.zeros((0, 4))
+        labels: list[int] = []
         for _ in range(draw.integers(1, 4)):
             width, height = draw.uniform(0.15, 0.5, 2)
             x, y = draw.uniform(0, 1 - width), draw.uniform(0, 1 - height)
