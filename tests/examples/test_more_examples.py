@@ -298,4 +298,4 @@ def test_links_of_the_examples_lead_somewhere():
     assert pages
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page}: {target}"
+            assert re.match("https?://", target) or (page.parent / target).exists(), f"{page}: {target}"
