@@ -106,8 +106,38 @@ def _residual_block(width: int, inner: int, outputs: int, stride: int) -> nn.Mod
     return _Residual(body, shortcut, activation=True)
 
 
+class _Padded(nn.Module):
+    """Every `stride`-th pixel, and channels of zeros behind."""
+
+    def __init__(self, channels: int, stride: int):
+        super().__init__()
+        self.channels, self.stride = channels, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[:, :, :: self.stride, :: self.stride]
+        return functional.pad(chosen, (0, 0, 0, 0, 0, self.channels - x.shape[1]))
+
+
+def _small_resnet(layers: int, classes: int, preactivation: bool) -> nn.Module:
+    """Of 6n + 2 layers, for small images (He et al. 2015, section 4.2)."""
+    block_of = _preactivated_block if preactivation else _residual_block
+    parts, width = [stack(conv_bn(3, 16, 3)), nn.ReLU()], 16
+    for outputs in (16, 32, 64):
+        for block in range((layers - 2) // 6):
+            stride = 2 if outputs > 16 and not block else 1
+            made = block_of(width, outputs, outputs, stride)
+            if len(made.shortcut):
+                made.shortcut = stack(_Padded(outputs, stride))
+            parts.append(made)
+            width = outputs
+    last = [nn.BatchNorm2d(width), nn.ReLU()] if preactivation else []
+    return stack(parts, last, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
 @network("resnet")
 def _resnet(layers: int, image: Sequence[int], classes: int, preactivation: bool = False) -> nn.Module:
+    if layers % 6 == 2 and layers != 50:
+        return _small_resnet(layers, classes, preactivation)
     depths = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[layers]
     block_of = _preactivated_block if preactivation else _residual_block
     parts = [stack(conv_bn(3, 64, 7, 2)), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]

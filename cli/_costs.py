@@ -12,6 +12,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.model import Model
 from graphkit.ops.cost import Cost, Costs, costs
+from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.text import human, si
 
@@ -38,7 +39,8 @@ def model_costs(net: Model, texts: tuple[str, ...]) -> Sized:
         return Sized(costs(net.graph), {})
     if guesses:
         log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
-    return Sized(costs(bind(net.graph, shapes)), shapes)
+    sized, _ = specialise_subgraphs(bind(net.graph, shapes))
+    return Sized(costs(sized), shapes)
 
 
 def label(domain: str, name: str) -> str:

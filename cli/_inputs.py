@@ -46,8 +46,11 @@ class Batch:
     fill: str
     seed: int
 
-    def arrays(self, subject: Any, names: Sequence[str]) -> dict[str, Any]:
-        """Arrays for the inputs `names` of a Model or Trainer; guessed dimensions are announced on stderr."""
+    def arrays(self, subject: Any, names: Sequence[str], *, zero_or_one: Sequence[str] = ()) -> dict[str, Any]:
+        """Arrays for the inputs `names` of a Model or Trainer; guessed dimensions are announced on stderr.
+
+        zero_or_one: inputs that are filled with these numbers alone, by the signs of those that `fill` makes.
+        """
         types = {subject.graph.name_of(v): v.type for v in subject.graph.inputs}
         kinds = {name: types[name] for name in names}
         given, known = parse_inputs(kinds, self.texts, self.images, subject.graph.meta)
@@ -60,6 +63,7 @@ class Batch:
             log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
         shapes = {name: shape for name, shape in shapes.items() if name not in given}
         feeds = make_feeds(subject, self.fill, given=given, shapes=shapes, seed=self.seed).arrays
+        feeds |= {name: (feeds[name] > 0).astype(feeds[name].dtype) for name in zero_or_one if name not in given}
         return {name: feeds[name] for name in names}
 
 

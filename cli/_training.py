@@ -86,12 +86,14 @@ def training_step(net: Model, loss: str, optimizer: str, batch: Batch, **options
 
     The leading dimension of the first input counts the samples.
     """
+    from graphkit.train import losses
     from graphkit.train.step import LEARNING_RATE
 
     trainer = trainer_of(net, loss, optimizer, **options)
     graph = trainer.graph
     names = [n for v in graph.inputs if v.role == "data" and (n := graph.name_of(v)) != LEARNING_RATE]
-    feeds = batch.arrays(trainer, names)
+    yes_or_no = [n for n in names if n not in net.inputs] if losses.get(loss).probabilities else []
+    feeds = batch.arrays(trainer, names, zero_or_one=yes_or_no)
     inputs = {name: feeds[name] for name in net.inputs}
     targets = {name: array for name, array in feeds.items() if name not in inputs}
     plan = trainer.plan({name: np.shape(array) for name, array in feeds.items()})

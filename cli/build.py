@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
-from graphkit import data, models
+from graphkit import config, data, models
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
@@ -36,7 +37,7 @@ from graphkit.model import Model
 )
 @data_option
 @click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
-@click.option("--seed", type=int, default=None, help="Seed of the initialisers.")
+@click.option("--seed", type=int, default=None, help="Seed of the initialisers (default: GRAPHKIT_SEED).")
 @limit_options
 @json_option
 def command(
@@ -85,11 +86,10 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:
         raise UsageError(f"model {name!r} needs {', '.join(f'-p {k}=...' for k in missing)}")
-    with _running(path) if separator else contextlib.nullcontext():
+    with _running(path) if separator else contextlib.nullcontext(), _seeded(seed):
         built = function(**chosen)
     if not isinstance(built, Model):
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
-    built = built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
     return built if train is None else data.described(built, train)
 
 
@@ -157,6 +157,21 @@ def _function(path: str, attribute: str) -> Any:
     if not callable(function):
         raise UsageError(f"{path} has no function {attribute!r}{did_you_mean(attribute, vars(module))}")
     return function
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Models that are made within are initialised from `seed`; None: from what the environment says."""
+    before = os.environ.get(config.SEED.name)
+    if seed is not None:
+        os.environ[config.SEED.name] = str(seed)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[config.SEED.name] = before
+        elif seed is not None:
+            os.environ.pop(config.SEED.name, None)
 
 
 @contextlib.contextmanager

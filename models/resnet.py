@@ -1,9 +1,13 @@
 """ResNet (He et al. 2015) as torchvision defines it, and with preactivation (He et al. 2016) as MXNet does.
 
-The stride of a bottleneck is on its 3x3 convolution.
+The stride of a bottleneck is on its 3x3 convolution. Networks for small images are those of section 4.2 of the paper.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.frontend import layers as nn
@@ -14,13 +18,25 @@ from graphkit.models._images import HE_NORMAL, channels_of, conv_bn, image_shape
 from graphkit.models._registry import network
 from graphkit.ops import F
 
-# layers -> (blocks in each of the four stages, bottleneck blocks)
-_DEPTHS = {
-    18: ((2, 2, 2, 2), False),
-    34: ((3, 4, 6, 3), False),
-    50: ((3, 4, 6, 3), True),
-    101: ((3, 4, 23, 3), True),
-    152: ((3, 8, 36, 3), True),
+
+class _Form(NamedTuple):
+    """blocks: in each stage. small: for small images, with shortcuts that have no parameters."""
+
+    blocks: tuple[int, ...]
+    bottleneck: bool = False
+    small: bool = False
+
+    def width(self, stage: int) -> int:
+        return (16 if self.small else 64) << stage
+
+
+_FORMS = {
+    18: _Form((2, 2, 2, 2)),
+    34: _Form((3, 4, 6, 3)),
+    50: _Form((3, 4, 6, 3), bottleneck=True),
+    101: _Form((3, 4, 23, 3), bottleneck=True),
+    152: _Form((3, 8, 36, 3), bottleneck=True),
+    **{6 * n + 2: _Form((n, n, n), small=True) for n in (3, 5, 7, 9, 18)},
 }
 _EXPANSION = 4  # a bottleneck's output channels over its width
 
@@ -29,38 +45,44 @@ _EXPANSION = 4  # a bottleneck's output channels over its width
 def resnet(
     layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, preactivation: bool = False
 ) -> Model:
-    """Residual network of 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers.
+    """Residual network of 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers; for small images of 20 to 110.
 
     x: float32 [N, *image]; logits: [N, classes]. Convolutions start from He's normal distribution by fan out, without
     biases. Parameter names: conv1_weight, bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias.
     With 1,000 classes: 11,689,512, 21,797,672, 25,557,032, 44,549,160 and 60,192,808 parameters.
 
+    Networks of 20, 32, 44, 56 or 110 layers are the paper's for CIFAR-10: they begin with a 3x3 convolution, halve the
+    image twice, and have widths of 16, 32 and 64; a shortcut takes every second pixel, and has channels of zeros behind
+    its own. With 10 classes, for RGB: 269,722, 464,154, 658,586, 853,018 and 1,727,962 parameters.
+
     With `preactivation`, known as ResNet v2, normalisation and ReLU come before a convolution, nothing comes after a
     sum, and the sums end in a normalisation of their own, bn2: 11,687,848, 21,796,008, 25,549,480, 44,541,608 and
     60,185,256 parameters.
     """
-    if layers not in _DEPTHS:
-        raise UsageError(f"resnet: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")
+    if layers not in _FORMS:
+        raise UsageError(f"resnet: layers is one of {', '.join(map(str, _FORMS))}, not {layers!r}")
     channels, height, width = image_shape("resnet", image)
     positive("resnet", classes=classes)
-    stages, bottleneck = _DEPTHS[layers]
+    form = _FORMS[layers]
     block_of = _preactivation_block if preactivation else _block
     x = nn.input("x", ["N", channels, height, width])
-    h = F.relu(conv_bn(x, 64, 7, stride=2, conv="conv1", norm="bn1"), name="relu1")
-    h = nn.max_pool2d(h, 3, stride=2, pad=1, name="pool1")
-    for stage, blocks in enumerate(stages):
+    kernel, stride = (3, 1) if form.small else (7, 2)
+    h = F.relu(conv_bn(x, form.width(0), kernel, stride=stride, conv="conv1", norm="bn1"), name="relu1")
+    if not form.small:
+        h = nn.max_pool2d(h, 3, stride=2, pad=1, name="pool1")
+    for stage, blocks in enumerate(form.blocks):
         for block in range(blocks):
             with name_scope(f"layer{stage + 1}"), name_scope(str(block)):
-                h = block_of(h, 64 << stage, stride=2 if stage and not block else 1, bottleneck=bottleneck)
+                h = block_of(h, form.width(stage), stride=2 if stage and not block else 1, form=form)
     if preactivation:
         h = _activated(h, 2)
     h = F.flatten(nn.global_avg_pool(h, name="pool2"), axis=1, name="flat")
     return Model({"logits": nn.linear(h, classes, name="fc")}, name=f"resnet{layers}{'_v2' * preactivation}")
 
 
-def _block(x: Value, width: int, *, stride: int, bottleneck: bool) -> Value:
-    """x + f(x), then ReLU; the shortcut is a 1x1 convolution where the shape changes."""
-    if bottleneck:
+def _block(x: Value, width: int, *, stride: int, form: _Form) -> Value:
+    """x + f(x), then ReLU; the shortcut is a 1x1 convolution where the shape changes, or has no parameters."""
+    if form.bottleneck:
         channels = width * _EXPANSION
         h = F.relu(conv_bn(x, width, 1, conv="conv1", norm="bn1"), name="relu1")
         h = F.relu(conv_bn(h, width, 3, stride=stride, conv="conv2", norm="bn2"), name="relu2")
@@ -70,22 +92,25 @@ def _block(x: Value, width: int, *, stride: int, bottleneck: bool) -> Value:
         h = F.relu(conv_bn(x, width, 3, stride=stride, conv="conv1", norm="bn1"), name="relu1")
         h = conv_bn(h, width, 3, conv="conv2", norm="bn2")
     if stride != 1 or channels_of(x) != channels:
-        x = conv_bn(x, channels, 1, stride=stride, conv="downsample", norm="downsample_bn")
+        if form.small:
+            x = _padded(x, channels, stride)
+        else:
+            x = conv_bn(x, channels, 1, stride=stride, conv="downsample", norm="downsample_bn")
     return F.relu(F.add(h, x, name="sum"), name="relu")
 
 
-def _preactivation_block(x: Value, width: int, *, stride: int, bottleneck: bool) -> Value:
-    """x + f(x); where the shape changes, the shortcut is a 1x1 convolution of what f's first convolution reads."""
-    channels = width * _EXPANSION if bottleneck else width
+def _preactivation_block(x: Value, width: int, *, stride: int, form: _Form) -> Value:
+    """x + f(x); where the shape changes, the shortcut begins at what f's first convolution reads."""
+    channels = width * _EXPANSION if form.bottleneck else width
     active = _activated(x, 1)
-    if bottleneck:
+    if form.bottleneck:
         h = _conv(_activated(_conv(active, width, 1, "conv1"), 2), width, 3, "conv2", stride=stride)
         h = _conv(_activated(h, 3), channels, 1, "conv3")
     else:
         h = _conv(active, width, 3, "conv1", stride=stride)
         h = _conv(_activated(h, 2), width, 3, "conv2")
     if stride != 1 or channels_of(x) != channels:
-        x = _conv(active, channels, 1, "downsample", stride=stride)
+        x = _padded(active, channels, stride) if form.small else _conv(active, channels, 1, "downsample", stride=stride)
     return F.add(h, x, name="sum")
 
 
@@ -95,3 +120,10 @@ def _activated(x: Value, number: int) -> Value:
 
 def _conv(x: Value, channels: int, kernel: int, name: str, *, stride: int = 1) -> Value:
     return nn.conv2d(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False, init=HE_NORMAL, name=name)
+
+
+def _padded(x: Value, channels: int, stride: int) -> Value:
+    """Every `stride`-th pixel, with channels of zeros behind (option A of the paper)."""
+    end, step = np.iinfo(np.int64).max, np.array([stride, stride])
+    chosen = F.slice(x, np.array([0, 0]), np.array([end, end]), np.array([2, 3]), step, name="downsample")
+    return F.pad(chosen, np.array([0, 0, 0, 0, 0, channels - channels_of(x), 0, 0]), name="widened")

@@ -66,8 +66,10 @@ def load(
     """(train, test) of a data set. A set that comes in two parts keeps them; any other is split by `seed`.
 
     `spec`:
+
     - "digits": 1,797 images of handwritten digits, float32 [1, 8, 8] in [0, 1] (1,438 train, 359 test by default);
-    - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1];
+    - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1]. options:
+      augment, changes of the training part at random;
     - a folder with train and test as .npz or .csv;
     - file.npz: `x` and `y` (or `targets`, `labels`); other names are inputs of those names, but for `classes`, a list
       of texts: the names of the classes; x_train, y_train, x_test, y_test are the two parts. float64 becomes float32,

@@ -117,6 +117,15 @@ def test_a_training_step(call, folder):
     assert 0 < training["activation_bytes"] <= training["arena_bytes"]
 
 
+def test_targets_are_those_that_the_loss_takes(call, folder, tmp_path):
+    options = ["--training", "--loss", "sigmoid_binary_cross_entropy", "--runs", "1", "--threads", "1"]
+    assert call(folder / "net.onnx", *options)[0] == 0
+    np.savez(tmp_path / "batch.npz", target=np.full((5, 10), 3, np.float32))
+    code, _, err = call(folder / "net.onnx", "x:5,8", tmp_path / "batch.npz", *options)
+    assert code == 2
+    assert "targets from 0 to 1" in err
+
+
 def test_recomputation_shows_in_the_memory_of_a_step(call, tmp_path):
     deep = ["-p", "inputs=8", "-p", f"hidden={','.join(['64'] * 16)}"]
     assert cli.invoke(["build", "mlp", *deep, "-o", str(tmp_path / "net.json")]) == 0

@@ -1,8 +1,10 @@
 """Every command on real models: what it prints, what it writes, its exit code."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +96,34 @@ def test_quickstart(call, tmp_path):
     assert result["same_classes"]
     assert result["max_probability_difference"] < 1e-5
     assert {"net.json", "net.onnx", "model.json", "checkpoint.json", "log.jsonl"} <= set(result["files"])
+
+
+@pytest.mark.parametrize("model", ["lenet", "mine.py:make"])
+def test_the_seed_of_initialisers(call, tmp_path, monkeypatch, model):
+    """A seed makes other parameters, the same ones each time, and those of the environment's variable."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "import graphkit as gk\n"
+        "def make():\n"
+        '    return gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 3]), 4, name="fc")})\n'
+    )
+
+    def weights(*options):
+        assert call("build", model, *options, "-o", "net.json")[0] == 0
+        return np.concatenate([array.ravel() for array in gk.load("net.json").params.values()])
+
+    monkeypatch.setenv("GRAPHKIT_SEED", "7")
+    seven = weights()
+    one, two = weights("--seed", 1), weights("--seed", 2)
+    assert (one != two).mean() > 0.5
+    assert (one != seven).mean() > 0.5
+    np.testing.assert_array_equal(weights("--seed", 1), one)
+    np.testing.assert_array_equal(weights("--seed", 7), seven)
+    np.testing.assert_array_equal(weights(), seven)
+    monkeypatch.delenv("GRAPHKIT_SEED")
+    np.testing.assert_array_equal(weights("--seed", 7), seven)
+    np.testing.assert_array_equal(weights(), weights("--seed", 0))
+    assert "GRAPHKIT_SEED" not in os.environ
 
 
 def test_train_resumes_where_it_stopped(call, folder, tmp_path):

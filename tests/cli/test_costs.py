@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+import graphkit as gk
 from graphkit import cli
 
 
@@ -28,6 +30,15 @@ def test_ops_of_a_model_tells_flops_and_bytes(call, folder):
     text = call("inspect", folder / "net.json", "--costs", "x:2,1,28,28")[1]
     assert "total" in text
     assert call("inspect", folder / "net.json", "x:2,1,28,28")[0] == 2
+
+
+def test_bodies_of_loops_are_counted_at_the_sizes_given(call, tmp_path):
+    x = gk.input("x", ["T", "N", 3])
+    start = gk.expand(gk.constant(np.float32(0)), gk.concat(gk.shape(x)[1:2], np.array([4]), axis=0))
+    last, _ = gk.scan(lambda h, row: (gk.tanh(gk.nn.linear(row, 4, name="in") + h), None), start, x)
+    gk.Model({"y": last}).save(tmp_path / "net.json")
+    total = json.loads(call("inspect", tmp_path / "net.json", "--costs", "x:5,2,3", "--json")[1])["total"]
+    assert total["flops"] == 5 * 2 * (2 * 3 * 4)
 
 
 def test_a_file_that_cannot_be_run_is_shown_all_the_same(call, tmp_path):

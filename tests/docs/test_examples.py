@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[2]
 # The table of operators is generated, and has no examples.
 GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "operator_table.md"]
 FILES = [ROOT / "README.md", *GUIDES]
+TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+# What has links, and commands with options.
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`(graphkit [^`]+)`(?!`)")
@@ -45,9 +48,9 @@ def test_the_readme_lists_every_command():
 
 
 def test_links_lead_somewhere():
-    for path in FILES:
-        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name}: {target}"
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", FENCED.sub("", path.read_text())):
+            assert "://" in target or (path.parent / target).exists(), f"{path.name}: {target}"
 
 
 def shell_commands(text):
@@ -80,7 +83,7 @@ def check_options(command, words):
             parameter.type_cast_value(context, values[parameter.name])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*FILES, *TUTORIAL], ids=lambda p: p.name)
 def test_shell_commands_have_the_options_that_pages_name(path):
     for name, *words in shell_commands(path.read_text()):
         # In the table of commands placeholders stand for numbers.

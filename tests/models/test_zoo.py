@@ -28,6 +28,19 @@ def test_resnet_parameter_counts_are_the_published_ones(layers):
     assert len(weights) - shortcuts == layers
 
 
+@pytest.mark.parametrize(("layers", "millions"), [(20, "0.27"), (32, "0.46"), (44, "0.66"), (56, "0.85"), (110, "1.7")])
+@pytest.mark.parametrize("preactivation", [False, True])
+def test_resnets_for_small_images_have_the_papers_sizes(layers, millions, preactivation):
+    net = gk.models.build("resnet", layers=layers, image=(3, 32, 32), classes=10, preactivation=preactivation)
+    assert f"{net.num_parameters / 1e6:.{len(millions) - 2}f}" == millions
+    assert preactivation or f"{net.num_parameters:,}" in gk.models.describe("resnet")
+    weights = [v for v in net.graph.inputs if v.role == "parameter" and v.rank in (2, 4)]
+    assert len(weights) == layers
+    sums = [net.graph.find(n.name).shape[1:] for n in net.graph.nodes if n.name.endswith("/sum")]
+    blocks = (layers - 2) // 6
+    assert sums == [(16, 32, 32)] * blocks + [(32, 16, 16)] * blocks + [(64, 8, 8)] * blocks
+
+
 def test_resnet_halves_five_times_and_runs():
     net = gk.models.build("resnet", layers=18, image=(3, 64, 64), classes=7)
     sizes = {n.name: net.graph.find(n.name).shape for n in net.graph.nodes if n.op.name == "Relu"}
@@ -112,7 +125,7 @@ def test_options_may_be_text():
         ("lenet", {"classes": "ten"}, "option classes: 'ten' is no int"),
         ("lenet", {"image": (28, 28)}, r"image is \(channels, height, width\)"),
         ("lenet", {"classes": 0}, "classes must be a positive integer"),
-        ("resnet", {"layers": 42}, "layers is one of 18, 34, 50, 101, 152, not 42"),
+        ("resnet", {"layers": 42}, "layers is one of 18, 34, 50, 101, 152, 20, 32, 44, 56, 110, not 42"),
         ("mlp", {"hidden": (3, 0)}, "positive integers"),
     ],
 )

@@ -47,6 +47,8 @@ SMALL = [
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5}),
     ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5, "preactivation": True}),
     ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5, "preactivation": True}),
+    ("resnet", {"layers": 20, "image": (3, 12, 12), "classes": 5}),
+    ("resnet", {"layers": 20, "image": (3, 12, 12), "classes": 5, "preactivation": True}),
     ("ssd", {"image": (3, 268, 268), "classes": 4, "width": 4}),
     (
         "text_cnn",

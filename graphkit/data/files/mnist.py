@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.files.idx import read_idx
+from graphkit.data.images.augment import Augment
+from graphkit.data.images.dataset import Pictures, Pixels
+from graphkit.data.images.options import augment_of
+from graphkit.data.images.preprocess import Preprocess
 from graphkit.errors import InputError
 
 _PREFIXES = {"train": "train", "test": "t10k"}
@@ -23,21 +28,38 @@ def is_mnist(folder: Path) -> bool:
     return any(_idx_file(folder, prefix, "images-idx3") for prefix in _PREFIXES.values())
 
 
-def load(path: Path) -> Dataset | Splits:
-    """Images as float32 [N, 1, H, W] in [0, 1], targets int64 [N], in the parts that the folder has."""
+def load(path: Path, *, augment: Augment | str | None = None) -> Dataset | Splits:
+    """Images as float32 [N, 1, H, W] in [0, 1], targets int64 [N], in the parts that the folder has.
+
+    augment: changes of the training part at random, see Augment.parse. Samples have the same numbers then, and are
+    Pictures, made when their batch is; without it they are arrays in memory.
+    """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
-    parts = {part: _part(path, prefix) for part, prefix in _PREFIXES.items() if _idx_file(path, prefix, "images-idx3")}
-    if len(parts) == 2:
-        return Splits(parts["train"], parts["test"])
+    files = {part: _idx_file(path, prefix, "images-idx3") for part, prefix in _PREFIXES.items()}
+    parts = {part: _read(path, _PREFIXES[part], file) for part, file in files.items() if file is not None}
     if not parts:
         raise InputError(f"{path}: there is no train-images-idx3-ubyte or t10k-images-idx3-ubyte (or .gz) in it")
-    return next(iter(parts.values()))
+    changes = augment_of(augment)
+    made: list[Dataset] = [_arrays(images) for images in parts.values()]
+    if changes is not None:
+        first, *held_out = map(_pictures, parts.values())
+        made = [first.augmented(changes), *held_out]
+    return Splits(*made) if len(made) == 2 else made[0]
 
 
-def _part(path: Path, prefix: str) -> Dataset:
-    image_file, label_file = _idx_file(path, prefix, "images-idx3"), _idx_file(path, prefix, "labels-idx1")
-    if image_file is None or label_file is None:
+class _Images(NamedTuple):
+    """One part: uint8 [N, H, W], int64 [N], and what errors call it."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    classes: list[str]
+    name: str
+
+
+def _read(path: Path, prefix: str, image_file: Path) -> _Images:
+    label_file = _idx_file(path, prefix, "labels-idx1")
+    if label_file is None:
         raise InputError(f"{path}: {prefix}-images-idx3-ubyte is there, and {prefix}-labels-idx1-ubyte is missing")
     images, labels = read_idx(image_file), read_idx(label_file)
     if images.ndim != 3 or images.dtype != np.uint8:
@@ -47,9 +69,17 @@ def _part(path: Path, prefix: str) -> Dataset:
     if len(images) != len(labels):
         raise InputError(f"{image_file} holds {len(images)} images, and {label_file.name} {len(labels)} labels")
     count = max(int(labels.max(initial=0)) + 1, 10)
-    return Dataset(
-        scaled(images, 255.0), labels.astype(np.int64), classes=[str(d) for d in range(count)], name=str(image_file)
-    )
+    return _Images(images, labels.astype(np.int64), [str(d) for d in range(count)], str(image_file))
+
+
+def _arrays(images: _Images) -> Dataset:
+    return Dataset(scaled(images.pixels, 255.0), images.labels, classes=images.classes, name=images.name)
+
+
+def _pictures(images: _Images) -> Pictures:
+    _, height, width = images.pixels.shape
+    preprocess = Preprocess(resize=(height, width), colours="L")
+    return Pictures(Pixels(images.pixels), images.labels, preprocess, classes=images.classes, name=images.name)
 
 
 def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit.data.dataset import Dataset
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.decode import Picture, opened
+from graphkit.data.images.decode import Picture, of_pixels, opened
 from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.lazy import LazyDataset
 from graphkit.errors import DamagedSample, InputError
@@ -41,6 +41,19 @@ class Files:
 
     def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
         return opened(self.path(number))
+
+
+class Pixels:
+    """Pictures in memory: uint8 [N, H, W] or [N, H, W, 3]."""
+
+    def __init__(self, pixels: np.ndarray):
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
+        return contextlib.nullcontext(of_pixels(self.pixels[number]))
 
 
 class Joined:

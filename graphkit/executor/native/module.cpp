@@ -10,7 +10,8 @@ NB_MODULE(_native, m) {
     m.attr("version") = GRAPHKIT_VERSION;
     m.def("compiler", &compiler, "Name and version of the compiler that built this module.");
     m.def("cpu_features", &cpu_features, "Instruction sets that processor and operating system offer.");
-    m.def("has_bfloat16", &has_bfloat16, "Whether the processor multiplies matrices of bfloat16.");
+    m.def("has_bfloat16", &has_bfloat16,
+          "Whether matrices of bfloat16 are multiplied: oneDNN is built in, and the processor has what it needs.");
     m.def("isa", &isa_name, "The instruction set of kernels made from now on.");
     m.def("use_isa", &use_isa, "name"_a, "Choose it: 'baseline', 'avx2' or 'avx512'; '' for the processor's best.");
     m.def("default_threads", &default_threads, "Threads of kernels made with threads=0.");

@@ -40,6 +40,8 @@ class ArrayProgram:
 
     interruptible: Callable[[], bool] | None = None
     outgrown = False
+    is_as_declared = False
+    has_fixed_results = False
 
     def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
         graph = lowered.graph

@@ -74,6 +74,8 @@ class BaseProgram(ABC):
         self.interruptible: Callable[[], bool] | None = None
         # Whether a program that takes longer to make, and runs faster, pays.
         self.outgrown = False
+        # Whether results of these shapes, which never change, are what the file declares of them.
+        self.is_as_declared = False
 
     @property
     @abstractmethod
@@ -88,6 +90,11 @@ class BaseProgram(ABC):
         by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
         input has. Safe to call from several threads.
         """
+
+    @cached_property
+    def has_fixed_results(self) -> bool:
+        """Whether every result has the same shape in each run."""
+        return all(spec is not None for spec in self.owned)
 
     def results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Memory for the results that are written in place; None for the others."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+from graphkit.executor.devices.loading import native_module
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import Op, operator
 from graphkit.ops.evaluate import failure_of
+from graphkit.ops.ml.maps import ZipMap
 from graphkit.ops.sequence.elements import holds_maps
 from graphkit.ops.xp import numpy_xp
 
 
 class Maker(NamedTuple):
-    """What makes maps of a tensor: a node's reference, bound once."""
+    """What makes maps of a tensor, and the node that it stands for."""
 
     node: Node
-    reference: Callable[..., Any]
+    make: Callable[[Any], Any]
 
 
 class Apart(NamedTuple):
@@ -34,7 +37,7 @@ def apart(graph: Graph) -> Apart:
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         node = value.node
         if node is not None and _makes_maps_of_a_tensor(node):
-            makers[name] = Maker(node, operator(node, Op).reference)
+            makers[name] = Maker(node, _maker(node))
             value = node.operands[0]
         outputs.append(value)
     if not makers:
@@ -47,11 +50,18 @@ def _makes_maps_of_a_tensor(node: Node) -> bool:
     return only and holds_maps(node.output.type) and isinstance(node.operands[0].type, TensorType)
 
 
+def _maker(node: Node) -> Callable[[Any], Any]:
+    op = operator(node, Op)
+    if isinstance(op, ZipMap) and node.operands[0].tensor.rank == 2 and (native := native_module()) is not None:
+        return partial(native.maps_of_rows, op.labels)
+    return partial(op.reference, numpy_xp)
+
+
 def make(makers: Mapping[str, Maker], named: dict[str, Any]) -> None:
     """Put maps in the place of the tensors that they are made of; raises RuntimeFailure, naming the node."""
-    for name, (node, reference) in makers.items():
+    for name, (node, maps_of) in makers.items():
         if name in named:
             try:
-                named[name] = reference(numpy_xp, named[name])
+                named[name] = maps_of(named[name])
             except Exception as error:
                 raise failure_of(node, error) from error

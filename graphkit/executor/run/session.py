@@ -271,8 +271,9 @@ class Executor:
         """Run once and write the new values of states; outputs by name. `buffers` has memory for some of these."""
         names = selection.states
         if not names:
-            self._with_rng(selection, arrays)
-            return self._finished(dict(zip(selection.outputs, program.run(arrays, buffers), strict=True)))
+            if selection.generators:
+                self._with_rng(selection, arrays)
+            return self._finished(program, dict(zip(selection.outputs, program.run(arrays, buffers), strict=True)))
         with Held(lambda: (ask := program.interruptible) is not None and ask()):
             rng = self._rng
             self._with_rng(selection, arrays)
@@ -288,12 +289,13 @@ class Executor:
             arrays.clear()
             taken.clear()
             self._states.commit(names, program, results)
-        return self._finished(named)
+        return self._finished(program, named)
 
-    def _finished(self, named: dict[str, Any]) -> dict[str, Any]:
+    def _finished(self, program: AnyProgram, named: dict[str, Any]) -> dict[str, Any]:
         """The outputs as callers get them."""
-        if self._declared is not None:
+        if self._declared is not None and not program.is_as_declared:
             self._declared.after(named)
+            program.is_as_declared = program.has_fixed_results
         if self._map_makers:
             maps.make(self._map_makers, named)
         return named
@@ -467,7 +469,8 @@ def _check_precision(precision: str, optimize: bool, device: str) -> None:
         raise UnsupportedError(f"precision 'bf16' is not there on device {device!r}; use 'f32'")
     native = native_module()
     if native is None or not native.has_bfloat16():
-        raise UnsupportedError("precision 'bf16': this processor does not multiply matrices of bfloat16; use 'f32'")
+        who = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"
+        raise UnsupportedError(f"precision 'bf16': {who} does not multiply matrices of bfloat16; use 'f32'")
 
 
 def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:

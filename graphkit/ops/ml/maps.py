@@ -132,8 +132,12 @@ class ZipMap(Op):
                 raise TypeMismatch(f"{len(labels)} labels for {x.shape[-1]} columns")
         return SequenceType(MapType(_STRING if self.classlabels_strings else _INTEGER, TensorType(_FLOAT, ())))
 
+    @property
+    def labels(self) -> tuple[str, ...] | tuple[int, ...]:
+        return self.classlabels_strings or self.classlabels_int64s
+
     def reference(self, xp: Any, x: Any) -> Any:
-        labels = self.classlabels_strings or self.classlabels_int64s
+        labels = self.labels
         if x.shape[-1] != len(labels):
             raise RuntimeFailure(f"{len(labels)} labels for {x.shape[-1]} columns")
         rows = x.tolist() if x.ndim == 2 else [x.tolist()]

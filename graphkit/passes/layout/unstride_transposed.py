@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.nn.conv import Conv, ConvTranspose
@@ -14,13 +16,33 @@ from graphkit.passes.core.match import ints, is_op
 from graphkit.passes.core.sweep import Readers, fuse
 
 _ALL_THE_WAY = np.iinfo(np.int64).min
+_LANES = 16
+_LEAST_GAIN = 1.6  # where it is less, the library's convolutions make up for what they compute at the border
+
+
+def scatters(x: Sequence[Dim], w: Sequence[int], y: Sequence[Dim]) -> bool:
+    """Whether a transposed convolution without strides is faster by products that are added up than as a convolution.
+
+    That has a term for each tap at each result, in vectors of filters; products are as many as the elements of x, in
+    vectors of filters and taps. It is where most results lie at the border, or few filters leave lanes empty.
+    x: [N, C, *spatial], w: [C, M, *kernel], y: [N, M, *spatial]; False where spatial dimensions are not known.
+    """
+    channels, filters = w[:2]
+    before, after = ([d for d in dims[2:] if isinstance(d, int)] for dims in (x, y))
+    if len(before) + len(after) < len(x[2:]) + len(y[2:]) or len(x) > 4 or not channels or filters < _LANES // 2:
+        return False
+    elements, results, taps = math.prod(before), math.prod(after), math.prod(w[2:])
+    vectors = math.ceil(filters / _LANES) * taps
+    sums = elements * vectors / channels
+    return results * vectors > _LEAST_GAIN * (elements * math.ceil(filters * taps / _LANES) + sums)
 
 
 @graph_pass(requires=[Property.RANKS_KNOWN], ensures=[Property.TRANSPOSED_CONVOLUTIONS_CONVERTED])
 def unstride_transposed(graph: Graph) -> Graph:
     """Make a Conv of each ConvTranspose whose strides are 1 and whose padding the kernel covers. Linear.
 
-    The reversed weights depend on the weights alone: an executor computes them once.
+    Those of one group that `scatters` tells of stay. The reversed weights depend on the weights alone: an executor
+    computes them once.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -34,7 +56,7 @@ def _as_convolution(node: Node) -> Sequence[Value] | None:
     x, w, *bias = node.inputs
     assert x is not None
     assert w is not None
-    if x.rank is None or w.shape is None or not all(isinstance(d, int) for d in w.shape):
+    if x.rank is None or w.shape is None or not all(isinstance(d, int) and d > 0 for d in w.shape):
         return None
     if op.output_shape is not None or op.checked_auto_pad() != "NOTSET" or set(op.strides or (1,)) != {1}:
         return None
@@ -42,6 +64,8 @@ def _as_convolution(node: Node) -> Sequence[Value] | None:
     reach = [d * (k - 1) for d, k in zip(geometry.dilations, w.shape[2:], strict=True)]
     pads = [r - p for side in (geometry.begin, geometry.end) for r, p in zip(reach, side, strict=True)]
     if any(p < 0 for p in pads):
+        return None
+    if op.group == 1 and scatters(x.tensor.known_shape, w.shape, node.output.tensor.known_shape):
         return None
     made = Conv(group=op.group, dilations=geometry.dilations, pads=pads)
     operands = [x, _reversed(w, op.group), *bias]

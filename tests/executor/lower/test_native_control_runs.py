@@ -80,6 +80,7 @@ def test_memory_of_failed_runs_is_freed() -> None:
     assert fail(100) - before < 320 << 20
 
 
+@pytest.mark.onednn
 def test_concurrent_runs() -> None:
     m, x, w = value("m", dtype="int64"), value("x", 3), value("w", 3)
     final, stack = F.loop(m, None, x, w, body=STACKING, captures=1)

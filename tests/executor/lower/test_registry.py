@@ -67,6 +67,7 @@ def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
     ]
 
 
+@pytest.mark.onednn
 def test_a_scaled_product_with_a_bias_and_a_residual_is_native() -> None:
     """As an export has it where dropout's scale lies between two layers."""
     rng = np.random.default_rng(1)

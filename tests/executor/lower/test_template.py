@@ -56,6 +56,7 @@ def compare(
 # --- networks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_encoder(threads: int, deterministic: bool) -> None:
@@ -64,6 +65,7 @@ def test_an_encoder(threads: int, deterministic: bool) -> None:
     compare(net, shapes, native=not deterministic, threads=threads, deterministic=deterministic)
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize("name", ["lenet", "mobilenetv2", "resnet"])
 def test_images_in_batches(name: str) -> None:
     options: dict[str, Any] = {"mobilenetv2": {"image": (3, 32, 32), "classes": 7}, "resnet": {"layers": 18}}
@@ -72,6 +74,7 @@ def test_images_in_batches(name: str) -> None:
     compare(net, [{"x": (n, *image)} for n in (2, 1, 5, 3)], threads=2)
 
 
+@pytest.mark.onednn
 def test_a_recurrent_network() -> None:
     net = gk.models.build("lstm_lm", vocab=30, hidden=12, layers=2)
     compare(net, [{"x": s} for s in [(3, 2), (1, 1), (9, 4), (2, 17)]], threads=1)
@@ -81,6 +84,7 @@ def images() -> Value:
     return gk.input("x", ["N", 3, "H", "W"])
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "VALID"])
 def test_images_of_any_size(auto_pad: str) -> None:
     pads = {"pads": (1, 1, 1, 1)} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
@@ -135,6 +139,7 @@ def by_itself(x: Value) -> Value:
     return F.mat_mul(x, F.transpose(x, perm=(1, 0)))
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize(
     "body",
     [pointwise, with_sizes, moved, broadcast, sliced, positions, normalised, by_itself],
@@ -232,6 +237,7 @@ def test_a_window_larger_than_the_image() -> None:
         executor.run({"x": normal(1, 1, 1, 1)})
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize("width", ["W", "?4", f"?{(1 << 40) + 3}"])
 def test_sizes_whose_expressions_are_large(width: str) -> None:
     """Branches that halve an image in two ways, layer after layer: each doubles what its size is called."""
@@ -253,6 +259,7 @@ def test_sizes_whose_expressions_are_large(width: str) -> None:
         executor.run({"x": normal(1, 3, 70, 64)})
 
 
+@pytest.mark.onednn
 def test_pools_that_round_up() -> None:
     def body(x: Value) -> Value:
         for number, (kernel, stride, pad) in enumerate([(3, 2, 0), (2, 2, 0), (2, 3, 1), (3, 2, 1)]):
@@ -330,6 +337,7 @@ def test_outputs_are_selected() -> None:
         np.testing.assert_allclose(executor.run({"x": array})["a"], np.exp(array), rtol=1e-5)
 
 
+@pytest.mark.onednn
 def test_plans_and_profiles_of_sizes() -> None:
     net = gk.Model({"y": F.relu(F.mat_mul(gk.input("x", ["N", 6]), gk.parameter("w", (6, 40))))})
     net.params["w"] = normal(6, 40)
@@ -344,6 +352,7 @@ def test_plans_and_profiles_of_sizes() -> None:
     assert [(o.operator, o.calls) for o in profile.operators] == [("ai.graphkit.FusedMatMul", 1)]
 
 
+@pytest.mark.onednn
 def test_a_program_of_a_template_needs_no_graph_of_its_own() -> None:
     """What is bound, inferred, planned and written down for every size is no part of it."""
     net = gk.models.build("bert", vocab=50, width=64, heads=4, layers=4, length=40)

@@ -51,6 +51,7 @@ def in_parts(exe: Executor) -> bool:
     return isinstance(exe._latest, BatchedProgram)
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_batches_of_all_sizes(threads: int) -> None:
     model = network()
@@ -66,6 +67,7 @@ def test_batches_of_all_sizes(threads: int) -> None:
     assert len([p for p in exe._programs._kept.values() if not isinstance(p, BatchedProgram)]) <= 5
 
 
+@pytest.mark.onednn
 def test_results_that_are_inputs_and_constants_of_a_part() -> None:
     x = gk.input("x", ["N", *IMAGE])
     hidden = gk.relu(gk.nn.conv2d(x, 16, 3, pad=1))
@@ -93,6 +95,7 @@ def test_what_is_not_finite_stays_in_its_example(wrong: float) -> None:
     np.testing.assert_array_equal(got[others], clean[others])
 
 
+@pytest.mark.onednn
 def test_results_go_where_the_caller_says() -> None:
     model = network(lambda h: {"hidden": gk.neg(h)})
     exe = model.compile(threads=2)
@@ -105,6 +108,7 @@ def test_results_go_where_the_caller_says() -> None:
         np.testing.assert_allclose(out[name], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.onednn
 def test_inputs_of_any_layout_and_some_of_the_outputs() -> None:
     model = network(lambda h: {"hidden": gk.neg(h)})
     exe = model.compile(threads=2)
@@ -171,6 +175,7 @@ def test_contradictions_name_the_sizes_of_the_whole() -> None:
         exe.run({"x": np.ones((900, 64), np.float32), "y": np.ones((900, 63), np.float32)})
 
 
+@pytest.mark.onednn
 def test_the_plan_and_the_profile_are_those_of_a_part() -> None:
     exe = network().compile(threads=2)
     exe.run({"x": images(20)})
@@ -256,6 +261,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exe._programs._bytes < 2 << 20
 
 
+@pytest.mark.onednn
 def test_a_part_that_comes_often_is_compiled() -> None:
     exe = network().compile(threads=1)
     exe.run({"x": images(1)})
@@ -275,6 +281,7 @@ def test_sizes_that_take_turns_are_compiled_as_one_that_stays_is() -> None:
     assert [type(p) for p in exe._programs._kept.values()] == [Program] * 3
 
 
+@pytest.mark.onednn
 def test_instances_wait_for_the_next_run() -> None:
     exe = network().compile(threads=6)
     for _ in range(4):

@@ -42,6 +42,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+@pytest.mark.onednn
 def test_sizes_that_come_back_are_found_by_their_feeds(looked_up: list[Any]) -> None:
     executor = network().compile(threads=1, seed=0)
     first = {rows: executor.run(feeds(rows))["y"].copy() for rows in (3, 5, 1, 8)}

@@ -136,15 +136,20 @@ def test_the_gradient_of_weights_has_their_type() -> None:
     np.testing.assert_allclose(evaluate(expanded, arrays)[0], direct, rtol=1e-5, atol=1e-5)
 
 
-def test_refused_without_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("onednn", "who"), [(True, "this processor"), (False, "an engine without oneDNN")])
+def test_refused_without_the_arithmetic(onednn: bool, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Without:
         @staticmethod
         def has_bfloat16() -> bool:
             return False
 
+        @staticmethod
+        def has_onednn() -> bool:
+            return onednn
+
     monkeypatch.setattr("graphkit.executor.run.session.native_module", lambda: Without)
     graph, params, _ = network()
-    with pytest.raises(UnsupportedError, match="does not multiply matrices of bfloat16"):
+    with pytest.raises(UnsupportedError, match=f"{who} does not multiply matrices of bfloat16"):
         Executor(graph, params, precision="bf16")
 
 

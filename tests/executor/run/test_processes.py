@@ -190,6 +190,8 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
 
 
+# numpy's products, which take the place of native ones, hang in the child of a process that forks beside them.
+@pytest.mark.onednn
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
 def test_children_of_a_fork_run_models() -> None:
     done = run(FORK)

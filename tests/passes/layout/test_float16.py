@@ -73,6 +73,7 @@ def error(array, truth):
     return abs(array.astype(np.float64) - truth).max()
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize("name", CASES)
 def test_no_further_from_double_precision_than_onnx_runtime(name):
     net, feeds = made(name)
@@ -182,6 +183,7 @@ def test_carried_values_are_rounded_in_every_iteration():
     assert error(found, in_double_precision(net, feeds)["y"]) < 0.05
 
 
+@pytest.mark.onednn
 def test_gradients_in_half_precision():
     net, feeds = made("residual")
     gradient = gk.grad(net, of="y", wrt=["x", "c0_weight"])

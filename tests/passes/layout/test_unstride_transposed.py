@@ -60,3 +60,28 @@ def test_the_same_results(shape: Any, weights: Any, attrs: Any, bias: bool) -> N
 def test_others_stay(attrs: dict[str, Any]) -> None:
     graph, _ = built((1, 3, 5, 6), (3, 2, 3, 3), False, **attrs)
     assert [node.op.name for node in unstride_transposed(graph).nodes] == ["ConvTranspose"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "attrs", "kept"),
+    [
+        (("N", 20, 8, 8), (20, 10, 5, 5), {}, True),
+        (("N", 20, 80), (20, 10, 3), {}, False),  # few results at the border
+        (("N", 20, 8, 8), (20, 10, 5, 5), {"pads": (4, 4, 4, 4)}, False),  # few results
+        (("N", 20, 8, "W"), (20, 10, 5, 5), {}, False),
+        (("N", 20, 8, 8), (20, 1, 5, 5), {}, False),  # one filter leaves lanes empty in products too
+        (("N", 20, 8, 8), (20, 10, 5, 5), {"group": 2}, False),
+        (("N", 20, 3, 3, 3), (20, 10, 5, 5, 5), {}, False),
+    ],
+)
+def test_where_products_are_fewer_it_stays(shape: Any, weights: Any, attrs: dict[str, Any], kept: bool) -> None:
+    graph, _ = built(shape, weights, False, **attrs)
+    assert ("ConvTranspose" in [node.op.name for node in unstride_transposed(graph).nodes]) is kept
+
+
+def test_without_channels_it_stays() -> None:
+    graph, arrays = built((1, 0, 8, 8), (0, 10, 5, 5), True)
+    after = unstride_transposed(graph)
+    assert [node.op.name for node in after.nodes] == ["ConvTranspose"]
+    expected = np.broadcast_to(arrays[2][:, None, None], (1, 10, 12, 12))
+    np.testing.assert_array_equal(evaluate(after, arrays)[0], expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from graphkit.executor.devices.cpu._base import (
@@ -24,6 +23,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
+from graphkit.passes.layout.unstride_transposed import scatters
 
 
 def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> native.Window | None:
@@ -80,11 +80,11 @@ _WIDEST = 1 << 14
 class _Forward:
     """Makes the kernels of a convolution, or of a transposed one, for the sizes that it meets."""
 
-    def __init__(self, kind: Callable[..., Kernel], node: Node, context: KernelContext, dtype: str, last: bool):
-        self._kind = kind
+    def __init__(self, transposed: bool, node: Node, context: KernelContext, dtype: str, last: bool):
+        self._transposed = transposed
         op = operator(node, Convolution)
         # Of ConvTranspose alone the geometry is another one than that of the class.
-        self._op: Convolution = op.standard() if isinstance(op, ChannelsLast) and kind is native.Deconvolution else op
+        self._op: Convolution = op.standard() if isinstance(op, ChannelsLast) and transposed else op
         self._last = last
         self._vary = context.sizes_vary
         self._threads = context.threads
@@ -95,11 +95,11 @@ class _Forward:
         )
         self._library = dict(channels_last=last, dtype=dtype, **library_options(context))
         ours = last and dtype == "float32"
-        self._tiles = ours and kind is native.Convolution
-        self._transposes = ours and kind is native.Deconvolution
+        self._tiles = ours and not transposed
+        self._transposes = ours and transposed
         self._depthwise = self._tiles and self._is_plain(node)
         # Padding that depends on sizes, or on a wanted result, is found for each.
-        self._is_same = kind is native.Convolution and not self._op.checked_auto_pad().startswith("SAME")
+        self._is_same = not transposed and not self._op.checked_auto_pad().startswith("SAME")
         self._found: _Windows | None = None
 
     def _is_plain(self, node: Node) -> bool:
@@ -125,7 +125,7 @@ class _Forward:
             window = window_of(windows.geometry, order)
         if window is None:
             return None
-        if self._kind is native.Deconvolution and x[-1] > _WIDEST:
+        if self._transposed and x[-1] > _WIDEST:
             # The library takes time for each column before it computes any, and none for rows.
             if max(x[2:-1], default=1) > 1:
                 return None
@@ -139,11 +139,12 @@ class _Forward:
             if method is not None:
                 return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
         # Without strides the library has nothing to put together.
-        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1)
+        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1 or scatters(x, w, y))
         if transposes and native.TransposedConvolution.covers(x, w, y, window):
             options = dict(bias=self._options["bias"], pack_weights=self._packs)
             return native.TransposedConvolution(x, w, y, window, **options, threads=self._threads)
-        return self._kind(x, w, y, window, **self._options, **self._library)
+        kind = native.Deconvolution if self._transposed else native.Convolution
+        return kind(x, w, y, window, **self._options, **self._library)
 
     def _windows(self, x: tuple[int, ...], w: tuple[int, ...]) -> _Windows:
         """Those for these sizes; for the weights alone where padding does not depend on the data's."""
@@ -160,19 +161,19 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], shape[-1], *shape[1:-1])
 
 
-def _forward(kind: Callable[..., Kernel], last: bool = False) -> Preparation:
+def _forward(*, transposed: bool = False, last: bool = False) -> Preparation:
     def prepare(node: Node, context: KernelContext) -> SizedFactory | None:
         dtype = library_dtype(node)
-        return None if dtype is None else _Forward(kind, node, context, dtype, last)
+        return None if dtype is None else _Forward(transposed, node, context, dtype, last)
 
     return prepare
 
 
-prepared_kernel("Conv", onednn=True)(_forward(native.Convolution))
-prepared_kernel("FusedConv", DOMAIN, onednn=True)(_forward(native.Convolution))
-prepared_kernel("ConvTranspose", onednn=True)(_forward(native.Deconvolution))
-prepared_kernel("ChannelsLastConv", DOMAIN, onednn=True)(_forward(native.Convolution, last=True))
-prepared_kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)(_forward(native.Deconvolution, last=True))
+prepared_kernel("Conv", onednn=True)(_forward())
+prepared_kernel("FusedConv", DOMAIN, onednn=True)(_forward())
+prepared_kernel("ConvTranspose", onednn=True)(_forward(transposed=True))
+prepared_kernel("ChannelsLastConv", DOMAIN, onednn=True)(_forward(last=True))
+prepared_kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)(_forward(transposed=True, last=True))
 
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)

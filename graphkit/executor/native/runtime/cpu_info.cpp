@@ -85,9 +85,13 @@ std::vector<std::string> cpu_features() {
 #endif
 
 bool has_bfloat16() {
+#ifdef GRAPHKIT_ONEDNN
     const std::vector<std::string> features = cpu_features();
     return std::any_of(features.begin(), features.end(),
                        [](const std::string& name) { return name == "avx512_bf16" || name == "amx_bf16"; });
+#else
+    return false;
+#endif
 }
 
 std::int64_t last_level_cache() {

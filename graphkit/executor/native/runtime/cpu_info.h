@@ -11,7 +11,7 @@ namespace graphkit {
 // Empty on processors other than x86.
 std::vector<std::string> cpu_features();
 
-// Whether the processor multiplies matrices of bfloat16.
+// Whether matrices of bfloat16 are multiplied: oneDNN is built in, and the processor has what it needs.
 bool has_bfloat16();
 // Bytes of the last-level cache; 32 MiB where the system does not say.
 std::int64_t last_level_cache();

@@ -15,7 +15,8 @@ from graphkit.executor.devices.cpu import native
 from graphkit.ops.nn.conv import ConvTranspose
 from graphkit.ops.xp import numpy_xp
 
-pytestmark = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+if not native.has_onednn():  # whose classes the examples below are made of
+    pytest.skip("built without oneDNN", allow_module_level=True)
 
 
 @dataclass
@@ -177,6 +178,26 @@ def test_networks_use_it_for_all_sizes():
         steps = [s["args"] for s in profile.trace()["traceEvents"] if "ConvTranspose" in s["name"]]
         assert all(s["implementation"].startswith("transposed:") for s in steps)
         assert steps or batch == 0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_without_strides_where_most_results_lie_at_the_border(batch):
+    e = Example((batch, 20, 8, 8), 10, (5, 5))
+    x = gk.input("x", ("N", *e.x_shape[1:]))
+    executor = gk.Model({"y": gk.relu(gk.conv_transpose(x, e.w, e.bias))}).compile(threads=1)
+    with gk.profile() as profile:
+        (got,) = executor.run({"x": e.x}).values()
+    expected = np.maximum(e.product() + e.bias[:, None, None], 0)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    steps = [s["args"] for s in profile.trace()["traceEvents"] if "ConvTranspose" in s["name"]]
+    assert [s["implementation"].partition(":")[0] for s in steps] == ["transposed"]
+
+
+def test_without_channels_the_bias_remains():
+    bias = np.arange(10, dtype=np.float32)
+    y = gk.conv_transpose(gk.input("x", ("N", 0, 8, 8)), np.zeros((0, 10, 5, 5), np.float32), bias)
+    (got,) = gk.Model({"y": y}).run({"x": np.zeros((2, 0, 8, 8), np.float32)}).values()
+    np.testing.assert_array_equal(got, np.broadcast_to(bias[:, None, None], (2, 10, 12, 12)))
 
 
 def test_what_is_refused():

@@ -83,6 +83,44 @@ def test_extension_loads_where_its_rpath_leads_nowhere(tmp_path):
     assert result.stdout.strip() == str(place / extension.name), result.stderr
 
 
+# What the extension has of oneDNN, all of it: see the filter of sources in CMakeLists.txt.
+OF_ONEDNN = (
+    "Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights", "Deconvolution", "MatMul",
+    "NarrowConvolution", "PackedProduct", "TiledConvolution", "TiledMethod", "TransposedConvolution", "Window",
+    "onednn_isa", "onednn_version",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
+def test_an_extension_without_onednn_runs_networks(tmp_path):
+    """Its convolutions and products are interpreted, in training, too."""
+    code = f"""
+import ctypes, numpy as np, graphkit as gk
+ctypes.CDLL({cpu._onednn_library(ImportError())!r})
+import graphkit._native as native
+for name in {OF_ONEDNN!r}:
+    delattr(native, name)
+native.has_onednn = lambda: False
+native.has_bfloat16 = lambda: False
+
+x = gk.input("x", ["N", 2, 6, 6])
+h = gk.relu(gk.nn.conv2d(x, 4, 3, pad=1, name="conv"))
+h = gk.nn.conv_transpose2d(h, 3, 2, stride=2, name="up")
+net = gk.Model(dict(logits=gk.nn.linear(gk.flatten(h), 5, name="fc")))
+exe = net.compile(shapes=dict(x=(4, 2, 6, 6)))
+print(*(name.split("(")[1].strip(")") for name in exe.plan.fallbacks))
+assert gk.verify(net).passed
+losses = [float(gk.Trainer(net).step(np.ones((4, 2, 6, 6), np.float32), np.arange(4))) for _ in range(2)]
+assert losses[1] < losses[0]
+print(gk.executor.devices.cpu.describe()["oneDNN"])
+"""
+    result = python(code, cwd=tmp_path)
+    assert result.stdout.splitlines() == [
+        "ai.graphkit.ChannelsLastConv ai.graphkit.ChannelsLastConvTranspose Gemm",
+        "not built in",
+    ], result.stdout + result.stderr
+
+
 def test_missing_onednn_says_what_to_install(monkeypatch):
     def nothing(name: str):
         raise cpu.importlib.metadata.PackageNotFoundError(name)

@@ -201,10 +201,9 @@ def convolution(channels: int, kernel: int, groups: int = 1, last: bool = False,
     """A maker of kernels, and the shapes of x, w, bias and y as they lie in memory."""
     x = (2, channels, size, size)
     w = (channels, channels // groups, kernel, kernel)
-    window = image_window(kernel // 2, groups)
 
     def make(**options: Any) -> Any:
-        return native.Convolution(x, w, x, window, bias=True, channels_last=last, **options)
+        return native.Convolution(x, w, x, image_window(kernel // 2, groups), bias=True, channels_last=last, **options)
 
     placed = (x[0], *x[2:], x[1]) if last else x
     return make, placed, w, (channels,), placed

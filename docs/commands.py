@@ -1,0 +1,123 @@
+"""Writes docs/reference/commands.md: every command with its options as `--help` has them, and the settings.
+
+python docs/commands.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from markup import code, prose, table
+
+from graphkit import config
+from graphkit.cli import _allreduce, cli
+
+PAGE = Path(__file__).resolve().parent / "reference" / "commands.md"
+
+_HEAD = """\
+# Commands and settings
+
+Written by `python docs/commands.py`; a test keeps this page up to date.
+"""
+
+_SETTINGS = """\
+## Settings
+
+Environment variables. `graphkit doctor` shows what is in force; `gk.config` has them in Python.
+"""
+
+
+# --- one option -------------------------------------------------------------------------------------
+
+
+def value_name(option: click.Option) -> str:
+    """What an option takes; nothing for a flag."""
+    if option.is_flag or option.count:
+        return ""
+    if option.metavar:
+        return option.metavar
+    return "VALUE" if isinstance(option.type, click.Choice) else option.type.name.split()[0].upper()
+
+
+def bounds(kind: Any) -> str:
+    """The range of a number: `1 <= x < 2`."""
+    if not isinstance(kind, (click.IntRange, click.FloatRange)):
+        return ""
+    low = "" if kind.min is None else f"{kind.min:g} {'<' if kind.min_open else '<='} "
+    high = "" if kind.max is None else f" {'<' if kind.max_open else '<='} {kind.max:g}"
+    return f"{low}x{high}"
+
+
+def meaning(option: click.Option) -> str:
+    notes = []
+    if isinstance(option.type, click.Choice):
+        notes.append("one of " + ", ".join(f"`{choice}`" for choice in option.type.choices))
+    if limits := bounds(option.type):
+        notes.append(f"`{limits}`")
+    if option.required:
+        notes.append("required")
+    elif option.show_default and not option.is_flag and option.default is not None:
+        notes.append(f"default `{option.default}`")
+    return " ".join([prose(option.help or ""), f"({'; '.join(notes)})" if notes else ""]).strip()
+
+
+def rows(command: click.Command) -> Iterator[tuple[str, str]]:
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            names = ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
+            taken = value_name(option)
+            yield f"{names} {code(taken)}" if taken else names, meaning(option)
+
+
+# --- one command ------------------------------------------------------------------------------------
+
+
+def described(text: str) -> Iterator[str]:
+    """The paragraphs of a help text; those that are not to be wrapped are code."""
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        first, *rest = paragraph.splitlines()
+        yield "\n".join(["```sh", *rest, "```"]) if first.strip() == "\b" else prose(paragraph)
+
+
+def section(name: str, command: click.Command, depth: int = 2) -> Iterator[str]:
+    """The blocks of a page about a command, and of those below it."""
+    arguments = [
+        p.metavar or (f"[{p.human_readable_name}]" if not p.required else p.human_readable_name)
+        for p in command.params
+        if isinstance(p, click.Argument)
+    ]
+    below = command.commands if isinstance(command, click.Group) else {}
+    yield f"{'#' * depth} {name}"
+    yield f"```\n{' '.join([name, '[OPTIONS]', *(['COMMAND'] if below else []), *arguments])}\n```"
+    yield from described(inspect.cleandoc(command.help or ""))
+    if options := list(rows(command)):
+        yield table(("option", "meaning"), options)
+    for part, found in below.items():
+        yield from section(f"{name} {part}", found, depth + 1)
+
+
+def settings() -> str:
+    rows = [(code(k.name), "" if k.default is None else code(str(k.default)), prose(k.help)) for k in config.KNOBS]
+    return _SETTINGS + "\n" + table(("variable", "default", "meaning"), rows)
+
+
+def page() -> str:
+    """The whole page."""
+    context = click.Context(cli)
+    blocks = [_HEAD.rstrip(), *described(cli.help or "")]
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        blocks += section(f"graphkit {name}", command)
+        if name == "bench":
+            blocks += section("graphkit bench allreduce", _allreduce.command, 3)
+    return "\n\n".join([*blocks, settings()]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -1,0 +1,27 @@
+"""What the project says of itself in several places is the same in all of them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_one_version() -> None:
+    version = PROJECT["project"]["version"]
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.search(r"^version: (\S+)$", citation, re.MULTILINE)[1] == version
+    assert re.search(r"^## \[(\S+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[1] == version
+
+
+def test_one_licence() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.search(r"^license: (\S+)$", citation, re.MULTILINE)[1] == PROJECT["project"]["license"]
+
+
+def test_wheels_are_built_for_pythons_that_are_supported() -> None:
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=").replace(".", "")
+    assert PROJECT["tool"]["cibuildwheel"]["build"].split()[0] == f"cp{oldest}-*"
