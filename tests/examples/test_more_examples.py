@@ -192,8 +192,10 @@ def test_one_process_and_two_have_the_same_losses(example):
     updates, first, last, apart = found(r"losses of (\d+) updates, from (\S+) to (\S+): at most (\S+) apart", out)
     assert updates == 3 * 23
     assert last < 0.5 * first
-    assert 0 < apart < 1e-4  # the order of a sum differs; the samples do not
-    assert found(r"parameters in the end: at most (\S+) apart, of the largest of each", out)[0] < 1e-4
+    # The order of a sum differs; the samples do not. Which of two values is the largest of a window may, where they are
+    # equal but for rounding: all of the gradient goes to the other one then.
+    assert 0 < apart < 1e-4
+    assert found(r"parameters in the end: at most (\S+) apart, of the largest of each", out)[0] < 1e-2
     assert last_epoch("runs/processes/one")["processes"] == 1
     assert last_epoch("runs/processes/several")["processes"] == 2
     assert Path("runs/processes/curves.html").read_text().count("<svg") >= 1
