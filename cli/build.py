@@ -20,7 +20,6 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
 from graphkit.data.tables.encoding import CODES, NUMBERS
-from graphkit.data.tables.ratings import Ratings
 from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
 from graphkit.model import Model
 
@@ -105,7 +104,7 @@ def _facts(train: data.Dataset) -> dict[str, Any]:
     if train.encoding is not None and CODES in train.arrays:
         numbers = train.arrays.get(NUMBERS)
         facts |= {"numbers": 0 if numbers is None else numbers.shape[1], "sizes": train.encoding.sizes}
-    if isinstance(train, Ratings):
+    if isinstance(train, data.Ratings):
         facts |= {"users": len(train.users), "items": len(train.items)}
     return facts
 

@@ -48,7 +48,7 @@ def average_precision(found: Sequence[Boxes], there: Sequence[Boxes], label: int
             right = bool(overlaps[best] >= OVERLAP and best not in taken)
             taken |= {best} if right else set()
             scored.append((float(result.scores[i]), right))
-    right = np.array([hit for _, hit in sorted(scored, key=lambda one: -one[0])], bool)
-    hits = np.cumsum(right)
+    counts = np.array([right for _, right in sorted(scored, key=lambda one: -one[0])], bool)
+    hits = np.cumsum(counts)
     precision = np.maximum.accumulate((hits / np.arange(1, len(hits) + 1))[::-1])[::-1]
-    return float((precision * right).sum() / objects)
+    return float((precision * counts).sum() / objects)

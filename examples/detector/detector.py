@@ -36,7 +36,8 @@ class Scenes(gk.data.LazyDataset):
         """uint8 [SIZE, SIZE, 3], and what is in it."""
         draw = np.random.default_rng((self.seed, number))
         image = Image.new("RGB", (SIZE, SIZE), tuple(draw.integers(0, 100, 3).tolist()))
-        pen, boxes, labels = ImageDraw.Draw(image), np.zeros((0, 4)), []
+        pen, boxes = ImageDraw.Draw(image), np.zeros((0, 4))
+        labels: list[int] = []
         for _ in range(draw.integers(1, 4)):
             width, height = draw.uniform(0.15, 0.5, 2)
             x, y = draw.uniform(0, 1 - width), draw.uniform(0, 1 - height)
@@ -98,9 +99,9 @@ def draw_found(scenes: Scenes, found: Sequence[Boxes], path: Path) -> None:
 
 
 @click.command()
-@click.option("--count", default=300, show_default=True, type=click.IntRange(8), help="Images to train on.")
+@click.option("--count", default=600, show_default=True, type=click.IntRange(8), help="Images to train on.")
 @click.option("--test", "held_out", default=100, show_default=True, type=click.IntRange(10), help="Images to test on.")
-@click.option("--epochs", default=12, show_default=True, type=click.IntRange(1))
+@click.option("--epochs", default=6, show_default=True, type=click.IntRange(1))
 @click.option("-o", "--output", default="runs/detector", show_default=True, type=click.Path(path_type=Path))
 def main(count: int, held_out: int, epochs: int, output: Path) -> None:
     """Train, export the detector with its search for boxes, verify the file, and measure what it finds."""

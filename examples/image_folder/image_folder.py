@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -42,7 +43,7 @@ def cross(turn: float) -> list[Point]:
     return [(cos * x - sin * y, sin * x + cos * y) for x, y in outline]
 
 
-SHAPES = {
+SHAPES: dict[str, Callable[[float], list[Point]]] = {
     "circle": lambda turn: regular(60, turn),
     "cross": cross,
     "hexagon": lambda turn: regular(6, turn),

@@ -81,6 +81,8 @@ def main(ratings: Path | None, users: int, items: int, count: int, epochs: int |
         ratings.mkdir(exist_ok=True)
         write_ratings(ratings / "ratings.csv", scores, count, seed=1)
     train, test = gk.data.load(ratings)
+    assert isinstance(train, gk.data.Ratings)
+    assert isinstance(test, gk.data.Ratings)
     results = {"the best constant": rmse(train.targets.mean(), test.targets)}
     longer = () if epochs is None else ("--epochs", epochs)
     for name in NETWORKS:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from graphkit.data.lazy import LazyDataset
     from graphkit.data.prefetching import prefetch
     from graphkit.data.sources import TEXT_SOURCES, load, names, read
+    from graphkit.data.tables.dataset import TableData
+    from graphkit.data.tables.ratings import Ratings
     from graphkit.data.text.sentences import Sentences
     from graphkit.data.text.stream import TokenStream
     from graphkit.data.text.vocabulary import Vocabulary
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TEXT_SOURCES", "Augment", "Batch", "Batches", "Dataset", "Iterated", "LazyDataset", "MapDataset", "Pictures",
-    "Preprocess", "Sentences", "Splits", "TokenStream", "Vocabulary", "Workers", "as_dataset", "described", "load",
-    "names", "prefetch", "read",
+    "Preprocess", "Ratings", "Sentences", "Splits", "TableData", "TokenStream", "Vocabulary", "Workers", "as_dataset",
+    "described", "load", "names", "prefetch", "read",
 ]  # fmt: skip
 
 # Public names by the module that defines them; no module has the name of one.
@@ -42,6 +44,8 @@ _HOMES = {
     "lazy": ("LazyDataset",),
     "prefetching": ("prefetch",),
     "sources": ("TEXT_SOURCES", "load", "names", "read"),
+    "tables.dataset": ("TableData",),
+    "tables.ratings": ("Ratings",),
     "text.sentences": ("Sentences",),
     "text.stream": ("TokenStream",),
     "text.vocabulary": ("Vocabulary",),

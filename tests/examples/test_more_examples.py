@@ -6,9 +6,9 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import numpy as np
 import optuna
 import pytest
 from PIL import Image
-from sqlalchemy.exc import OperationalError
 
 import graphkit as gk
 from graphkit.train.run_folder import RunFolder
@@ -40,7 +39,7 @@ def example(tmp_path, monkeypatch) -> Callable[..., str]:
     def run(name: str, *arguments: object, code: int = 0) -> str:
         command = [sys.executable, EXAMPLES / name / f"{name}.py", *map(str, arguments)]
         environment = {**os.environ, "PYTHONWARNINGS": "error"}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
         assert ended.returncode == code, ended.stdout + ended.stderr
         return ended.stderr if code else ended.stdout
 
@@ -193,8 +192,10 @@ def test_one_process_and_two_have_the_same_losses(example):
     updates, first, last, apart = found(r"losses of (\d+) updates, from (\S+) to (\S+): at most (\S+) apart", out)
     assert updates == 3 * 23
     assert last < 0.5 * first
-    assert 0 < apart < 1e-4  # the order of a sum differs; the samples do not
-    assert found(r"parameters in the end: at most (\S+) apart, of the largest of each", out)[0] < 1e-4
+    # The order of a sum differs; the samples do not. Which of two values is the largest of a window may, where they are
+    # equal but for rounding: all of the gradient goes to the other one then.
+    assert 0 < apart < 1e-4
+    assert found(r"parameters in the end: at most (\S+) apart, of the largest of each", out)[0] < 1e-2
     assert last_epoch("runs/processes/one")["processes"] == 1
     assert last_epoch("runs/processes/several")["processes"] == 2
     assert Path("runs/processes/curves.html").read_text().count("<svg") >= 1
@@ -204,6 +205,23 @@ def trials_of(folder: str) -> list[tuple[str, dict[str, object], dict[int, float
     """(state, choices, the monitored number by epoch) of every trial of a search."""
     study = optuna.load_study(study_name="digits", storage=f"sqlite:///{Path(folder, 'study.db').absolute()}")
     return [(t.state.name, t.params, t.intermediate_values) for t in study.get_trials(deepcopy=False)]
+
+
+# The search, whose process is killed in the third epoch of its third trial.
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import search
+
+class Report(search.Report):
+    def on_epoch_end(self, trainer, numbers):
+        super().on_epoch_end(trainer, numbers)
+        if self.trial.number == 2 and numbers["epoch"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+search.Report = Report
+search.main(sys.argv[2:])
+"""
 
 
 def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
@@ -218,15 +236,9 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
     assert tested > 0.85
     assert gk.verify(gk.load("whole/best.onnx")).passed
 
-    with subprocess.Popen(
-        [sys.executable, EXAMPLES / "search" / "search.py", *map(str, options), "-o", "killed"],
-        stdout=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        deadline = time.monotonic() + 100
-        while not is_in_trial(2, "killed"):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-        process.kill()
+    command = [sys.executable, "-P", "-c", KILLED, str(EXAMPLES / "search"), *map(str, options), "-o", "killed"]
+    ended = subprocess.run(command, check=False)
+    assert ended.returncode == -signal.SIGKILL
     assert [state for state, _, _ in trials_of("killed")] == ["COMPLETE", "COMPLETE", "RUNNING"]
     with RunFolder("killed"):
         assert "trains into this folder" in example("search", *options, "-o", "killed", code=1)
@@ -234,21 +246,13 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
     assert "study.db has 2 trials" in out
     after = trials_of("killed")
     assert after[2][0] == "FAIL"
+    assert list(after[2][2]) == [1, 2, 3]
     assert [trial for trial in after if trial[0] != "FAIL"] == whole
 
 
-def is_in_trial(number: int, folder: str) -> bool:
-    """Whether a search is in the first epochs of its trial of that number."""
-    try:
-        trials = trials_of(folder)
-    except (KeyError, OperationalError):  # before there is a study; while it is written
-        return False
-    return len(trials) > number and trials[number][0] == "RUNNING" and 1 <= len(trials[number][2]) <= 5
-
-
 def test_a_detector_finds_rectangles(example):
-    out = example("detector", "--count", 100, "--test", 24, "--epochs", 12)
-    losses = [loss for epoch in range(1, 13) for loss in found(rf"epoch {epoch}: loss (\S+)", out)]
+    out = example("detector", "--count", 200, "--test", 24, "--epochs", 6)
+    losses = [loss for epoch in range(1, 7) for loss in found(rf"epoch {epoch}: loss (\S+)", out)]
     assert losses[-1] < 0.6 * losses[0]
     kinds = [found(rf"(\S+)  average precision of {kind}", out)[0] for kind in ("filled", "frame", "striped")]
     (mean,) = found(r"(\S+)  mean average precision at an overlap of 0.5", out)
@@ -296,4 +300,4 @@ def test_links_of_the_examples_lead_somewhere():
     assert pages
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page}: {target}"
+            assert re.match("https?://", target) or (page.parent / target).exists(), f"{page}: {target}"
