@@ -95,7 +95,7 @@ def _of_epochs(chart: Chart) -> list[Series]:
 def _rounded(low: float, high: float) -> tuple[float, float]:
     """Bounds around both, of which the parts between the ticks are short numbers."""
     width = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9) / (_TICKS - 1)
-    unit = 10 ** math.floor(math.log10(width))
+    unit = 10.0 ** math.floor(math.log10(width))
     for step in (1, 2, 2.5, 5, 10, 20):
         bottom = math.floor(low / (step * unit)) * step * unit
         if bottom + step * unit * (_TICKS - 1) >= high:
