@@ -43,9 +43,10 @@ class Panel:
 
     def __init__(self, chart: Chart, left: float, target: float | None):
         self.chart, self.left, self.target = chart, left, target
-        told = np.concatenate([s.y for s in _of_epochs(chart)])
+        known = _of_epochs(chart)
+        told = np.concatenate([s.y for s in known if s.part == "valid"] or [s.y for s in known])
         told = np.append(told[np.isfinite(told)], [] if target is None else [target])
-        # Single batches lie far outside of what is to be seen, at the beginning.
+        # Training begins far outside of what is to be seen of the held-out part.
         self.low, self.high = _rounded(float(told.min()), float(told.max()))
         self.epochs = max(float(s.epochs.max()) for s in _of_epochs(chart))
 
