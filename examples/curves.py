@@ -43,9 +43,10 @@ class Panel:
 
     def __init__(self, chart: Chart, left: float, target: float | None):
         self.chart, self.left, self.target = chart, left, target
-        told = np.concatenate([s.y for s in _of_epochs(chart)])
+        known = _of_epochs(chart)
+        told = np.concatenate([s.y for s in known if s.part == "valid"] or [s.y for s in known])
         told = np.append(told[np.isfinite(told)], [] if target is None else [target])
-        # Single batches lie far outside of what is to be seen, at the beginning.
+        # Training begins far outside of what is to be seen of the held-out part.
         self.low, self.high = _rounded(float(told.min()), float(told.max()))
         self.epochs = max(float(s.epochs.max()) for s in _of_epochs(chart))
 
@@ -95,7 +96,7 @@ def _of_epochs(chart: Chart) -> list[Series]:
 def _rounded(low: float, high: float) -> tuple[float, float]:
     """Bounds around both, of which the parts between the ticks are short numbers."""
     width = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9) / (_TICKS - 1)
-    unit = 10 ** math.floor(math.log10(width))
+    unit = 10.0 ** math.floor(math.log10(width))
     for step in (1, 2, 2.5, 5, 10, 20):
         bottom = math.floor(low / (step * unit)) * step * unit
         if bottom + step * unit * (_TICKS - 1) >= high:
