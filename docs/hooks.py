@@ -6,6 +6,7 @@ are made links between pages, so that they lead on in both places. Patterns in t
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import posixpath
 import re
@@ -22,7 +23,15 @@ log = logging.getLogger("mkdocs.hooks.graphkit")
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = "docs"
 # Files outside of docs/ by path or pattern, and the page that one is; whatever is not listed keeps its path.
-OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "bench/README.md", "bench/results/*.*")
+OUTSIDE = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
+    "bench/README.md",
+    "bench/results/*.*",
+    "examples/*/*.*",
+)
 RENAMED = {"README.md": "index.md"}
 SHOWN = {".md", ".svg", ".png"}
 
@@ -42,7 +51,7 @@ def outside() -> dict[str, str]:
 def pages_like(pattern: str) -> list[str]:
     """The pages that a pattern of the navigation means, in order of their names."""
     inside = [p.relative_to(ROOT / DOCS).as_posix() for p in (ROOT / DOCS).glob(pattern)]
-    others = [page for page in outside().values() if posixpath.dirname(page) == posixpath.dirname(pattern)]
+    others = fnmatch.filter(outside().values(), pattern)
     found = sorted({*inside, *(p for p in others if p.endswith(".md"))})
     if not found:
         log.warning("navigation: no page is like %r", pattern)
