@@ -145,11 +145,14 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
     const ElementType type = options.type;
     const Epilogue& epilogue = options.epilogue;
     const bool adds = way.fused && epilogue.residual != 0;
-    const ElementType y_type = way.fused ? type : apply_after(epilogue, by_channel(y, last), type);
+    const bool biased = epilogue.bias && (way.fused || epilogue.applied == Applied::active);
+    Epilogue behind = epilogue;
+    behind.bias = epilogue.bias && !biased;
+    const ElementType y_type = way.fused ? type : apply_after(behind, by_channel(y, last), type);
     const dnnl::post_ops chain = way.fused ? post_ops_of(epilogue) : dnnl::post_ops();
     const Dims weights = grouped(w, window.groups);
     memory::desc w_layout = any(weights, type);
-    const memory::desc bias = way.fused && epilogue.bias ? plain({w[0]}, type) : memory::desc();
+    const memory::desc bias = biased ? plain({w[0]}, type) : memory::desc();
     const std::int64_t pieces = pieces_for(multiply_adds(w, y), operand_bytes());
     // With the channels last, rows of one image lie together.
     const bool cuts_images = last && 2 * x[0] <= pieces;
@@ -270,7 +273,7 @@ void bind_convolution(nb::module_& m, const char* name) {
             const ElementType type = element_type(dtype);
             last.bias = bias;
             if (last.applied == Applied::fused && is_faster_after(last, y, type)) {
-                last.applied = Applied::after;
+                last.applied = Applied::active;
             }
             const auto make = [=](const Epilogue& end, bool may_pack) {
                 const ConvolutionOptions options{end, pack_weights && may_pack, type, channels_last, deterministic};

@@ -405,7 +405,7 @@ void DepthwiseConvolution::run(const void* const* inputs, void* const* outputs, 
     const TiledEpilogue here = following_.on_the_way(bias, nullptr);
     correlate(static_cast<const float*>(inputs[0]), filters, {here.bias, here.slope, here.low, here.high},
               static_cast<float*>(outputs[0]));
-    following_.pass(outputs[0], bias, nullptr, outputs[0], scratch);
+    following_.pass(outputs[0], nullptr, outputs[0], scratch);
 }
 
 std::size_t DepthwiseConvolution::packed_bytes(int input) const {

@@ -8,7 +8,9 @@ Following::Following(const Epilogue& epilogue, std::int64_t results, std::int64_
         if (epilogue.residual != 0) {
             product_bytes_ = aligned(static_cast<std::size_t>(results * filters) * sizeof(float));
         }
-        pass_ = std::make_unique<Pointwise>(epilogue.pass({results, filters, 1}, ElementType::f32, ElementType::f32),
+        Epilogue behind = epilogue;
+        behind.bias = false;
+        pass_ = std::make_unique<Pointwise>(behind.pass({results, filters, 1}, ElementType::f32, ElementType::f32),
                                             threads);
         return;
     }
@@ -20,12 +22,11 @@ Following::Following(const Epilogue& epilogue, std::int64_t results, std::int64_
 }
 
 TiledEpilogue Following::on_the_way(const void* bias, const void* residual) const {
-    if (pass_) {
-        return {};
-    }
     TiledEpilogue here = limits_;
     here.bias = static_cast<const float*>(bias);
-    here.residual = static_cast<const float*>(residual);
+    if (!pass_) {
+        here.residual = static_cast<const float*>(residual);
+    }
     return here;
 }
 
@@ -33,9 +34,9 @@ float* Following::product(void* y, std::byte* scratch) const {
     return product_bytes_ != 0 ? reinterpret_cast<float*>(scratch) : static_cast<float*>(y);
 }
 
-void Following::pass(const void* product, const void* bias, const void* residual, void* y, std::byte* scratch) const {
+void Following::pass(const void* product, const void* residual, void* y, std::byte* scratch) const {
     if (pass_) {
-        const void* operands[] = {product, bias, residual};
+        const void* operands[] = {product, nullptr, residual};
         void* results[] = {y};
         pass_->run(operands, results, scratch + product_bytes_);
     }

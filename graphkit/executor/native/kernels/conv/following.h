@@ -1,4 +1,5 @@
-// What follows a convolution of our own: limits on the way to memory, any other activation in a pass behind it.
+// What follows a convolution of our own: bias and limits on the way to memory, any other activation in a pass behind
+// it, with the residual.
 #pragma once
 
 #include <memory>
@@ -21,7 +22,7 @@ class Following {
     std::size_t scratch_bytes() const { return product_bytes_ + (pass_ ? pass_->scratch_bytes() : 0); }
     // Where the convolution writes: y, or what lies in `scratch` before the pass.
     float* product(void* y, std::byte* scratch) const;
-    void pass(const void* product, const void* bias, const void* residual, void* y, std::byte* scratch) const;
+    void pass(const void* product, const void* residual, void* y, std::byte* scratch) const;
 
   private:
     TiledEpilogue limits_;

@@ -362,7 +362,7 @@ void NarrowConvolution::run(const void* const* inputs, void* const* outputs, std
             compute(here, line, sound, copied, offsets);
         }
     });
-    following_.pass(whole.y, bias, residual, outputs[0], rest);
+    following_.pass(whole.y, residual, outputs[0], rest);
 }
 
 GRAPHKIT_BINDINGS(narrow_conv, "conv", "epilogue") {

@@ -312,7 +312,7 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
             table_.run(part);
         }
     });
-    following_.pass(whole.y, bias, residual, outputs[0], rest);
+    following_.pass(whole.y, residual, outputs[0], rest);
 }
 
 GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {

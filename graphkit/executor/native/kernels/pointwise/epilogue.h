@@ -31,7 +31,8 @@ std::optional<Limits> limits_of(const std::optional<Activation>& activation);
 enum class Applied {
     fused,   // the library, on the way, where it has an implementation that does it; else as `after`
     after,   // graphkit's own code, in a pass behind the product
-    repair,  // the same where a fused one took the residual's place and may have lost NaN; the residual was finite
+    active,  // the same, of the activation alone: the library adds the bias
+    repair,  // as `after`, where a fused one took the residual's place and may have lost NaN; the residual was finite
 };
 
 // y = activation(alpha * product + bias + residual * r), or with `residual_last`
