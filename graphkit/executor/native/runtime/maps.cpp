@@ -36,8 +36,11 @@ nb::list maps_of_rows(const nb::tuple& keys, nb::handle rows) {
 }  // namespace
 
 GRAPHKIT_BINDINGS(maps) {
-    m.def("maps_of_rows", &maps_of_rows, "keys"_a, "rows"_a,
-          "One dict for each row of float32 [N, K], from the K keys to the elements.");
+    m.def(
+        "maps_of_rows", &maps_of_rows, "keys"_a, "rows"_a,
+        nb::sig(
+            "def maps_of_rows(keys: tuple[int, ...] | tuple[str, ...], rows: object) -> list[dict[int | str, float]]"),
+        "One dict for each row of float32 [N, K], from the K keys to the elements.");
 }
 
 }  // namespace graphkit
