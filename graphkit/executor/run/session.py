@@ -276,7 +276,8 @@ class Executor:
             return self._finished(program, dict(zip(selection.outputs, program.run(arrays, buffers), strict=True)))
         with Held(lambda: (ask := program.interruptible) is not None and ask()):
             rng = self._rng
-            self._with_rng(selection, arrays)
+            if selection.generators:
+                self._with_rng(selection, arrays)
             taken = self._states.take(names, program, arrays, fed)
             try:
                 results = program.run(arrays, taken | buffers)
@@ -330,8 +331,6 @@ class Executor:
 
     def _with_rng(self, selection: Selection, arrays: list[Any]) -> None:
         """Put the generator's state where it was not fed; then the step advances."""
-        if not selection.generators:
-            return
         waiting = [i for i in selection.generators if arrays[i] is None]
         if not waiting:
             return

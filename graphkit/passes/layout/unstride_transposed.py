@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
 from graphkit.ops import F, operator
 from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.passes.core.declare import Property, graph_pass
@@ -17,6 +18,7 @@ from graphkit.passes.core.sweep import Readers, fuse
 
 _ALL_THE_WAY = np.iinfo(np.int64).min
 _LANES = 16
+_FEW_FILTERS = 8  # convolutions of no more have kernels that leave no lanes empty
 _LEAST_GAIN = 1.6  # where it is less, the library's convolutions make up for what they compute at the border
 
 
@@ -29,7 +31,7 @@ def scatters(x: Sequence[Dim], w: Sequence[int], y: Sequence[Dim]) -> bool:
     """
     channels, filters = w[:2]
     before, after = ([d for d in dims[2:] if isinstance(d, int)] for dims in (x, y))
-    if len(before) + len(after) < len(x[2:]) + len(y[2:]) or len(x) > 4 or not channels or filters < _LANES // 2:
+    if len(before) + len(after) < len(x[2:]) + len(y[2:]) or len(x) > 4 or not channels or filters <= _FEW_FILTERS:
         return False
     elements, results, taps = math.prod(before), math.prod(after), math.prod(w[2:])
     vectors = math.ceil(filters / _LANES) * taps
@@ -41,8 +43,8 @@ def scatters(x: Sequence[Dim], w: Sequence[int], y: Sequence[Dim]) -> bool:
 def unstride_transposed(graph: Graph) -> Graph:
     """Make a Conv of each ConvTranspose whose strides are 1 and whose padding the kernel covers. Linear.
 
-    Those of one group that `scatters` tells of stay. The reversed weights depend on the weights alone: an executor
-    computes them once.
+    Those in float32 and of one group that `scatters` tells of stay. The reversed weights depend on the weights alone:
+    an executor computes them once.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -65,7 +67,8 @@ def _as_convolution(node: Node) -> Sequence[Value] | None:
     pads = [r - p for side in (geometry.begin, geometry.end) for r, p in zip(reach, side, strict=True)]
     if any(p < 0 for p in pads):
         return None
-    if op.group == 1 and scatters(x.tensor.known_shape, w.shape, node.output.tensor.known_shape):
+    ours = op.group == 1 and x.dtype is DType.FLOAT32
+    if ours and scatters(x.tensor.known_shape, w.shape, node.output.tensor.known_shape):
         return None
     made = Conv(group=op.group, dilations=geometry.dilations, pads=pads)
     operands = [x, _reversed(w, op.group), *bias]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from graphkit.executor.devices.cpu._base import (
@@ -143,8 +144,12 @@ class _Forward:
         if transposes and native.TransposedConvolution.covers(x, w, y, window):
             options = dict(bias=self._options["bias"], pack_weights=self._packs)
             return native.TransposedConvolution(x, w, y, window, **options, threads=self._threads)
-        kind = native.Deconvolution if self._transposed else native.Convolution
-        return kind(x, w, y, window, **self._options, **self._library)
+        if self._transposed:
+            return native.Deconvolution(x, w, y, window, **self._options, **self._library)
+        options = dict(self._options)
+        if self._library["dtype"] == "float32":
+            options["epilogue"] = self._epilogue.for_results(math.prod(y))
+        return native.Convolution(x, w, y, window, **options, **self._library)
 
     def _windows(self, x: tuple[int, ...], w: tuple[int, ...]) -> _Windows:
         """Those for these sizes; for the weights alone where padding does not depend on the data's."""

@@ -65,6 +65,22 @@ def activate(kind: str, alpha: float, beta: float, x: np.ndarray, fused: bool, t
     return y.reshape(-1)
 
 
+def behind_a_convolution(epilogue: native.Epilogue, x: np.ndarray, *others: np.ndarray, threads: int = 1) -> np.ndarray:
+    """What follows the vector x in two channels, which a convolution leaves alone; others: bias, residual."""
+    shape, w = (1, 2, x.size, 1), np.eye(2, dtype=np.float32).reshape(2, 2, 1, 1)
+    kernel = native.Convolution(
+        *(shape, w.shape, shape, native.Window((1, 1), (1, 1), (0, 0), (0, 0))),
+        bias=bool(others),
+        epilogue=epilogue,
+        channels_last=True,
+        threads=threads,
+    )
+    y = np.full((1, x.size, 1, 2), 77, np.float32)
+    operands = [np.repeat(x, 2).reshape(y.shape), w, *(others or (None,))]
+    kernel(operands, [y])
+    return y.reshape(-1, 2)
+
+
 def units(got: np.ndarray, expected: np.ndarray, dtype: Any, least: float) -> np.ndarray:
     """Distances in units in the last place of the expected numbers, or of `least`: sums of rounded products cancel."""
     limits = ml_dtypes.finfo(dtype)
@@ -119,6 +135,40 @@ def test_special_numbers(
     tolerance = 1e-6 if dtype == np.float32 else 4e-3
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(got.astype(np.float32), expected.astype(dtype).astype(np.float32), tolerance, 1e-37)
+
+
+FEW, MANY = 1000, 1 << 40  # results that a cache holds, and that none does
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("kind", ["swish", "sigmoid"])
+def test_few_results_are_activated_in_a_pass(kind: str, with_bias: bool, threads: int) -> None:
+    finite = [v for v in SPECIAL if math.isfinite(v)]  # others would reach both channels
+    x = np.concatenate([operands(kind, np.float32, 10), np.array(finite, np.float32)])
+    bias = [np.array([0.25, -3.0], np.float32)] if with_bias else []
+    given = native.Epilogue(kind, 1.0)
+    got = {count: behind_a_convolution(given.for_results(count), x, *bias, threads=threads) for count in (FEW, MANY)}
+    own = behind_a_convolution(native.Epilogue(kind, 1.0, fused=False), x, *bias, threads=threads)
+    library = behind_a_convolution(given, x, *bias, threads=threads)
+    np.testing.assert_array_equal(got[FEW], own)
+    np.testing.assert_array_equal(got[MANY], library)
+    assert not np.array_equal(own, library)  # else nothing was told apart
+    with np.errstate(all="ignore"):
+        wide = x[:, None].astype(np.float64) + (bias[0] if bias else np.zeros(2))
+        expected = (wide if kind == "swish" else 1) / (1 + np.exp(-wide))
+    np.testing.assert_allclose(got[FEW], expected.astype(np.float32), 1e-5, 1e-6)
+
+
+def test_what_stays_with_the_library() -> None:
+    x = operands("relu", np.float32, 10)
+    bias, residual = np.zeros(2, np.float32), np.ones((1, x.size, 1, 2), np.float32)
+    for given, others in (
+        (native.Epilogue("tanh"), ()),
+        (native.Epilogue("swish", 1.0, residual=True, residual_last=True), (bias, residual)),
+    ):
+        results = [behind_a_convolution(e, x, *others) for e in (given, given.for_results(FEW))]
+        np.testing.assert_array_equal(*results)
 
 
 def products(dtype: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@
 #include "onednn/watched_product.h"
 #include "primitives/partition.h"
 #include "runtime/bindings.h"
-#include "runtime/cpu_info.h"
 
 namespace graphkit {
 namespace {
@@ -253,16 +252,6 @@ void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const W
 
 namespace {
 
-// Own code takes less time for these than the library on the way, as long as it finds the result in a cache.
-bool is_faster_after(const Epilogue& epilogue, const Dims& y, ElementType type) {
-    if (type != ElementType::f32 || epilogue.residual != 0 || !epilogue.activation) {
-        return false;
-    }
-    const std::string& kind = epilogue.activation->kind;
-    return (kind == "swish" || kind == "sigmoid") &&
-           count(y) <= last_level_cache() / 2 / static_cast<std::int64_t>(sizeof(float));
-}
-
 template <typename Kind>
 void bind_convolution(nb::module_& m, const char* name) {
     nb::class_<Watched<Kind>, Kernel>(m, name).def(
@@ -272,9 +261,6 @@ void bind_convolution(nb::module_& m, const char* name) {
            int threads) {
             const ElementType type = element_type(dtype);
             last.bias = bias;
-            if (last.applied == Applied::fused && is_faster_after(last, y, type)) {
-                last.applied = Applied::active;
-            }
             const auto make = [=](const Epilogue& end, bool may_pack) {
                 const ConvolutionOptions options{end, pack_weights && may_pack, type, channels_last, deterministic};
                 return std::make_unique<Kind>(x, w, y, window, options, threads);

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "runtime/bindings.h"
+#include "runtime/cpu_info.h"
 
 namespace graphkit {
 namespace {
@@ -113,6 +114,17 @@ std::optional<Limits> limits_of(const std::optional<Activation>& activation) {
     return limits;
 }
 
+Epilogue Epilogue::for_results(std::int64_t count) const {
+    Epilogue made = *this;
+    const bool dear = activation && (activation->kind == "swish" || activation->kind == "sigmoid");
+    // A pass that does not find the result in a cache waits for memory.
+    const bool cached = count <= last_level_cache() / 2 / static_cast<std::int64_t>(sizeof(float));
+    if (applied == Applied::fused && residual == 0 && dear && cached) {
+        made.applied = Applied::active;
+    }
+    return made;
+}
+
 PointwiseSource Epilogue::pass(const Dims& shape, ElementType product, ElementType type) const {
     using S = Steps;
     PointwiseSource source{"Epilogue", shape, {{shape, product}}, {}, {}, {}, {}};
@@ -174,7 +186,10 @@ GRAPHKIT_BINDINGS(epilogue) {
                bool residual_last,
                bool fused) { new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last, fused)); },
             "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false,
-            "fused"_a = true);
+            "fused"_a = true)
+        .def("for_results", &Epilogue::for_results, "count"_a,
+             "The same, but with swish and sigmoid in a pass where that is faster for so many float32 results: while "
+             "they are in a cache. A convolution adds the bias on the way then.");
 }
 
 }  // namespace graphkit

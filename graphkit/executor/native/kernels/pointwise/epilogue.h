@@ -31,7 +31,7 @@ std::optional<Limits> limits_of(const std::optional<Activation>& activation);
 enum class Applied {
     fused,   // the library, on the way, where it has an implementation that does it; else as `after`
     after,   // graphkit's own code, in a pass behind the product
-    active,  // the same, of the activation alone: the library adds the bias
+    active,  // as `after`, but that a convolution of the library adds the bias on the way
     repair,  // as `after`, where a fused one took the residual's place and may have lost NaN; the residual was finite
 };
 
@@ -44,6 +44,9 @@ struct Epilogue {
     bool residual_last = false;
     std::optional<Activation> activation;
     Applied applied = Applied::fused;
+
+    // The same, but `active` where that is faster for a float32 result of so many elements.
+    Epilogue for_results(std::int64_t count) const;
 
     bool empty() const { return alpha == 1 && !bias && residual == 0 && !activation; }
     // As own code, for a result that lies row-major as [outer, channels, inner]: a kernel of the inputs product (of
