@@ -39,7 +39,7 @@ def write(folder: Path, settings: str, call: dict[str, Any], *, goes_on: bool) -
     write_whole(folder / CONFIG, [settings.encode()])  # behind what says that it may be replaced: see `check`
 
 
-def call(arguments: Sequence[str], seed: int, processes: int, network: str | None) -> dict[str, Any]:
+def call(arguments: Sequence[str], seed: int, processes: int, threads: int, network: str | None) -> dict[str, Any]:
     """How this process was called, and what of: versions, the seed, the commit of git where there is one."""
     import platform
 
@@ -48,7 +48,7 @@ def call(arguments: Sequence[str], seed: int, processes: int, network: str | Non
         "command": ["graphkit", *arguments],
         "seed": seed,
         "processes": processes,
-        "threads": config.num_threads(),
+        "threads": threads,
         "settings": {knob.name: os.environ[knob.name] for knob in config.KNOBS if os.environ.get(knob.name)},
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in _PACKAGES}},
         "network": None if network is None else {"path": network, "sha256": _digest(Path(network))},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphkit import config
 from graphkit.cli._options import key_values, source_options
 from graphkit.cli._output import log
 from graphkit.cli._processes import ARGUMENTS
@@ -164,7 +165,8 @@ def _describe(
     values = {**context.params, **o, "seed": trainer.seed, "epochs": o["epochs"] or planned}
     settings = config_file.effective(context.command, values, source, outputs=False)
     file = source.path if source.name is None and source.path != "-" else None
-    call = record.call(context.meta.get(ARGUMENTS, ()), trainer.seed, store.num_workers, file)
+    threads = o["threads"] or config.num_threads()
+    call = record.call(context.meta.get(ARGUMENTS, ()), trainer.seed, store.num_workers, threads, file)
     record.write(run.path, settings, call, goes_on=o["resume"])
 
 

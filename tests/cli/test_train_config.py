@@ -274,12 +274,14 @@ def test_text_is_numbered_alike_when_a_run_is_made_again(call, tmp_path):
 
 def test_what_the_folder_says_of_its_calls(call, task, tmp_path):
     run = tmp_path / "run"
-    assert call("train", task / "config.toml", "-o", run, "--epochs", 1)[0] == 0
+    assert call("train", task / "config.toml", "-o", run, "--epochs", 1, "--threads", 3)[0] == 0
     (first,) = json.loads((run / "run.json").read_text())["calls"]
-    assert first["command"] == ["graphkit", "train", str(task / "config.toml"), "-o", str(run), "--epochs", "1"]
+    given = ["-o", str(run), "--epochs", "1", "--threads", "3"]
+    assert first["command"] == ["graphkit", "train", str(task / "config.toml"), *given]
     assert set(first["versions"]) == {"python", "graphkit", "numpy", "onnx", "onednn-cpu-gomp"}
     assert first["versions"]["numpy"] == np.__version__
     assert first["seed"] == gk.config.SEED.get()
+    assert first["threads"] == 3
     assert len(first["network"]["sha256"]) == 64
     assert first["git"] is None or len(first["git"]["commit"]) == 40
     assert call("train", task / "config.toml", "-o", run, "--resume", "--epochs", 2)[0] == 0
