@@ -163,7 +163,7 @@ class AdversarialTrainer:
         *,
         smoothing: float = 0.0,
         device: str = "cpu",
-        threads: int = 1,
+        threads: int | None = None,
         seed: int | None = None,
     ):
         self.generator, self.discriminator = generator, discriminator
