@@ -56,8 +56,9 @@ def sheet(images: np.ndarray, path: Path) -> None:
 @click.option("--epochs", default=40, show_default=True, type=click.IntRange(1))
 @click.option("--every", default=10, show_default=True, type=click.IntRange(1), help="Epochs between two sheets.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint that a run has left in the output folder.")
 @click.option("-o", "--output", default="runs/gan", show_default=True, type=click.Path(path_type=Path))
-def main(epochs: int, every: int, seed: int, output: Path) -> None:
+def main(epochs: int, every: int, seed: int, resume: bool, output: Path) -> None:
     """Train both networks, write sheets of made digits, export the generator and verify it."""
     output.mkdir(parents=True, exist_ok=True)
     images, digits = real_digits()
@@ -67,11 +68,14 @@ def main(epochs: int, every: int, seed: int, output: Path) -> None:
     discriminator = gk.models.build("gan", part="discriminator", **options)
     trainer = AdversarialTrainer(generator, discriminator, gk.optim.Adam(1e-3, beta1=0.5), smoothing=0.1, seed=seed)
 
+    if resume:
+        trainer.resume(output)
     noise = np.random.default_rng(seed).standard_normal((1000, LATENT)).astype(np.float32)
     score = inception_score(net, generator.run({"noise": noise})["image"])
     click.echo(f"inception score of real digits {inception_score(net, images):.2f}, before the training {score:.2f}")
-    for done in range(0, epochs, every):
-        losses = trainer.fit(gk.data.Dataset(images), epochs=min(every, epochs - done), batch_size=64)[-1]
+    for done in range(trainer.epochs, epochs, every):
+        more = min(every, epochs - done)
+        losses = trainer.fit(gk.data.Dataset(images), more, batch_size=64, folder=output, overwrite=True)[-1]
         made = generator.run({"noise": noise})["image"]
         sheet(made, output / f"made-{trainer.epochs:03}.png")
         click.echo(

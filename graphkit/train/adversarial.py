@@ -7,7 +7,10 @@ the graph and are updated together at its end.
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +28,10 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
-from graphkit.train import finite
+from graphkit.train import adversarial_saving, finite
 from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
+from graphkit.train.run_folder import RunFolder
 from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
 from graphkit.train.step import STEP
 
@@ -150,8 +154,8 @@ class AdversarialTrainer:
     generator: one input, noise [N, ...], and one output, a sample [N, ...]; discriminator: one input, a sample, and one
     output, the logits of its being real. Their parameters have different names (`name_scope`). optimizer: the
     generator's, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016; discriminator_optimizer: by default the
-    same. smoothing: see `adversarial_step`. seed: of the noise. `states` has slots and the number of updates. Raises
-    UsageError for networks that do not fit.
+    same. smoothing: see `adversarial_step`. seed: of the noise and the order of samples. `states` has slots and the
+    number of updates, `epochs` says how many are over. Raises UsageError for networks that do not fit.
     """
 
     def __init__(
@@ -174,6 +178,7 @@ class AdversarialTrainer:
         self.states = ParamStore({n: TensorType(a.dtype, a.shape) for n, a in arrays.items()}, arrays)
         self.seed = config.SEED.get() if seed is None else seed
         self.epochs = 0
+        self.run = secrets.token_hex(8)
         self._store = JointStore([generator.params, discriminator.params, self.states])
         self._executor = Executor(self.graph, self._store, device=device, threads=threads, seed=self.seed)
 
@@ -191,20 +196,49 @@ class AdversarialTrainer:
             ) from None
         return Losses(float(found["generator"]), float(found["discriminator"]))
 
-    def fit(self, data: Any, epochs: int = 1, batch_size: int = 64) -> list[Losses]:
-        """The mean losses of each epoch over the inputs of a data set, whose targets are not looked at.
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int = 64,
+        *,
+        folder: str | Path | None = None,
+        overwrite: bool = False,
+    ) -> list[Losses]:
+        """The mean losses of each of so many more epochs over the inputs of a data set; targets are not looked at.
 
-        A last batch that is smaller is left out, as it would be normalised by other statistics.
+        A last batch that is smaller is left out, as it would be normalised by other statistics. With a folder, there is
+        a checkpoint in it after each epoch, from which `resume` goes on to the bit. A folder is that of one run: one of
+        another is refused (UsageError), unless `overwrite`.
         """
         history = []
-        for _ in range(epochs):
-            batches = data.batches(batch_size, seed=self.seed, epoch=self.epochs, drop_last=True)
-            losses = [self.step(_samples(inputs)) for inputs, _ in batches]
-            if not losses:
-                raise InputError(f"{data!r}: there is no batch of {batch_size} samples")
-            history.append(Losses(*(float(m) for m in np.mean(losses, axis=0))))
-            self.epochs += 1
+        with contextlib.ExitStack() as stack:
+            held = None if folder is None else RunFolder(folder)
+            if held is not None:
+                stack.enter_context(held).claim(self.run, overwrite=overwrite)
+            for _ in range(epochs):
+                batches = data.batches(batch_size, seed=self.seed, epoch=self.epochs, drop_last=True)
+                losses = [self.step(_samples(inputs)) for inputs, _ in batches]
+                if not losses:
+                    raise InputError(f"{data!r}: there is no batch of {batch_size} samples")
+                history.append(Losses(*(float(m) for m in np.mean(losses, axis=0))))
+                self.epochs += 1
+                if held is not None:
+                    adversarial_saving.write(self, self._store, self._executor.rng, held.path)
         return history
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint, whole or not at all, whatever the folder holds. Raises RuntimeFailure where the disk
+        refuses."""
+        with RunFolder(folder) as held:
+            adversarial_saving.write(self, self._store, self._executor.rng, held.path)
+
+    def resume(self, folder: str | Path) -> None:
+        """Take over both networks, slots, random state, seed and `epochs` of a folder's checkpoint, all or nothing.
+
+        Raises UsageError where there is none, InvalidModel where it is damaged or of other networks or optimizers.
+        """
+        self._executor.rng = adversarial_saving.read(self, self._store, Path(folder))
 
 
 # --- pieces -----------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
+from graphkit.errors import GraphkitError
 from graphkit.ir import dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import INTEGERS, DType, MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
-from graphkit.ops import Op, registry
+from graphkit.ops import F, Op, registry
 from graphkit.ops.evaluate import evaluate
 
 # The size of their results depends on values, whatever is known about shapes.
@@ -152,3 +154,18 @@ def test_infer_without_ranks(cls: type[Op]) -> None:
             types = case.op.infer_types([without_rank(t) for t in case.types])
             for inferred, result in itertools.zip_longest(types, results):
                 check_type(inferred, result, {}, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: F.attention(*(gk.input(n, (1, 2, 3, 4)) for n in "qkv"), scale=-0.5), "scale=-0.5"),
+        (
+            lambda: F.col2_im(gk.input("x", (1, 4, 4)), np.array([2, 2]), gk.input("block", (1 << 40,), "int64")),
+            "1099511627776 dimensions",
+        ),
+    ],
+)
+def test_what_no_attribute_and_no_shape_can_be(call, message):
+    with pytest.raises(GraphkitError, match=message):
+        call()

@@ -184,6 +184,8 @@ class Attention(Op):
         # Masks of fewer keys than there are.
         Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), _MASK),
         Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), (3, 4), dtypes=FLOATS),
+        # Without a number in a key, all are alike; onnx's reference divides by 0.
+        Sample((1, 2, 3, 0), (1, 2, 4, 0), (1, 2, 4, 3), onnx=False),
     )  # fmt: skip
 
     def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
@@ -194,6 +196,8 @@ class Attention(Op):
         _, past_key, past_value, nonpad = (*others, None, None, None, None)[:4]
         if not 0 <= self.qk_matmul_output_mode <= _WEIGHTS:
             raise UsageError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {self.qk_matmul_output_mode}")
+        if self.scale is not None and self.scale < 0:
+            raise UsageError(f"scale={self.scale}: queries and keys are each multiplied by its root")
         if (past_key is None) is not (past_value is None) or (past_key is not None and nonpad is not None):
             raise TypeMismatch("past_key and past_value go together, without nonpad_kv_seqlen")
         ranks = {x.rank for x in (q, k, v)} - {None}
@@ -262,7 +266,7 @@ class Attention(Op):
             raise RuntimeFailure(f"{q.shape[1]} heads of queries are not a multiple of {k.shape[1]} heads of keys")
         groups = q.shape[1] // k.shape[1]
         every_k, every_v = (xp.repeat(x, groups, axis=1) for x in (k, v))
-        root = math.sqrt(1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale)
+        root = max(q.shape[3], 1) ** -0.25 if self.scale is None else math.sqrt(self.scale)
         raw = xp.matmul(q * root, xp.swapaxes(every_k * root, 2, 3)).astype(q.dtype)
         capped = xp.tanh(raw / self.softcap) * self.softcap if self.softcap > 0 else raw
         bias = self._bias(xp, q, k, attn_mask, 0 if past_key is None else past_key.shape[2], nonpad)
@@ -318,7 +322,7 @@ class Attention(Op):
         if self.scale is not None:
             root = scalar_like(math.sqrt(self.scale), q)
         elif dims.is_static(q.tensor.known_shape[3]):
-            root = scalar_like(q.tensor.known_shape[3] ** -0.25, q)
+            root = scalar_like(max(q.tensor.known_shape[3], 1) ** -0.25, q)
         else:
             root = F.pow(F.cast(F.shape(q)[3:], to=q.dtype), scalar_like(-0.25, q))
         raw = _grouped_product(q * root, F.transpose(k * root, perm=(0, 1, 3, 2)), grouped)

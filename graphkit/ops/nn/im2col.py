@@ -14,7 +14,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, NUMERIC, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
-from graphkit.ops.axes import INT64, i64, length_of
+from graphkit.ops.axes import INT64, fresh_shape, i64, length_of
 from graphkit.ops.nn.sliding_window import Window, pad_spatial, taps
 
 # (image, block, attributes) of the samples of both directions
@@ -55,10 +55,7 @@ class ColumnBlocks(Op):
 
 def _known(vector: TensorType) -> tuple[Dim, ...] | None:
     """The elements of a vector of sizes, new names for those that are not known; None without its length."""
-    if vector.value is not None:
-        return vector.value
-    length = length_of(vector)
-    return None if length is None else tuple(dims.fresh() for _ in range(length))
+    return vector.value if vector.value is not None else fresh_shape(length_of(vector))
 
 
 def _block_of(block: Any) -> list[int]:

@@ -63,6 +63,7 @@ class LinearAttention(Op):
             q_num_heads=2, kv_num_heads=2, update_rule="delta",
         ),
         Sample((1, 1, 2), (1, 1, 2), (1, 1, 3), q_num_heads=1, kv_num_heads=1, update_rule="linear"),
+        Sample((1, 2, 0), (1, 2, 0), (1, 2, 3), q_num_heads=1, kv_num_heads=1, update_rule="linear", onnx=False),
     )  # fmt: skip
 
     @property
@@ -114,7 +115,7 @@ class LinearAttention(Op):
                 row = beta[:, t, :, None, None] * (row - xp.matmul(k[:, t, :, None], state))
             state = state + column * row
             read.append(xp.matmul(q[:, t], state))
-        scale = self.scale or k.shape[3] ** -0.5
+        scale = self.scale or max(k.shape[3], 1) ** -0.5
         output = xp.stack(read, axis=1) if read else xp.zeros((*q.shape[:4], v.shape[3]), query.dtype)
         return output.reshape(batch, length, self.q_num_heads * v.shape[3]) * scale, state
 
@@ -145,7 +146,8 @@ class LinearAttention(Op):
             scan_input_axes=(1,) * len(steps),
             scan_output_axes=(1,),
         )
-        read = read * scalar_like(self.scale, read) if self.scale else read / F.sqrt(F.cast(depth, to=wide))
+        size = F.max(F.cast(depth, to=wide), scalar_like(1.0, read))
+        read = read * scalar_like(self.scale, read) if self.scale else read / F.sqrt(size)
         joined = F.concat(F.shape(q)[:2], i64(self.q_num_heads), width, axis=0)
         output = merge_heads(F.reshape(read, joined, allowzero=True))
         return converted(output, query.dtype), converted(present, query.dtype if past is None else past.dtype)

@@ -1,4 +1,4 @@
-"""OneHot against the reference, for every type of index."""
+"""OneHot and EyeLike against the reference: every type of index, diagonals beyond the matrix."""
 
 import numpy as np
 import pytest
@@ -21,3 +21,16 @@ def test_one_hot(index_type):
         y = np.zeros(expected.shape, np.int16)
         make_kernel("cpu", node, KernelContext(threads=3))([indices, np.array(10), values], [y])
         np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("k", [0, 1, -1, 3, -3, 4, 2**31, 2**63 - 1, -(2**63) + 1, -(2**63)])
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (1, 1), (0, 2)])
+def test_eye_like(shape, k):
+    x = np.zeros(shape, np.int8)
+    node = F.eye_like(value_of(x), k=k).node
+    around = np.full((x.size + 128,), 7, np.int8)
+    y = around[64 : 64 + x.size].reshape(shape)
+    make_kernel("cpu", node, KernelContext(threads=1))([x], [y])
+    np.testing.assert_array_equal(y, np.eye(*shape, k=max(min(k, 9), -9), dtype=np.int8))
+    assert (around[:64] == 7).all()
+    assert (around[64 + x.size :] == 7).all()

@@ -44,7 +44,7 @@ class EyeLike final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    std::int64_t k_;
+    std::int64_t k_ = 0;
     std::string one_;
 };
 
@@ -143,12 +143,14 @@ void Range::run(const void* const* inputs, void* const* outputs, std::byte*) con
 }
 
 EyeLike::EyeLike(Dims x, ElementType x_type, std::int64_t k, const std::string& one, ElementType type, int threads)
-    : Kernel("EyeLike", threads), k_(k), one_(one) {
+    : Kernel("EyeLike", threads), one_(one) {
     outputs_ = {{"y", x, type}};
     inputs_ = {{"x", std::move(x), x_type, true}};
-    if (outputs_[0].shape.size() != 2) {
+    const Dims& shape = outputs_[0].shape;
+    if (shape.size() != 2) {
         throw NativeError(describe() + ": not a matrix");
     }
+    k_ = std::clamp(k, -shape[0], shape[1]);  // beyond these no diagonal crosses the matrix
     require_element(*this, one_, type);
 }
 

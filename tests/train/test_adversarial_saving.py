@@ -1,0 +1,147 @@
+"""Checkpoints of a generator and a discriminator: going on to the bit, killed runs, folders of others, damage."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import InvalidModel, UsageError
+from graphkit.train.adversarial import AdversarialTrainer
+
+EPOCHS = 4
+
+
+def images(count=20):
+    return gk.data.Dataset(np.random.default_rng(0).uniform(-1, 1, (count, 1, 8, 8)).astype(np.float32))
+
+
+def trainer(optimizer=None, seed=0, **options):
+    options = {"image": (1, 8, 8), "latent": 4, "width": 4} | options
+    nets = [gk.models.build("gan", part=part, **options) for part in ("generator", "discriminator")]
+    return AdversarialTrainer(*nets, optimizer, seed=seed, threads=1)
+
+
+def held(player):
+    stores = (player.generator.params, player.discriminator.params, player.states)
+    return {name: array.tobytes() for store in stores for name, array in store.items()}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """What is held after all epochs, and their losses."""
+    player = trainer()
+    losses = player.fit(images(), epochs=EPOCHS, batch_size=8)
+    return held(player), losses
+
+
+def test_going_on_is_as_if_nothing_had_been(tmp_path, whole):
+    first = trainer()
+    losses = first.fit(images(), epochs=1, batch_size=8, folder=tmp_path)
+    first.fit(images(), epochs=1, batch_size=8)  # after the checkpoint
+    second = trainer(seed=5)
+    second.resume(tmp_path)
+    assert second.epochs == 1
+    losses += second.fit(images(), epochs=EPOCHS - 1, batch_size=8, folder=tmp_path)
+    assert (held(second), losses) == whole
+    third = trainer()
+    third.resume(tmp_path)
+    assert third.epochs == EPOCHS
+    assert held(third) == whole[0]
+
+
+def test_what_is_saved_by_hand_is_taken_over(tmp_path):
+    first = trainer()
+    first.step(images(8).inputs)
+    first.save(tmp_path / "run")
+    second = trainer()
+    second.resume(tmp_path / "run")
+    assert held(second) == held(first)
+    assert first.step(images(8).inputs) == second.step(images(8).inputs), "the same noise is drawn"
+
+
+WORKER = """
+import sys
+from test_adversarial_saving import EPOCHS, images, trainer
+player = trainer()
+try:
+    player.resume(sys.argv[1])
+except Exception as error:
+    assert "holds no checkpoint" in str(error), error
+print("begins", flush=True)
+player.fit(images(), epochs=EPOCHS - player.epochs, batch_size=8, folder=sys.argv[1])
+print("done", player.epochs, flush=True)
+"""
+
+
+def test_a_killed_run_goes_on(tmp_path, whole):
+    """Killed at random moments, again and again; the folder always has a checkpoint that is whole, or none."""
+    draw, killed = random.Random(7), 0
+    for _ in range(40):
+        command = [sys.executable, "-c", WORKER, str(tmp_path / "run")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=str(__file__).rpartition("/")[0]) as run:
+            assert run.stdout.readline() == "begins\n"
+            if killed < 4:
+                time.sleep(draw.uniform(0, 0.3))
+                run.send_signal(signal.SIGKILL)
+            run.wait()
+        if run.returncode == 0:
+            break
+        assert run.returncode == -signal.SIGKILL
+        killed += 1
+    assert killed, "nothing was killed: the test proves nothing"
+    player = trainer()
+    player.resume(tmp_path / "run")
+    assert held(player) == whole[0]
+    assert not list((tmp_path / "run").glob("*.tmp*"))
+
+
+# --- what is refused --------------------------------------------------------------------------------
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    trainer().fit(images(), batch_size=8, folder=tmp_path)
+    other = trainer()
+    with pytest.raises(UsageError, match="holds another run"):
+        other.fit(images(), batch_size=8, folder=tmp_path)
+    other.fit(images(), batch_size=8, folder=tmp_path, overwrite=True)
+    again = trainer()
+    again.resume(tmp_path)
+    assert held(again) == held(other)
+
+
+def test_nothing_changes_where_the_checkpoint_does_not_fit(tmp_path):
+    trainer().fit(images(), batch_size=8, folder=tmp_path)
+    for other, message in [
+        (trainer(gk.optim.SGD(0.1)), "does not fit these networks and optimizers: .*/"),
+        (trainer(width=8), "does not fit these networks: parameter .* is "),
+    ]:
+        before = held(other)
+        with pytest.raises(InvalidModel, match=message):
+            other.resume(tmp_path)
+        assert held(other) == before
+        assert other.epochs == 0
+    net = gk.models.build("mlp")
+    with pytest.raises(InvalidModel, match="does not fit this model and optimizer"):
+        gk.Trainer(net).resume(tmp_path)
+    gk.Trainer(net).save(tmp_path / "other")
+    with pytest.raises(InvalidModel, match="does not fit these networks and optimizers"):
+        trainer().resume(tmp_path / "other")
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        trainer().resume(tmp_path / "nothing")
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    trainer().fit(images(), batch_size=8, folder=tmp_path)
+    (weights,) = tmp_path.glob("state.*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(InvalidModel, match=r"state\."):
+        trainer().resume(tmp_path)
