@@ -60,6 +60,28 @@ def test_max(case, column_major):
     np.testing.assert_array_equal(indices, where)
 
 
+# Windows that lie in the padding, and such whose first element does.
+FAR = [
+    ((1, 2, 7, 7), dict(kernel_shape=(2, 3), dilations=(3, 2), pads=(20, 2, 1, 2))),
+    ((2, 1, 5), dict(kernel_shape=(2,), strides=(2,), pads=(4, 9))),
+    ((1, 1, 3, 2, 4), dict(kernel_shape=(2, 2, 2), dilations=(2, 1, 3), pads=(5, 1, 4, 2, 6, 3))),
+]
+
+
+@pytest.mark.parametrize("case", [*FAR, *CASES[4:]], ids=str)
+def test_where_nothing_is_more_than_minus_infinity(case):
+    """The first element of the window that is not padding counts; 0 where all is."""
+    shape, attrs = case
+    op = MaxPool(**attrs)
+    pooled, window = geometry(op, shape)
+    for x in (np.full(shape, -np.inf, np.float32), np.where(data(shape) < 2, -np.inf, data(shape)), data(shape)):
+        y, indices = np.full(pooled, np.nan, np.float32), np.full(pooled, -9, np.int64)
+        native.MaxPool(shape, pooled, window, False, 2)([x], [y, indices])
+        expected, where = op.reference(numpy_xp, x)
+        np.testing.assert_array_equal(y, expected)
+        np.testing.assert_array_equal(indices, where)
+
+
 def test_max_of_either_output_alone():
     x = data((2, 3, 6, 6))
     op = MaxPool(kernel_shape=(3, 3), strides=(2, 2))

@@ -48,9 +48,9 @@ void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, 
     }
 }
 
-// The position in x nearest to where a window starts.
-std::int64_t inside(const PoolGeometry& g, int axis, const Span& span) {
-    return std::clamp<std::int64_t>(span.start, 0, std::max<std::int64_t>(g.input[axis] - 1, 0));
+// The position in x of the first element of a window that is not padding, if there is one.
+std::int64_t first_inside(const PoolGeometry& g, int axis, const Span& span) {
+    return span.start + span.first * g.dilation[axis];
 }
 
 std::int64_t to_column_major(const PoolGeometry& g, std::int64_t offset) {
@@ -156,11 +156,15 @@ void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) c
         for (std::int64_t plane = begin; plane < end; ++plane) {
             const float* values = x + plane * g.input_size();
             for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
-                // Where nothing is more than -inf, the element closest to where the window starts.
-                const std::int64_t corner = (inside(g, 0, depth) * g.input[1] + inside(g, 1, height)) * g.input[2];
+                // Where nothing is more than -inf, the first element; 0 where all is padding.
+                const bool some = depth.count() > 0 && height.count() > 0;
+                const std::int64_t corner =
+                    (first_inside(g, 0, depth) * g.input[1] + first_inside(g, 1, height)) * g.input[2];
                 for (std::size_t w = 0; w < best.size(); ++w) {
+                    const Span& width = g.windows[2][w];
                     best[w] = -INFINITY;
-                    where[w] = static_cast<std::int32_t>(corner + inside(g, 2, g.windows[2][w]));
+                    where[w] =
+                        some && width.count() > 0 ? static_cast<std::int32_t>(corner + first_inside(g, 2, width)) : 0;
                 }
                 for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
                     keep_greater(values, row, tap, g.stride, best.data(), where.data());
