@@ -101,7 +101,7 @@ class _Nudged:
 
 
 class _Rounded:
-    """Changes every float of an evaluation by as much as rounding may, of the largest that it is computed from.
+    """Changes every float of an evaluation by as much as rounding may, of the largest that it is computed from and by.
 
     A network can make anything of that: a sum that should be 0, times 1e9.
     """
@@ -117,11 +117,12 @@ class _Rounded:
         if not any(map(_is_float, operands)):
             return
         largest = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in operands if _is_float(x))
+        factors = [abs(v) for v in node.op.attributes().values() if isinstance(v, float) and np.isfinite(v)]
         for result in filter(_is_float, results):
             # What moves elements is exact, and may give views of what others read.
             if not result.flags.writeable or any(np.may_share_memory(x, result) for x in filter(_is_float, operands)):
                 continue
-            most = 8 * float(np.finfo(result.dtype).eps) * float(largest)
+            most = 8 * float(np.finfo(result.dtype).eps) * float(largest) * max([1.0, *factors])
             with np.errstate(all="ignore"):
                 result[...] = result + most * self._rng.uniform(-1, 1, result.shape)
 
