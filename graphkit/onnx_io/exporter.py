@@ -163,6 +163,9 @@ class _Writer:
         names: dict[Value, str] = dict(table)
         final: list[tuple[str, Value, bool]] = []
         for wanted, value in zip(output_names, graph.outputs, strict=True):
+            if top and table.get(value) == wanted:
+                final.append((wanted, value, True))  # an input that is handed through by its own name
+                continue
             unique = self.names.take(wanted)
             direct = value not in names
             if direct:

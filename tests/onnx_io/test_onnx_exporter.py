@@ -103,6 +103,14 @@ def test_outputs_that_are_inputs_or_repeated():
     assert [n.op_type for n in proto.graph.node].count("Identity") == 2
 
 
+def test_an_input_is_handed_through_by_its_own_name():
+    x, w = value("x", 2), value("w", 3, role="parameter")
+    graph = Graph([x, w], [x, F.neg(x), w], output_names=["x", "y", "w"])
+    proto = check(graph, {"x": normal(2)}, {"w": normal(3)})
+    assert [o.name for o in proto.graph.output] == ["x", "y", "w"]
+    assert [n.op_type for n in proto.graph.node] == ["Neg"]
+
+
 def test_output_names_are_never_taken_by_other_values():
     x = value("x", 2)
     a = F.neg(x, name="y")
