@@ -133,3 +133,14 @@ def test_a_scan_output_grows_to_the_limit_and_no_further():
     assert executor.run(feeds)["y"].shape == (100, 1000)
     with pytest.raises(OutOfMemory):
         executor.run(feeds | {"xs": np.ones(1000, np.float32)})
+
+
+def test_windows_of_references_end_in_time_and_memory():
+    """A window much larger than its image meets it in as many ways as it has elements."""
+    x = gk.input("x", (1, 1, 2), "float64")
+    net = gk.Model({"y": gk.average_pool(x, kernel_shape=(1 << 24,), pads=(1 << 23, 1 << 23))})
+    feeds = {"x": np.ones((1, 1, 2))}
+    with pytest.raises(LimitReached, match="AveragePool"):
+        net.compile(timeout=0.2).run(feeds)
+    with pytest.raises(OutOfMemory, match="AveragePool"):
+        net.compile(max_memory=1 << 26).run(feeds)

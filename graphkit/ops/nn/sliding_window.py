@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
-from graphkit.ir import dims
+from graphkit.ir import dims, limits
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ops._base import F, Op
 
@@ -133,14 +134,20 @@ def pad_spatial(xp: Any, x: Any, begin: Sequence[int], end: Sequence[int], value
         return x
     lead = x.ndim - len(begin)
     shape = [n + b + e for n, b, e in zip(x.shape[lead:], begin, end, strict=True)]
+    limits.require_memory(math.prod(x.shape[:lead]) * math.prod(shape) * x.dtype.itemsize, "padding")
     padded = xp.full((*x.shape[:lead], *shape), value, dtype=x.dtype)
     padded[(..., *(slice(b, b + n) for b, n in zip(begin, x.shape[lead:], strict=True)))] = x
     return padded
 
 
 def taps(window: Window, positions: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """For each kernel offset: the offset, and the index of the padded elements that it meets at all positions."""
-    for offset in np.ndindex(*window.kernel):
+    """For each kernel offset: the offset, and the index of the padded elements that it meets at all positions.
+
+    Without a position the first offset alone: a kernel may be much larger than an image that it does not fit into.
+    """
+    offsets = np.ndindex(*window.kernel) if all(positions) else [(0,) * len(positions)]
+    for offset in offsets:
+        limits.check_time()
         slices = tuple(
             slice(o * d, o * d + (n - 1) * s + 1 if n else o * d, s)
             for o, d, s, n in zip(offset, window.dilations, window.strides, positions, strict=True)

@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+from kernel_runs import value_of
 
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
+from graphkit.ir.graph import Node
 from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastAveragePoolGrad,
     ChannelsLastMaxPoolGrad,
@@ -240,3 +244,34 @@ def test_lp_pool(seed, p, isa):
     y = np.full(expected.shape, np.nan, np.float32)
     native.LpPool(shape, expected.shape, geometry, p, 2)([x], [y])
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+HUGE = [
+    ((2, 10, 4), dict(kernel_shape=(1 << 40,), strides=(1 << 50,), pads=(0, 0))),  # fits nowhere
+    ((1, 1, 4), dict(kernel_shape=(1 << 30,), pads=(1 << 29, (1 << 29) - 2))),
+    ((1, 2, 3, 2), dict(kernel_shape=(1 << 30, 1 << 30), strides=(9, 7), pads=(1 << 29,) * 4)),
+    ((0, 2, 3), dict(kernel_shape=(2,), pads=(1 << 30, 1 << 30))),
+    ((1, 1, 2, 1), dict(kernel_shape=(1, 3), strides=(1, 9), pads=(1 << 30, 0, 1 << 30, 0))),
+]
+
+
+@pytest.mark.parametrize("case", HUGE, ids=str)
+@pytest.mark.parametrize("op", [MaxPool, AveragePool, LpPool], ids=lambda c: c.name)
+def test_windows_much_larger_than_the_image(op, case):
+    """What it takes depends on the image, not on the window; without a place for it there is nothing to do."""
+    shape, attrs = case
+    x = data(shape)
+    node = Node(op(**attrs), [value_of(x)])
+    kernel = make_kernel("cpu", node, KernelContext(threads=2))
+    wanted = node.outputs[0].tensor.static_shape
+    if kernel is None:
+        assert max(attrs["kernel_shape"]) > 1 << 31, "no more than what the kernels do not count"
+        results = op(**attrs).reference(numpy_xp, x)
+        assert (results[0] if isinstance(results, tuple) else results).shape == wanted
+        return
+    results = [np.full(v.tensor.static_shape, np.nan if v.dtype.is_float else 7, v.dtype.numpy) for v in node.outputs]
+    kernel([x], results)
+    assert np.isfinite(results[0]).all()
+    if op is MaxPool and results[0].size:
+        ends = x.max(axis=tuple(range(2, x.ndim)))
+        np.testing.assert_array_equal(results[0].reshape(*ends.shape, -1)[..., results[0][0, 0].size // 2], ends)

@@ -346,7 +346,7 @@ Depthwise::Depthwise(const char* name, const Dims& x, const Dims& y, const PoolW
     plan_ = DepthwisePlan(geometry, transposed);
     batch_ = x[0];
     channels_ = x[1];
-    taps_ = geometry.kernel_size();
+    taps_ = geometry.kernel[0] * geometry.kernel[1] * geometry.kernel[2];
     x_ = channels_behind(x);
     y_ = channels_behind(y);
     w_ = {channels_, 1};

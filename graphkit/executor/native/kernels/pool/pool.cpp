@@ -22,6 +22,20 @@ Span span_of(std::int64_t position, std::int64_t stride, std::int64_t kernel, st
     return {start, std::min(before(0), last), last, before(size + end)};
 }
 
+// The elements of the kernel that some window along an axis has inside of the input, ascending: a kernel may be much
+// larger than what it meets.
+std::vector<std::int64_t> elements_inside(const std::vector<Span>& windows) {
+    std::vector<std::int64_t> found;
+    std::int64_t next = 0;
+    for (auto span = windows.rbegin(); span != windows.rend(); ++span) {  // later windows have earlier elements inside
+        for (std::int64_t k = std::max(next, span->first); k < span->last; ++k) {
+            found.push_back(k);
+        }
+        next = std::max(next, span->last);
+    }
+    return found;
+}
+
 // Calls body(offset of the output row, depth, height) for every row of windows in a plane.
 template <typename Body>
 void for_each_row(const PoolGeometry& g, Body&& body) {
@@ -75,7 +89,7 @@ void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::in
 
 // Nanoseconds that pooling takes for one plane.
 double plane_cost(const PoolGeometry& g) {
-    return 0.3 * static_cast<double>(g.output_size() * g.kernel_size() + g.input_size());
+    return 0.3 * static_cast<double>(g.output_size() * g.most_inside() + g.input_size());
 }
 
 }  // namespace
@@ -97,6 +111,7 @@ PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, c
     }
     PoolGeometry g;
     g.planes = x[0] * x[1];
+    const bool empty = std::find(y.begin(), y.end(), 0) != y.end();
     for (std::size_t axis = 0; axis < 3 - spatial; ++axis) {
         g.windows[axis] = {Span{0, 0, 1, 1}};
     }
@@ -111,13 +126,18 @@ PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, c
         if (g.kernel[axis] < 1 || stride < 1 || g.dilation[axis] < 1 || begin < 0 || end < 0) {
             fail("kernel, strides and dilations must be positive, pads at least 0");
         }
-        for (std::int64_t position = 0; position < y[i + 2]; ++position) {
+        if (std::max({g.kernel[axis], stride, g.dilation[axis], begin, end}) >
+            std::numeric_limits<std::int32_t>::max()) {
+            throw Unsupported(kernel.describe() + ": windows of 2^31 positions and more");
+        }
+        // Without a result there is no window, however many positions one of its axes has.
+        for (std::int64_t position = 0; position < (empty ? 0 : y[i + 2]); ++position) {
             g.windows[axis].push_back(
                 span_of(position, stride, g.kernel[axis], g.dilation[axis], g.input[axis], begin, end));
         }
         g.stride = stride;
     }
-    for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+    for (const std::int64_t k : elements_inside(g.windows[2])) {
         const auto lacks = [&](const Span& span) { return k < span.first; };
         const auto reaches = [&](const Span& span) { return k < span.last; };
         const auto first = std::partition_point(g.windows[2].begin(), g.windows[2].end(), lacks);

@@ -2,6 +2,8 @@
 // Threads own whole planes (one image, one channel), so results do not depend on their number.
 #pragma once
 
+#include <algorithm>
+
 #include "runtime/kernel.h"
 
 namespace graphkit {
@@ -47,7 +49,10 @@ struct PoolGeometry {
     std::int64_t row() const { return static_cast<std::int64_t>(windows[2].size()); }
     std::int64_t input_size() const { return input[0] * input[1] * input[2]; }
     std::int64_t output_size() const { return std::int64_t(windows[0].size() * windows[1].size() * windows[2].size()); }
-    std::int64_t kernel_size() const { return kernel[0] * kernel[1] * kernel[2]; }
+    // How many elements of the kernel fall into the input at most: a kernel may be much larger than what it meets.
+    std::int64_t most_inside() const {
+        return std::min(kernel[0], input[0]) * std::min(kernel[1], input[1]) * std::min(kernel[2], input[2]);
+    }
 };
 
 // Checks the shapes, [N, C, spatial], too.

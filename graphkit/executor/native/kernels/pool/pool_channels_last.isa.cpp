@@ -156,13 +156,13 @@ void ChannelsLastPool::run(const void* const* inputs, void* const* outputs, std:
     const auto heights = static_cast<std::int64_t>(g.windows[1].size());
     const auto rows = static_cast<std::int64_t>(g.windows[0].size()) * heights;
     const std::int64_t row_size = g.row() * channels_;
-    const double cost = 0.05 * static_cast<double>(row_size * g.kernel_size());
+    const double cost = 0.05 * static_cast<double>(row_size * g.most_inside());
     parallel_for(threads(), batch_ * rows, cost, [&](std::int64_t begin, std::int64_t end) {
         std::int64_t few[64];
         std::vector<std::int64_t> many;
         std::int64_t* offsets = few;
-        if (g.kernel_size() > 64) {
-            many.resize(static_cast<std::size_t>(g.kernel_size()));
+        if (g.most_inside() > 64) {
+            many.resize(static_cast<std::size_t>(g.most_inside()));
             offsets = many.data();
         }
         for (std::int64_t i = begin; i < end; ++i) {

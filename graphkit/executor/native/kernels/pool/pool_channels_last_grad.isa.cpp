@@ -209,7 +209,8 @@ Dims channels_behind(const Dims& dims) {
 }
 
 void check_taps(const Kernel& kernel, const PoolGeometry& g) {
-    if (g.kernel_size() > kMostTaps) {
+    if (std::max({g.kernel[0], g.kernel[1], g.kernel[2]}) > kMostTaps ||
+        g.kernel[0] * g.kernel[1] * g.kernel[2] > kMostTaps) {
         throw Unsupported(kernel.describe() + ": windows of more than 256 elements");
     }
 }
@@ -239,7 +240,7 @@ void ChannelsLastMaxPoolIndices::run(const void* const* inputs, void* const* out
     auto* taps = static_cast<std::uint8_t*>(outputs[1]);
     const auto heights = static_cast<std::int64_t>(g.windows[1].size());
     const auto rows = static_cast<std::int64_t>(g.windows[0].size()) * heights;
-    const double cost = 0.06 * static_cast<double>(g.row() * channels_ * g.kernel_size());
+    const double cost = 0.06 * static_cast<double>(g.row() * channels_ * g.most_inside());
     parallel_for(threads(), batch_ * rows, cost, [&](std::int64_t begin, std::int64_t end) {
         std::int64_t offsets[kMostTaps];
         std::int32_t numbers[kMostTaps];

@@ -67,10 +67,10 @@ void ByteMaxPool::run(const void* const* inputs, void* const* outputs, std::byte
     const auto heights = static_cast<std::int64_t>(g.windows[1].size());
     const auto lines = static_cast<std::int64_t>(g.windows[0].size()) * heights;
     const std::int64_t row_size = g.row() * channels_;
-    const double cost = 0.02 * static_cast<double>(row_size * g.kernel_size());
+    const double cost = 0.02 * static_cast<double>(row_size * g.most_inside());
     parallel_for(threads(), inputs_[0].shape[0] * lines, cost, [&](std::int64_t begin, std::int64_t end) {
         std::vector<const std::uint8_t*> rows;
-        rows.reserve(static_cast<std::size_t>(g.kernel_size()));
+        rows.reserve(static_cast<std::size_t>(g.most_inside()));
         for (std::int64_t i = begin; i < end; ++i) {
             const std::int64_t at = i % lines;
             row(x + i / lines * g.input_size() * channels_, y + i * row_size, at / heights, at % heights, rows);
