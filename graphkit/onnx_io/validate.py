@@ -23,6 +23,8 @@ from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fie
 
 OLDEST_OPSET = 1
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
+# Schemas are looked up by 32-bit versions.
+_VERSIONS = 1 << 31
 # The wire format holds sizes in 31 bits.
 _MAX_PROTO_BYTES = (1 << 31) - 1
 
@@ -167,12 +169,14 @@ def check_opset(version: int, label: str) -> None:
 def opsets_of(imports: Iterable[OperatorSetIdProto], label: str, warn: bool = False) -> dict[str, int]:
     """Version by domain ("" for ai.onnx). Of two versions the last one counts, as in ONNX Runtime; `warn` says so.
 
-    Raises InvalidModel for a domain that is no text.
+    Raises InvalidModel for a domain that is no text, and for a version that no domain can have.
     """
     versions: dict[str, int] = {}
     for entry in imports:
         require_text(f"{label}: opset import", entry.domain)
         domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if not -_VERSIONS <= entry.version < _VERSIONS:
+            raise InvalidModel(f"{label}: version {entry.version} of domain {domain or 'ai.onnx'!r}")
         if warn and versions.get(domain, entry.version) != entry.version:
             both = f"{versions[domain]} and {entry.version}"
             tell(f"{label}: domain {domain or 'ai.onnx'!r} is imported in versions {both}; the last one counts")

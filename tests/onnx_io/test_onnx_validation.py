@@ -71,6 +71,14 @@ def test_opsets_outside_the_range(opset, message):
         import_model(model(opset=opset))
 
 
+@pytest.mark.parametrize("version", [1 << 40, -(1 << 40), 1 << 31])
+def test_versions_that_no_domain_has(version):
+    proto = model()
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", version))
+    with pytest.raises(InvalidModel, match=f"version {version} of domain 'ai.onnx.ml'"):
+        import_model(proto)
+
+
 def test_no_opset():
     proto = model()
     del proto.opset_import[:]
