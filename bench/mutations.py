@@ -84,7 +84,10 @@ def _other_attribute(model: ModelProto, rng: random.Random) -> None:
         node.attribute.add().CopyFrom(rng.choice(node.attribute))
     elif kind == 2 and node.attribute:
         rng.choice(node.attribute).type = rng.randrange(15)
-    elif onnx.defs.has(node.op_type, node.domain):
+    # What is no UTF-8 comes as bytes.
+    elif all(isinstance(text, str) for text in (node.op_type, node.domain)) and onnx.defs.has(
+        node.op_type, node.domain
+    ):
         known = onnx.defs.get_schema(node.op_type, node.domain).attributes
         given = {a.name for a in node.attribute}
         free = [a for a in known.values() if a.name not in given]
