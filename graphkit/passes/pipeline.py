@@ -100,6 +100,13 @@ def inference_passes(
     return pipeline(*(chosen.get(p, p) for p in passes), given=_HELD)
 
 
+def array_passes(fusable: Callable[[Node], bool]) -> tuple[Pass[...], ...]:
+    """After CLEANUP, for devices with arrays of their own: pointwise nodes for which `fusable` holds are fused."""
+    regions = fuse_pointwise.with_options(fusable=fusable)
+    # There are no kernels that would take anything in before.
+    return pipeline(eliminate_expand, regions, given=_HELD | regions.requires)
+
+
 # What becomes possible when the shapes of a prepared graph are known.
 BOUND = pipeline(simplify, fuse_attention, scan_axes, given=held_after(INFERENCE, _HELD))
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.executor.devices.kernel import Kernel
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.xp import Namespace
+
+
+class ArrayKernel(Protocol):
+    """Computes one node from and to arrays of a device; `scratch` is working memory, None for who asked for none.
+
+    divides: whether a run may find what only `check` raises.
+    """
+
+    divides: bool
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
+
+    def check(self) -> None:
+        """Raise for what a run has found, whose work is done."""
+        ...
 
 
 class Device(Protocol):
@@ -35,8 +50,9 @@ class Device(Protocol):
         """Wait for all work of a queue."""
         ...
 
-    def prepare(self, node: Node) -> Kernel:
-        """What computes a node of static types, from and to arrays of the device."""
+    def prepare(self, node: Node, made: Any) -> ArrayKernel:
+        """What computes a node of static types; `made` is what the device's factory made for it, None where it has none
+        and the node is interpreted."""
         ...
 
     def alloc(self, nbytes: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,20 @@ def check_result(node: Node, position: int, result: np.ndarray, shape: Sequence[
             f"{node.describe()}: result {position} is {result.dtype}{list(result.shape)};"
             f" {dtype}{list(shape)} was inferred"
         )
+
+
+class Interpreted:
+    """What `interpreted_kernel` makes, as the kernel of a device with arrays of its own."""
+
+    divides = False  # it raises at once
+
+    def __init__(self, node: Node, xp: Namespace):
+        self._run = interpreted_kernel(node, xp)
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        self._run(inputs, outputs)
+
+    def check(self) -> None: ...
 
 
 def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:

@@ -66,6 +66,18 @@ class NativeKernel(Kernel, Protocol):
     def pack(self, position: int, array: np.ndarray, packed: np.ndarray) -> None: ...
 
 
+class LaunchedKernel(Protocol):
+    """What the factory of a device with arrays of its own makes; `Device.prepare` takes it. Sizes are bytes."""
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    @property
+    def inplace(self) -> Sequence[tuple[int, int]]:
+        """Positions (input, output) that may be the same memory."""
+        ...
+
+
 def is_native(kernel: Kernel) -> TypeGuard[NativeKernel]:
     """Whether a program runs the kernel without Python."""
     return hasattr(kernel, "scratch_bytes")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias
 
 from graphkit.errors import UsageError
-from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
+from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext, LaunchedKernel
 from graphkit.ir.graph import Node, Value
 
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
@@ -27,8 +27,11 @@ Preparation: TypeAlias = Callable[[Node, KernelContext], SizedFactory | None]
 
 DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel | None]
 
+LaunchedFactory: TypeAlias = Callable[[Node, KernelContext], LaunchedKernel | None]
+
 _data_dependent: dict[tuple[str, str, str], DataDependentFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
+_launched: dict[tuple[str, str, str], LaunchedFactory] = {}
 _preparations: dict[tuple[str, str, str], Preparation] = {}
 _fusable: dict[str, Container[str]] = {}
 _whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
@@ -74,6 +77,17 @@ def _static_shapes(values: Sequence[Value | None]) -> Shapes:
     return [None if v is None else v.tensor.static_shape for v in values]
 
 
+def register_launched(device: str, domain: str, name: str) -> Callable[[LaunchedFactory], LaunchedFactory]:
+    """Decorator: `factory` makes what a device with arrays of its own launches for an operator."""
+
+    def install(factory: LaunchedFactory) -> LaunchedFactory:
+        _refuse_second(_launched, device, domain, name)
+        _launched[device, domain, name] = factory
+        return factory
+
+    return install
+
+
 def register_data_dependent(
     device: str, domain: str, name: str
 ) -> Callable[[DataDependentFactory], DataDependentFactory]:
@@ -107,6 +121,12 @@ def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | Non
     return None if factory is None else factory(node, context)
 
 
+def make_launched(device: str, node: Node, context: KernelContext) -> LaunchedKernel | None:
+    """What a device with arrays of its own launches for a node of static types; None where it has nothing."""
+    factory = _launched.get((device, node.op.domain, node.op.name))
+    return None if factory is None else factory(node, context)
+
+
 def prepare_kernel(device: str, node: Node, context: KernelContext) -> SizedFactory | None:
     """What makes the kernels of a node for all of its sizes; None where each size needs a node of its own."""
     prepare = _preparations.get((device, node.op.domain, node.op.name))
@@ -131,4 +151,4 @@ def is_fusable(device: str, node: Node) -> bool:
 
 def has_factory(device: str, domain: str, name: str) -> bool:
     """Whether the device has kernels for an operator, at least for some types."""
-    return (device, domain, name) in _factories or (device, domain, name) in _data_dependent
+    return any((device, domain, name) in known for known in (_factories, _launched, _data_dependent))

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from graphkit.executor.devices.interpreted import interpreted_kernel
-from graphkit.executor.devices.kernel import Kernel
+from graphkit.executor.devices.kernel import Kernel, LaunchedKernel
+from graphkit.executor.devices.registry import make_launched
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir.graph import Node
 from graphkit.ir.types import TensorType
@@ -41,6 +42,16 @@ class PythonKernel(PythonStep):
         super().__init__(kind, reason)
         self.kernel = kernel
         self.inplace = getattr(kernel, "inplace", getattr(node.op, "inplace", ()))
+
+
+class LaunchedStep(PythonStep):
+    """A kernel of a device with arrays of its own."""
+
+    def __init__(self, kernel: LaunchedKernel):
+        super().__init__("native")
+        self.kernel = kernel
+        self.scratch_bytes = kernel.scratch_bytes
+        self.inplace = kernel.inplace
 
 
 class PythonFunction(PythonStep):
@@ -74,6 +85,12 @@ def _owner(array: Any) -> Any:
     while (base := getattr(array, "base", None)) is not None:
         array = base
     return array
+
+
+def launched(site: Site) -> Lowering | None:
+    """The kernel that a device with arrays of its own has for a node of known sizes."""
+    kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None
+    return None if kernel is None else LaunchedStep(kernel)
 
 
 def interpreted(site: Site, reason: str) -> Lowering:

@@ -14,7 +14,7 @@ from graphkit.executor.lower.data_dependent import data_dependent
 from graphkit.executor.lower.loop import loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
-from graphkit.executor.lower.python_step import interpreted
+from graphkit.executor.lower.python_step import interpreted, launched
 from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
 from graphkit.executor.lower.run_time_shape import row_of, sizes_of
 from graphkit.executor.memory.errors import require_memory_for
@@ -41,7 +41,7 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     run_time_kernel,
     interpreted_inside,
 )
-_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel)
+_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel, launched)
 
 
 def lower_graph(

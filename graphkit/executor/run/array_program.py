@@ -1,8 +1,8 @@
-"""Programs on devices with memory of their own: planned like all others, computed by the operators' references.
+"""Programs on devices with memory of their own: planned like all others.
 
-The arena is one piece of the device's memory, laid out by the same planner; every operator runs through its `xp`
-reference on arrays of the device, or on copies on the host where that is of numpy alone. Maps, which are Python's
-own dicts, are always on the host. Results come back as numpy arrays.
+The arena is one piece of the device's memory, laid out by the same planner. A node without a kernel of the device runs
+through its operator's `xp` reference on arrays of the device, or on copies on the host where that is of numpy alone.
+Maps, which are Python's own dicts, are always on the host. Results come back as numpy arrays.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import UnsupportedError
-from graphkit.executor.devices.device import Device
-from graphkit.executor.devices.kernel import Kernel, VersionedArray
-from graphkit.executor.lower.lowering import LoweredGraph
-from graphkit.executor.lower.python_step import PythonKernel, kept
+from graphkit.executor.devices.device import ArrayKernel, Device
+from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering
+from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, kept
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.ir.graph import Graph, Node, Value
@@ -55,9 +55,6 @@ class ArrayProgram:
         self.state_inputs = [position[state] for state, _ in graph.updates]
         # Arrays of a device are its own.
         self.donated = [False] * len(graph.updates)
-        self.kernels = [
-            device.prepare(node) if isinstance(lowering, PythonKernel) else None for node, lowering in lowered.steps
-        ]
         self._idle: list[_Instance] = []
         self.kept_bytes = _STEP_BYTES * len(lowered.placement.steps)
 
@@ -96,7 +93,13 @@ class _Instance:
         self._arrays: dict[Value, Any] = {}
         self._stamp = -1
         with device.on(self._stream):
+            self._kernels = [_prepared(device, node, lowering) for node, lowering in program.lowered.steps]
             arena = device.alloc(memory.layout.arena_bytes)
+            self._scratch = {
+                index: device.view(arena, offset, (lowering.scratch_bytes,), np.dtype(np.uint8))
+                for index, (_, lowering) in enumerate(program.lowered.steps)
+                if (offset := memory.scratch_offset(index)) is not None
+            }
             for storage in memory.request_of:
                 self._arrays[storage] = self._view(arena, memory.offset(storage) or 0, storage)
             for result in placement.results:
@@ -118,21 +121,24 @@ class _Instance:
                 if given is not None and value not in lowered.fixed:
                     self._arrays[value] = _copied_in(device, given)
             for position, index in enumerate(lowered.memory.order):
-                self._step(placement.steps[index], program.kernels[index])
+                self._step(placement.steps[index], index)
                 for storage in lowered.memory.releases.get(position, ()):
                     self._arrays.pop(storage, None)
             results = [
                 _copied_out(device, self._read(r.value), buffers.get(i)) for i, r in enumerate(placement.results)
             ]
+            for kernel in self._kernels:
+                if kernel is not None and kernel.divides:
+                    kernel.check()
         for storage in [s for s in self._arrays if s not in self._kept and s not in lowered.fixed]:
             del self._arrays[storage]
         return results
 
-    def _step(self, node: Node, kernel: Kernel | None) -> None:
-        used = self._program.placement.used
+    def _step(self, node: Node, index: int) -> None:
+        used, kernel = self._program.placement.used, self._kernels[index]
         operands = [None if v is None else self._read(v) for v in node.inputs]
         if kernel is not None:
-            kernel(operands, [self._read(v) if v in used else None for v in node.outputs])
+            kernel(operands, [self._read(v) if v in used else None for v in node.outputs], self._scratch.get(index))
             return
         results = kept(node, operands, run_node(node, operands, self._program.device.xp))
         for value, result in zip(node.outputs, results, strict=True):
@@ -164,6 +170,13 @@ class _Instance:
         array = device.copy_in(source.array)
         device.synchronize(self._stream)  # other streams read it as well
         return array
+
+
+def _prepared(device: Device, node: Node, lowering: Lowering) -> ArrayKernel | None:
+    """None for a node whose results are arrays that it makes."""
+    if isinstance(lowering, LaunchedStep):
+        return device.prepare(node, lowering.kernel)
+    return device.prepare(node, None) if isinstance(lowering, PythonKernel) else None
 
 
 def _copied_in(device: Device, given: Any) -> Any:

@@ -40,7 +40,7 @@ from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.pipeline import inference_passes
+from graphkit.passes.pipeline import array_passes, inference_passes
 from graphkit.passes.training.randomness import bind_rng
 
 if TYPE_CHECKING:
@@ -124,9 +124,11 @@ class Executor:
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
+        fusable = partial(is_fusable, device)
         if optimize and native:  # fused operators are made for native kernels
-            whole, fusable = partial(runs_whole, device), partial(is_fusable, device)
-            passes += inference_passes(precision, whole, _computed_in_float32(), fusable)
+            passes += inference_passes(precision, partial(runs_whole, device), _computed_in_float32(), fusable)
+        elif optimize and device != "cpu":
+            passes += array_passes(fusable)
         self._graph, self._map_makers = maps.apart(uncollected(run_passes)(graph, passes))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])

@@ -1,156 +1,28 @@
-"""Programs on devices with memory of their own: a stand-in whose arrays refuse those of the host, as CuPy's do."""
+"""Programs on devices with memory of their own, on a stand-in for the card."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from emulator import Emulator
+from stand_in import Card, CardArray
 
 import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of, tensor_within
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import UnsupportedError
-from graphkit.executor.devices import cuda
-from graphkit.executor.devices.interpreted import interpreted_kernel
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType
 from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_maps
-from graphkit.ops.xp import Namespace
-
-
-class CardArray(np.ndarray):
-    """An array in the stand-in's memory: nothing computes with it and an array of the host together."""
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
-        keywords = {k: _plain(v) for k, v in keywords.items()}
-        return _card(getattr(ufunc, method)(*_plain(inputs), **keywords))
-
-    def __array_function__(self, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
-        return _card(function(*_plain(arguments), **{k: _plain(v) for k, v in keywords.items()}))
-
-
-def _plain(given: Any) -> Any:
-    if isinstance(given, CardArray):
-        return given.view(np.ndarray)
-    if isinstance(given, np.ndarray):
-        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
-    return type(given)(map(_plain, given)) if type(given) in (list, tuple) else given
-
-
-def _card(result: Any) -> Any:
-    if isinstance(result, np.ndarray):
-        return result.view(CardArray)
-    if isinstance(result, tuple):  # those of numpy.linalg have named fields
-        return tuple(map(_card, result))
-    return list(map(_card, result)) if isinstance(result, list) else result
-
-
-class CardModule:
-    """numpy's functions, making arrays of the stand-in."""
-
-    lib = SimpleNamespace(
-        stride_tricks=SimpleNamespace(as_strided=lambda *a: _card(np.lib.stride_tricks.as_strided(*map(_plain, a))))
-    )
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(np, name)
-        if not callable(found) or isinstance(found, (type, np.ufunc)):
-            return found
-        return lambda *arguments, **keywords: _card(found(*arguments, **keywords))
-
-
-class CardNamespace(Namespace):
-    def __init__(self) -> None:
-        super().__init__(CardModule(), "scipy.special", "numpy.linalg")
-
-    def to_host(self, array: Any) -> np.ndarray:
-        assert isinstance(array, CardArray)
-        return np.array(array.view(np.ndarray))
-
-    def scatter_add(self, target: Any, index: Any, values: Any) -> None:
-        np.add.at(target, index, values)
-
-
-class Stream:
-    """Counts how often its work was waited for."""
-
-    def __init__(self) -> None:
-        self.waits = 0
-
-
-class Card:
-    """The stand-in for CudaDevice."""
-
-    name = "cuda"
-
-    def __init__(self) -> None:
-        self.xp = CardNamespace()
-        self.allocated: list[int] = []
-        self.uploads = 0
-        self.streams: list[Stream] = []
-        self._thread = threading.local()
-
-    supports = cuda.CudaDevice.supports
-
-    def stream(self) -> Stream:
-        self.streams.append(Stream())
-        return self.streams[-1]
-
-    @contextlib.contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        self._thread.stream = stream
-        yield
-        self._thread.stream = None
-
-    @property
-    def current(self) -> Stream | None:
-        return getattr(self._thread, "stream", None)
-
-    def synchronize(self, stream: Stream) -> None:
-        stream.waits += 1
-
-    def prepare(self, node: Node) -> Any:
-        return interpreted_kernel(node, self.xp)
-
-    def alloc(self, nbytes: int) -> Any:
-        assert self.current
-        self.allocated.append(nbytes)
-        return np.full(nbytes, 0xA5, np.uint8)
-
-    def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        return np.ndarray(shape, dtype, memory, offset).view(CardArray)
-
-    def copy_in(self, array: np.ndarray) -> Any:
-        assert self.current
-        assert type(array) is np.ndarray
-        self.uploads += 1
-        return array.copy().view(CardArray)
-
-    def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
-        assert isinstance(array, CardArray)
-        if out is None:
-            return np.array(array.view(np.ndarray), order="C")
-        np.copyto(out, array.view(np.ndarray))
-        return out
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    made = Card()
-    monkeypatch.setattr(cuda, "device", lambda: made)
-    return made
-
 
 CASES = [
     make_case(cls, number, dtype)
@@ -186,8 +58,8 @@ def test_every_operator(case: Case, card: Card) -> None:
         assert report.passed, str(report)
 
 
-def test_the_stand_in_is_strict() -> None:
-    card = Card()
+def test_the_stand_in_is_strict(emulator: Emulator) -> None:
+    card = Card(emulator)
     with card.on(card.stream()):
         x = card.copy_in(np.ones((2, 3), np.float32))
     for mixed in (

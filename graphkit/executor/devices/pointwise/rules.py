@@ -1,7 +1,7 @@
-"""What each pointwise operator is in instructions of the native machine.
+"""What each pointwise operator is in instructions.
 
 A rule takes the instructions so far, the operator and a term for each operand (None: absent), and returns the term of
-the result, or None for a case that the machine does not compute as the reference does.
+the result, or None for a case that they do not compute as the reference does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._instructions import Instructions, Term
+from graphkit.executor.devices.pointwise.instructions import Instructions, Term
 from graphkit.ir.types import FLOATS, HALVES, INTEGERS, UNSIGNED, DType
 from graphkit.ops._base import Op
 from graphkit.ops.math.arithmetic import Mod

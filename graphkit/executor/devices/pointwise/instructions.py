@@ -1,4 +1,8 @@
-"""Instructions for the native pointwise machine: collected operator by operator, then made into one kernel."""
+"""Instructions of pointwise kernels: collected operator by operator, and read by the machine of every device.
+
+An opcode's name says what it computes. The type of an instruction is that of its first operand (of `select` its second)
+and that of its result, but that comparisons give booleans, and a cast its target.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import native
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, INTEGERS, DType, TensorType
 
-# Half floats are float32 values inside of a kernel.
 # Operators that have no result for integers whose divisor (of Pow: base, below a negative exponent) is zero.
 DIVISIONS = frozenset({"Div", "Mod", "Pow"})
 
@@ -22,6 +24,24 @@ class Term(NamedTuple):
 
     number: int
     dtype: DType
+
+
+class PointwiseProgram(NamedTuple):
+    """A pointwise kernel. Values are numbered: the inputs, then the constants, then the results of the instructions.
+
+    shape: of every output. inputs: shape and type, None for one that is left out. constants: type and the bytes of one
+    element, half floats as float32. instructions: opcode, operands, and of a cast the target. outputs: the value, or -1
+    for one that nobody reads, and the type; a half float's value is a float32. divisions: the nodes that divide
+    integers, for the message when a divisor is 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    inputs: list[tuple[tuple[int, ...], str] | None]
+    constants: list[tuple[str, bytes]]
+    instructions: list[tuple[str, list[int], str]]
+    outputs: list[tuple[int, str]]
+    divisions: str
 
 
 class Instructions:
@@ -89,19 +109,16 @@ class Instructions:
         self._code.append((opcode, operands, target))
         return Term(len(self._inputs) + len(self._code) - 1, dtype)
 
-    def kernel(self, name: str, shape: Sequence[int], outputs: Sequence[Term | None], threads: int) -> native.Pointwise:
-        """The kernel that computes `outputs`, all of `shape`; None for those that nobody reads.
-
-        Raises native.Unsupported for element types that the machine does not have.
-        """
+    def program(self, name: str, shape: Sequence[int], outputs: Sequence[Term | None]) -> PointwiseProgram:
+        """The program that computes `outputs`, all of `shape`; None for those that nobody reads."""
         first = len(self._inputs)
         results = [t.number for t in outputs if t is not None]
         if len(self._code) > 1:
             self._join_products(results)
         renumbered = self._without_unread(results)
-        return native.Pointwise(
+        return PointwiseProgram(
             name,
-            shape,
+            tuple(shape),
             inputs=[None if t is None else (t.static_shape, t.dtype.value) for t in self._inputs],
             constants=list(self._constants),
             instructions=[
@@ -110,7 +127,6 @@ class Instructions:
                 if renumbered(first + index) >= 0
             ],
             outputs=[(-1, "bool") if t is None else (renumbered(t.number), t.dtype.value) for t in outputs],
-            threads=threads,
             divisions=", ".join(self._divisions),
         )
 

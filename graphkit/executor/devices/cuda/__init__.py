@@ -1,0 +1,13 @@
+"""The CUDA device, one file for each family of kernels. Importing this package registers them; it needs no card.
+
+A factory makes a `CardKernel`: CUDA C++ and how it is launched. `compiler` makes a card's code of it, `card` launches
+that on CuPy's arrays. What has no factory is interpreted on CuPy's arrays.
+"""
+
+from __future__ import annotations
+
+from graphkit.executor.devices.cuda import card as card
+from graphkit.executor.devices.cuda import pointwise as pointwise
+from graphkit.executor.devices.cuda.card import CudaDevice, device, load
+
+__all__ = ["CudaDevice", "device", "load"]

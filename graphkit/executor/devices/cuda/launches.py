@@ -1,0 +1,78 @@
+"""What a kernel of the card is before there is a card: CUDA C++, and how it is launched.
+
+A factory makes a `CardKernel` of a node; the device compiles its sources and launches them on arrays. Nothing here
+needs CUDA, so that every kernel can be compiled, and run by a processor, on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure
+
+
+class Source(NamedTuple):
+    """A function `entry` in CUDA C++, to stand behind the prelude, and the C types of its parameters."""
+
+    entry: str
+    parameters: tuple[str, ...]
+    text: str
+
+
+class Input(NamedTuple):
+    """An operand's memory."""
+
+    position: int
+
+
+class Output(NamedTuple):
+    """A result's memory."""
+
+    position: int
+
+
+class Scratch(NamedTuple):
+    """Working memory of the launch's kernel, from an offset in bytes on."""
+
+    offset: int
+
+
+class Fault(NamedTuple):
+    """A word, `unsigned`, that a kernel sets where it found what no kernel can compute."""
+
+
+# Numbers are numpy scalars: their type is the parameter's.
+Argument: TypeAlias = Input | Output | Scratch | Fault | np.generic
+
+
+class Launch(NamedTuple):
+    """A source on so many blocks of so many threads. Blocks of a launch run in any order, launches one by one."""
+
+    source: Source
+    blocks: int
+    threads: int
+    arguments: tuple[Argument, ...]
+
+
+class CardKernel(NamedTuple):
+    """The launches that compute a node of static types.
+
+    inplace: positions (input, output) that may be the same memory. divisions: for the message where the fault is set,
+    the nodes that divide integers.
+    """
+
+    launches: tuple[Launch, ...]
+    scratch_bytes: int = 0
+    inplace: Sequence[tuple[int, int]] = ()
+    divisions: str = ""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(launch.source for launch in self.launches)
+
+    def failure(self) -> RuntimeFailure:
+        """What to raise where the fault is set."""
+        return RuntimeFailure(f"integer division by zero in {self.divisions}")

@@ -1,0 +1,204 @@
+"""Elementwise operators, alone and fused, as one launch: a thread takes the elements of 16 bytes, or one.
+
+The source depends on opcodes, types, and on how operands are repeated along the axes; sizes are arguments, so that
+other sizes are launched without compiling again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.broadcast import Axes, collapsed
+from graphkit.executor.devices.cuda.expressions import STORED, Unsupported, is_dividing, statements
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Fault, Input, Launch, Output, Source
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.pointwise.instructions import PointwiseProgram
+from graphkit.executor.devices.pointwise.programs import NAMES, program
+from graphkit.executor.devices.pointwise.rules import RULES
+from graphkit.executor.devices.registry import register_fusable, register_launched
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+
+# Of a block.
+THREADS = 256
+# Bytes of one access.
+_ACCESS = 16
+
+register_fusable("cuda", RULES)
+
+
+def pointwise(node: Node, context: KernelContext) -> CardKernel | None:
+    """The kernel of a node whose operator has rules; None for types that there is no CUDA C++ for."""
+    found = program(node, context)
+    if found is None:
+        return None
+    try:
+        return kernel_of(found)
+    except Unsupported:
+        return None
+
+
+for _domain, _name in NAMES:
+    register_launched("cuda", _domain, _name)(pointwise)
+
+
+def kernel_of(found: PointwiseProgram) -> CardKernel:
+    """Raises Unsupported."""
+    walk = _Walk(found)
+    count = math.prod(found.shape)
+    if count == 0:
+        return CardKernel(())
+    source, wide = walk.source(), np.uint32 if walk.short else np.uint64
+    blocks = -(-count // (THREADS * walk.width))
+    launch = Launch(source, blocks, THREADS, (*walk.memory(), wide(count), *walk.sizes(wide)))
+    size = [None if given is None else (given[0], DType(given[1]).itemsize) for given in found.inputs]
+    inplace = [
+        (i, j)
+        for i in walk.read
+        for j, (value, kind) in enumerate(found.outputs)
+        if value >= 0 and size[i] == (found.shape, DType(kind).itemsize)
+    ]
+    return CardKernel((launch,), inplace=inplace, divisions=found.divisions)
+
+
+class _Access(NamedTuple):
+    """An operand that is read: its position, its type, its strides."""
+
+    position: int
+    kind: DType
+    strides: tuple[int, ...]
+
+
+class _Walk:
+    """How the threads of a launch go through the elements of a result.
+
+    width: elements of a thread, which lie in one row of the innermost axis. short: indices have 32 bits.
+    """
+
+    def __init__(self, found: PointwiseProgram):
+        self.found = found
+        used = {n for _, operands, _ in found.instructions for n in operands} | {value for value, _ in found.outputs}
+        self.read = [i for i, given in enumerate(found.inputs) if given is not None and i in used]
+        self.written = [j for j, (value, _) in enumerate(found.outputs) if value >= 0]
+        given = [found.inputs[i] for i in self.read]
+        kinds = [DType(g[1]) for g in given if g is not None]
+        self.axes: Axes = collapsed(found.shape, [g[0] for g in given if g is not None])
+        self.operands = [_Access(*one) for one in zip(self.read, kinds, self.axes.strides, strict=True)]
+        results = [DType(found.outputs[j][1]) for j in self.written]
+        if not results or not all(kind in STORED for kind in (*kinds, *results)):
+            raise Unsupported("a type without arithmetic")
+        self.results = list(zip(self.written, results, strict=True))
+        whole = [a.kind for a in self.operands if a.strides[-1] == 1] + results
+        widest = _ACCESS // max(kind.itemsize for kind in whole)
+        rows = len(self.axes.sizes) > 1
+        self.width = widest if not rows or self.axes.sizes[-1] % widest == 0 else 1
+        self.short = max(math.prod(found.shape) + THREADS * _ACCESS, *self.axes.sizes) < 1 << 31
+        # Along every axis but the outermost an index is divided by the size; the innermost counts in widths.
+        inner = self.axes.sizes[1:]
+        self.whole = tuple(math.prod(self.axes.sizes[axis + 1 :]) for axis in range(len(self.axes.sizes)))
+        self.divisors = [*inner[:-1], inner[-1] // self.width] if inner else []
+
+    # --- arguments ----------------------------------------------------------------------------------------------
+
+    def memory(self) -> list[Argument]:
+        fault = [Fault()] if is_dividing(self.found) else []
+        return [*map(Input, self.read), *map(Output, self.written), *fault]
+
+    def sizes(self, wide: type[np.unsignedinteger]) -> list[Argument]:
+        found: list[Argument] = []
+        for divisor in self.divisors:
+            found += [wide(divisor), *(map(np.uint32, _magic(divisor)) if self.short else ())]
+        return [*found, *(wide(s) for a in self.operands for s in self._moving(a))]
+
+    def _moving(self, operand: _Access) -> tuple[int, ...]:
+        """The strides that are arguments: none of what lies as the result does, or is one element."""
+        return () if operand.strides == self.whole or not any(operand.strides) else operand.strides[:-1]
+
+    # --- the source ---------------------------------------------------------------------------------------------
+
+    def source(self) -> Source:
+        index = "gk_u32" if self.short else "gk_u64"
+        parameters = [f"const {STORED[a.kind]}* x{a.position}" for a in self.operands]
+        parameters += [f"{STORED[kind]}* y{j}" for j, kind in self.results]
+        parameters += ["unsigned* fault"] if is_dividing(self.found) else []
+        parameters.append(f"{index} count")
+        for axis in range(len(self.divisors)):
+            parameters.append(f"{index} size{axis}")
+            parameters += [f"gk_u32 multiplier{axis}", f"gk_u32 shift{axis}"] if self.short else []
+        for a in self.operands:
+            parameters += [f"{index} step{a.position}_{axis}" for axis in range(len(self._moving(a)))]
+        body = [*self._place(index), *self._loads(), *self._results()]
+        inner = "\n".join("    " + line for line in body)
+        text = f"({', '.join(parameters)}) {{\n{inner}\n}}\n"
+        entry = f"gk_{self.found.name.lower()}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        types = tuple(p.rpartition(" ")[0] for p in parameters)
+        return Source(entry, types, f'extern "C" __global__ void __launch_bounds__({THREADS})\n{entry}{text}')
+
+    def _place(self, index: str) -> list[str]:
+        """Where the thread's elements lie: `at` in the result, `left` of them, and `o` of an operand elsewhere."""
+        lines = [
+            f"const {index} group = ({index})blockIdx.x * {THREADS}u + threadIdx.x;",
+            f"const {index} at = group * {self.width}u;",
+            "if (at >= count) {",
+            "    return;",
+            "}",
+        ]
+        if self.width > 1:
+            lines.append(f"const int left = count - at < {self.width}u ? (int)(count - at) : {self.width};")
+        rest, places = "group", []
+        for axis in reversed(range(len(self.divisors))):
+            quotient = f"gk_quotient({rest}, multiplier{axis}, shift{axis})" if self.short else f"{rest} / size{axis}"
+            lines.append(f"const {index} q{axis} = {quotient};")
+            lines.append(f"const {index} i{axis + 1} = {rest} - q{axis} * size{axis};")
+            rest = f"q{axis}"
+        places = [rest, *(f"i{axis + 1}" for axis in range(len(self.divisors)))]
+        for a in self.operands:
+            moving = self._moving(a)
+            if not moving:
+                continue
+            terms = [f"{places[axis]} * step{a.position}_{axis}" for axis, s in enumerate(moving) if s]
+            if a.strides[-1] == 1:
+                terms.append(f"{places[-1]} * {self.width}u")
+            lines.append(f"const {index} o{a.position} = {' + '.join(terms)};")
+        return lines
+
+    def _loads(self) -> list[str]:
+        lines = []
+        for a in self.operands:
+            kind, x = STORED[a.kind], f"x{a.position}"
+            if not any(a.strides):
+                lines.append(f"const {kind} p{a.position} = {x}[0];")
+            else:
+                place = f"{x} + o{a.position}" if self._moving(a) else f"{x} + at"
+                if self.width > 1 and a.strides[-1] == 1:
+                    lines.append(f"const gk_pack<{kind}, {self.width}> p{a.position} = "
+                                 f"gk_load<{kind}, {self.width}>({place}, left);")  # fmt: skip
+                else:
+                    lines.append(f"const {kind} p{a.position} = *({place});")
+        return lines
+
+    def _results(self) -> list[str]:
+        loaded = [""] * len(self.found.inputs)
+        for a in self.operands:
+            packed = self.width > 1 and a.strides[-1] == 1
+            loaded[a.position] = f"p{a.position}.e[k]" if packed else f"p{a.position}"
+        lines, results = statements(self.found, loaded)
+        if self.width == 1:
+            stores = [f"gk_write(y{j}[at], {value});" for (j, _), value in zip(self.results, results, strict=True)]
+            return [*lines, *stores]
+        packs = [f"gk_pack<{STORED[kind]}, {self.width}> r{j};" for j, kind in self.results]
+        writes = [f"gk_write(r{j}.e[k], {value});" for (j, _), value in zip(self.results, results, strict=True)]
+        loop = ["#pragma unroll", f"for (int k = 0; k < {self.width}; ++k) {{", "    if (k < left) {"]
+        loop += ["        " + line for line in (*lines, *writes)]
+        stores = [f"gk_store<{STORED[kind]}, {self.width}>(y{j} + at, r{j}, left);" for j, kind in self.results]
+        return [*packs, *loop, "    }", "}", *stores]
+
+
+def _magic(divisor: int) -> tuple[int, int]:
+    """Multiplier and shift of `gk_quotient`: n // divisor == (umulhi(n, multiplier) + n) >> shift for n < 2^31."""
+    shift = max(divisor - 1, 0).bit_length()
+    return ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift

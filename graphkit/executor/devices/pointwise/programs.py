@@ -1,0 +1,89 @@
+"""The pointwise programs of nodes: of one operator, of a fused region, of an update of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.pointwise.instructions import Instructions, PointwiseProgram, Term
+from graphkit.executor.devices.pointwise.rules import RULES
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import HALVES, DType, TensorType
+from graphkit.ops._base import DOMAIN, Op, operator, registry
+from graphkit.ops.internal.fused import Fused
+from graphkit.ops.optim.updates import Update
+from graphkit.ops.tensor.constants import Constant
+
+# Operators that stand for a graph of pointwise ones.
+EXPANDED = tuple(cls.name for cls in registry if issubclass(cls, Update) and cls.elementwise)
+
+# Domain and name of all operators whose nodes may have a program.
+NAMES = (
+    *((domain, name) for name in RULES for domain in ("", DOMAIN) if registry.find(domain, name) is not None),
+    *((DOMAIN, name) for name in (*EXPANDED, "Fused")),
+)
+
+
+def program(node: Node, context: KernelContext) -> PointwiseProgram | None:
+    """The program of a node of static types whose operator is one of NAMES; None where an operator has no rule, or
+    none for this case, or where outputs differ in shape."""
+    op = operator(node, Op)
+    if isinstance(op, Fused):
+        return program_of("Fused", node, op.body.inputs, op.body.outputs, context)
+    return _expanded(node, context) if op.name in EXPANDED else _single(node)
+
+
+def program_of(
+    name: str, node: Node, sources: Sequence[Value | None], results: Sequence[Value], context: KernelContext
+) -> PointwiseProgram | None:
+    """One program for the graph from `sources` to `results`, which stand for the node's operands and outputs."""
+    shape = node.outputs[0].tensor.static_shape
+    if any(v.tensor.static_shape != shape for v in node.outputs):
+        return None
+    code = Instructions([None if v is None else v.tensor for v in node.inputs])
+    terms = {v: code.input(i) for i, v in enumerate(sources) if v is not None}
+    for inner in Graph(list(terms), results).nodes:
+        term = _constant(code, inner.output)
+        if term is None and inner.op.name in RULES:
+            term = RULES[inner.op.name](code, inner.op, *(None if v is None else terms[v] for v in inner.inputs))
+            code.divides(inner)
+        if term is None:
+            return None
+        terms[inner.output] = term
+    used = [*context.used_outputs, *[True] * len(results)]
+    outputs = [
+        Term(terms[v].number, output.dtype) if read else None
+        for v, output, read in zip(results, node.outputs, used, strict=False)
+    ]
+    return code.program(name, shape, outputs)
+
+
+def _single(node: Node) -> PointwiseProgram | None:
+    """That of one operator that has a rule."""
+    if not all(v is None or isinstance(v.type, TensorType) for v in node.inputs):
+        return None
+    code = Instructions([None if v is None else v.tensor for v in node.inputs])
+    operands = [None if v is None else _constant(code, v) or code.input(i) for i, v in enumerate(node.inputs)]
+    term = RULES[node.op.name](code, node.op, *operands)
+    code.divides(node)
+    return term and code.program(node.op.name, node.output.tensor.static_shape, [term])
+
+
+def _expanded(node: Node, context: KernelContext) -> PointwiseProgram | None:
+    """That of an operator that stands for a graph of pointwise ones, in float32 where it is one of halves."""
+    op = operator(node, Op)
+    operands = [None if v is None else Value(_widened(v.tensor)) for v in node.inputs]
+    results = op.expand(*operands)
+    return program_of(op.name, node, operands, results if isinstance(results, tuple) else (results,), context)
+
+
+def _widened(tensor: TensorType) -> TensorType:
+    return tensor.with_dtype(DType.FLOAT32) if tensor.dtype in HALVES else tensor
+
+
+def _constant(code: Instructions, value: Value) -> Term | None:
+    """A Constant of one element as an immediate operand."""
+    if value.node is None or not isinstance(value.node.op, Constant):
+        return None
+    array = value.node.op.value.array
+    return code.constant(array.reshape(()), value.dtype) if array.size == 1 else None

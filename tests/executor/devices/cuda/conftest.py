@@ -1,0 +1,31 @@
+"""What tests of the card's kernels share: a processor that runs them, and a stand-in for the card around it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphkit.executor.devices import cuda
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from emulator import COMPILER, Emulator
+from stand_in import Card
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    if COMPILER is None:
+        pytest.skip("there is no C++ compiler")
+    return Emulator(Path(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture
+def card(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Card:
+    """What "cuda" is while the test runs."""
+    made = Card(emulator)
+    for module in (cuda, cuda.card):
+        monkeypatch.setattr(module, "device", lambda: made)
+    return made

@@ -1,0 +1,95 @@
+"""Kernels of the card on the processor: the same sources, compiled by a C++ compiler behind `host_cuda.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.compiler import PRELUDE
+from graphkit.executor.devices.cuda.launches import CardKernel, Fault, Input, Output, Scratch, Source
+
+COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+_HEADER = Path(__file__).with_name("host_cuda.h")
+_FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Werror=overflow")
+
+
+class Emulator:
+    """Compiles sources, each once, and runs their launches. Libraries are kept in `folder` for other processes."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._functions: dict[str, Any] = {}
+
+    def compile(self, sources: Iterable[Source]) -> None:
+        """All of them as one library."""
+        new = [s for s in dict.fromkeys(sources) if s.entry not in self._functions]
+        if not new:
+            return
+        text = translation_unit(new)
+        library = self._folder / f"{hashlib.sha256((text + _HEADER.read_text()).encode()).hexdigest()}.so"
+        if not library.exists():
+            part = library.with_suffix(f".{os.getpid()}.cpp")
+            part.write_text(text)
+            built = part.with_suffix(".so")
+            command = [
+                str(COMPILER),
+                *_FLAGS,
+                "-shared",
+                "-fPIC",
+                "-I",
+                str(_HEADER.parent),
+                str(part),
+                "-o",
+                str(built),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[:5000]
+            built.rename(library)
+        loaded = ctypes.CDLL(str(library))
+        for source in new:
+            self._functions[source.entry] = loaded[f"run_{source.entry}"]
+
+    def run(self, kernel: CardKernel, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any = None) -> bool:
+        """Launch all; whether the fault was set."""
+        self.compile(kernel.sources)
+        fault = np.zeros(1, np.uint32)
+        if scratch is None:
+            scratch = np.full(kernel.scratch_bytes, 0xA5, np.uint8)
+        for launch in kernel.launches:
+            cells: list[Any] = []
+            for argument in launch.arguments:
+                match argument:
+                    case Input(position):
+                        cells.append(ctypes.c_void_p(inputs[position].ctypes.data))
+                    case Output(position):
+                        cells.append(ctypes.c_void_p(outputs[position].ctypes.data))
+                    case Scratch(offset):
+                        cells.append(ctypes.c_void_p(scratch.ctypes.data + offset))
+                    case Fault():
+                        cells.append(ctypes.c_void_p(fault.ctypes.data))
+                    case _:
+                        cells.append(np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item()))
+            assert len(cells) == len(launch.source.parameters)
+            addresses = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
+            self._functions[launch.source.entry](ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads), addresses)
+        return bool(fault[0])
+
+
+def translation_unit(sources: Sequence[Source]) -> str:
+    """The sources, and for each a function `run_...` that launches it with the arguments at given addresses."""
+    runs = []
+    for source in sources:
+        given = ", ".join(f"*({kind}*)a[{i}]" for i, kind in enumerate(source.parameters))
+        runs.append(
+            f'extern "C" void run_{source.entry}(unsigned blocks, unsigned threads, void** a) {{\n'
+            f"    host_launch(blocks, threads, [=] {{ {source.entry}({given}); }});\n}}\n"
+        )
+    return "\n".join(('#include "host_cuda.h"', PRELUDE, *(source.text for source in sources), *runs))

@@ -1,0 +1,83 @@
+"""Every kernel of the card on the processor, against the operator's reference; and compiled for cards, by NVRTC."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from card_cases import OPERATORS, CardCase, cases_of
+from emulator import Emulator
+
+from graphkit.checks.verify import compare_outputs
+from graphkit.errors import MissingDependency
+from graphkit.executor.devices.cuda import compiler
+from graphkit.ops import Op
+from graphkit.ops.evaluate import run_node
+
+# Bytes that a thread may put aside of its registers: what calls of slow paths (a remainder, a power) take.
+MOST_SPILLED = 32
+GUARD = 64
+
+
+def guarded(shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """An array in the middle of bytes that nobody may write."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    around = np.full(size + 2 * GUARD, 0x5A, np.uint8)
+    return around, around[GUARD : GUARD + size].view(dtype).reshape(shape)
+
+
+def run(emulator: Emulator, case: CardCase) -> list[Any]:
+    results = [guarded(v.tensor.static_shape, v.dtype.numpy) for v in case.node.outputs]
+    arrays = [a if a is None else np.ascontiguousarray(a) for a in case.arrays]
+    before = [None if a is None else a.copy() for a in arrays]
+    faulty = emulator.run(case.kernel, arrays, [y for _, y in results])
+    assert not faulty
+    for array, original in zip(arrays, before, strict=True):
+        assert array is None or array.tobytes() == original.tobytes(), "an operand was written"
+    for around, y in results:
+        assert (around[:GUARD] == 0x5A).all(), "a write before the result"
+        assert (around[GUARD + y.nbytes :] == 0x5A).all(), "a write behind the result"
+    return [y for _, y in results]
+
+
+@pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
+def test_every_sample(cls: type[Op], emulator: Emulator) -> None:
+    cases = list(cases_of(cls))
+    emulator.compile(source for case in cases for source in case.kernel.sources)
+    for case in cases:
+        expected = run_node(case.node, case.arrays)
+        found = run(emulator, case)
+        names = [str(i) for i in range(len(found))]
+        pairs = dict(zip(names, found, strict=True)), dict(zip(names, expected, strict=True))
+        for report in compare_outputs(*pairs):
+            assert report.passed, f"{case.name}: {report}"
+
+
+# --- for cards --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    try:
+        compiler.version()
+    except MissingDependency as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    "architecture", ["sm_90", *(pytest.param(a, marks=pytest.mark.full) for a in ("sm_80", "sm_100"))]
+)
+@pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
+def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc: None) -> None:
+    """And keeps its values in registers, as the compiled code itself says."""
+    sources = list(dict.fromkeys(source for case in cases_of(cls) for source in case.kernel.sources))
+    if not sources:
+        pytest.skip("all samples are empty")
+    found = compiler.compile_text(compiler.text_of(sources), architecture)
+    assert found.code[:4] == b"\x7fELF"
+    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
+    assert len(spilled) >= len(sources), found.log[:2000]
+    assert max(int(n) for pair in spilled for n in pair) <= MOST_SPILLED
+    assert max(map(int, re.findall(r"Used (\d+) registers", found.log))) <= 128
