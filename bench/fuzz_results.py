@@ -104,7 +104,7 @@ class _Nudged:
 
 
 class _Rounded:
-    """Changes every float of an evaluation by as much as rounding may, of the largest that it is computed from and by.
+    """Changes every float of an evaluation by as much as rounding may, of the largest operand or attribute, or of 1.
 
     A network can make anything of that: a sum that should be 0, times 1e9.
     """
@@ -125,7 +125,7 @@ class _Rounded:
             # What moves elements is exact, and may give views of what others read.
             if not result.flags.writeable or any(np.may_share_memory(x, result) for x in filter(_is_float, operands)):
                 continue
-            most = 8 * float(np.finfo(result.dtype).eps) * float(largest) * max([1.0, *factors])
+            most = 8 * float(np.finfo(result.dtype).eps) * max(float(largest), 1.0) * max([1.0, *factors])
             with np.errstate(all="ignore"):
                 result[...] = result + most * self._rng.uniform(-1, 1, result.shape)
 
@@ -179,7 +179,8 @@ def _apart(a: Any, b: Any) -> float:
         return 0.0
     with np.errstate(all="ignore"):
         gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    return float(gap[np.isfinite(gap)].max(initial=0.0))
+    # What was finite and is not any more is as far as can be.
+    return np.inf if (np.isfinite(b) & ~np.isfinite(a)).any() else float(gap[np.isfinite(gap)].max(initial=0.0))
 
 
 def _differs(result: np.ndarray, wanted: np.ndarray, steps: float = 0.0) -> str:

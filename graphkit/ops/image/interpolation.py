@@ -8,11 +8,13 @@ the coordinates are those of the text.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from graphkit.ir import limits
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
@@ -67,7 +69,13 @@ class ArrayImage:
 
     def steps(self, count: Any, like: Any) -> Any:
         """0, 1, ... count - 1 in the type of `like`."""
+        limits.require_memory(8 * count, "samples along an axis")
         return self.xp.arange(count).astype(like.dtype)
+
+    def admit(self, *factors: Any) -> None:
+        """Raise OutOfMemory where all channels of a product of weights are beyond the limit."""
+        count = math.prod(np.broadcast_shapes(*(f.shape for f in factors))) * self.rows.shape[1]
+        limits.require_memory(count * self.rows.dtype.itemsize, "samples of an image")
 
     def with_axes(self, at: Any, *axes: int) -> Any:
         """With new axes of size 1 at the given places of the result."""
@@ -140,8 +148,12 @@ class GraphImage:
 
     def steps(self, count: Any, like: Any) -> Any:
         if isinstance(count, int):
+            limits.require_memory(8 * count, "samples along an axis")
             return F.constant(value=np.arange(count).astype(like.dtype.numpy))
         return F.cast(F.range(np.array(0, np.int64), count, np.array(1, np.int64)), to=like.dtype)
+
+    def admit(self, *factors: Any) -> None:
+        """A run tells."""
 
     def with_axes(self, at: Any, *axes: int) -> Any:
         return F.unsqueeze(at, np.array(axes, np.int64))

@@ -116,6 +116,7 @@ class RoiAlign(Op):
             [Tap(image.with_axes(t.place, *axes), image.with_axes(t.weight, *axes)) for t in each.taps]
             for each, axes in ((rows, (2, 4)), (columns, (1, 3)))
         ]
+        image.admit(*(each[0].weight for each in taps))
         place = image.with_axes(batch, 1, 2, 3, 4)
         if self.sampling_ratio > 0:
             held, count = None, float(self.sampling_ratio**2)

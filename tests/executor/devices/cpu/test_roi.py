@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import RuntimeFailure
+from graphkit.errors import OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.cpu import native
 from graphkit.ops.image.roi import NonMaxSuppression, RoiAlign
 from graphkit.ops.xp import numpy_xp
@@ -53,6 +53,24 @@ def test_roi_align_of_what_cannot_be():
         kernel([x, np.array([[0, 0, 1e12, 1]], np.float32), np.array([0])], [y])
     kernel([x, np.full((1, 4), np.nan, np.float32), np.array([0])], [y])
     assert y[0, 0, 0, 0] == 0
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("ratio", [1 << 21, (1 << 31) - 1, 1 << 40])
+def test_more_samples_than_anybody_waits_for_are_refused(mode, ratio):
+    x, rois = gk.input("x", (1, 1, 4, 4)), np.array([[0, 0, 3, 3]], np.float32)
+    net = gk.Model({"y": gk.roi_align(x, rois, np.array([0]), mode=mode, sampling_ratio=ratio)})
+    with pytest.raises(OutOfMemory, match="RoiAlign"):
+        net.compile(max_memory=1 << 24).run({"x": np.ones((1, 1, 4, 4), np.float32)})
+
+
+def test_regions_of_too_many_samples_to_look_at_are_refused():
+    kernel = native.RoiAlign((1, 1, 4, 4), 1, height=1, width=1, samples=0, scale=1.0, half_pixel=True, maximum=True)
+    x, y = np.ones((1, 1, 4, 4), np.float32), np.empty((1, 1, 1, 1), np.float32)
+    with pytest.raises(native.Error, match="too large"):
+        kernel([x, np.array([[0, 0, 1e5, 1e5]], np.float32), np.array([0])], [y])
+    kernel([x, np.array([[0, 0, 1e3, 1e3]], np.float32), np.array([0])], [y])
+    assert y[0, 0, 0, 0] == 1
 
 
 def operands(most, overlap, least):

@@ -43,8 +43,9 @@ class RoiAlign final : public Kernel {
     std::int64_t images_, channels_, height_, width_, rois_;
 };
 
-// Samples along one axis of a bin; larger regions are refused.
+// Samples along one axis of a bin, and of a bin where each is looked at; larger regions are refused.
 constexpr float kMostSamples = 1 << 20;
+constexpr std::int64_t kMostLookedAt = 1 << 26;
 
 // A sample along one axis: two neighbours and their weights, which are 0 for a sample that lies too far outside.
 struct Sample {
@@ -116,6 +117,10 @@ RoiAlign::RoiAlign(const Dims& x, std::int64_t rois, const RoiOptions& options, 
     width_ = x[3];
     if (std::max(height_, width_) > (1 << 24) || height_ * width_ == 0) {
         throw Unsupported(name() + ": an image of " + to_string(x));
+    }
+    if (options.samples > static_cast<std::int64_t>(kMostSamples) ||
+        (options.maximum && options.samples * options.samples > kMostLookedAt)) {
+        throw Unsupported(name() + ": " + std::to_string(options.samples) + " samples along an axis");
     }
     inputs_ = {{"x", x}, {"rois", {rois, 4}}, {"images", {rois}, ElementType::i64}};
     outputs_ = {{"y", {rois, channels_, options.height, options.width}}};
@@ -218,8 +223,10 @@ void RoiAlign::run(const void* const* inputs, void* const* outputs, std::byte* s
     }
     for (std::int64_t r = 0; r < rois_; ++r) {
         const float* roi = rois + 4 * r;
-        if (!Division(roi[0], roi[2], options_.width, options_).is_sane() ||
-            !Division(roi[1], roi[3], options_.height, options_).is_sane()) {
+        const Division columns(roi[0], roi[2], options_.width, options_);
+        const Division rows(roi[1], roi[3], options_.height, options_);
+        const bool too_many = options_.maximum && columns.samples * rows.samples > kMostLookedAt;
+        if (!columns.is_sane() || !rows.is_sane() || too_many) {
             throw NativeError(describe() + ": region " + std::to_string(r) + " is too large");
         }
     }
