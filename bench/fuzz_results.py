@@ -50,6 +50,8 @@ def difference(net: gk.Model, rng: random.Random, inputs: Mapping[str, np.ndarra
             array, steps = wanted[number], spread[number]
             if not isinstance(array, np.ndarray) or not _differs(result, array, steps):
                 continue
+            if _quantises(net.graph) and _overflows(net.graph, arrays):
+                continue
             noise = _moved(net.graph, arrays, wanted, _Rounded, rng.randrange(1 << 30))
             if found := _differs(result, array, steps + noise[number]):
                 return f"output {name!r}: {found}"
@@ -128,6 +130,27 @@ class _Rounded:
             most = 8 * float(np.finfo(result.dtype).eps) * max(float(largest), 1.0) * max([1.0, *factors])
             with np.errstate(all="ignore"):
                 result[...] = result + most * self._rng.uniform(-1, 1, result.shape)
+
+
+class _Finite:
+    """Whether all numbers of an evaluation are finite: of others no two programs make the same integers."""
+
+    def __init__(self) -> None:
+        self.holds = True
+
+    def enters(self, graph: Graph) -> None: ...
+
+    def begins(self, node: Node) -> None: ...
+
+    def ran(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        self.holds &= all(np.isfinite(x).all() for x in filter(_is_float, (*operands, *results)))
+
+
+def _overflows(graph: Graph, arrays: Sequence[Any]) -> bool:
+    seen = _Finite()
+    with observed(seen):
+        evaluate(graph, arrays)
+    return not seen.holds
 
 
 def _is_float(array: Any) -> bool:

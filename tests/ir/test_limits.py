@@ -135,6 +135,12 @@ def test_a_scan_output_grows_to_the_limit_and_no_further():
         executor.run(feeds | {"xs": np.ones(1000, np.float32)})
 
 
+def test_shapes_that_no_array_has_are_refused_though_they_take_no_memory():
+    net = gk.Model({"y": gk.expand(gk.input("x", (0, 1)), np.array([0, 1 << 62]))})
+    with pytest.raises(OutOfMemory, match=r"no array can have the shape \[0, 4611686018427387904\]"):
+        net.compile().run({"x": np.ones((0, 1), np.float32)})
+
+
 def test_windows_of_references_end_in_time_and_memory():
     """A window much larger than its image meets it in as many ways as it has elements."""
     x = gk.input("x", (1, 1, 2), "float64")

@@ -131,7 +131,8 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
         found = np.array(cells).astype(np.float64)
     except ValueError:
         try:
-            found = np.array(["nan" if c.strip() in MISSING else c for c in cells]).astype(np.float64)
+            # As `is_number` reads: space and digits of every script.
+            found = np.array([np.nan if (c := cell.strip()) in MISSING else float(c) for cell in cells])
         except ValueError:
             return None
     return None if any("_" in cell for cell in cells) else found

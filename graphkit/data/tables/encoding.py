@@ -69,6 +69,8 @@ class Encoding:
         ):  # fmt: skip
             if value not in known:
                 raise UsageError(f"{table.path}: {option} is one of {', '.join(known)}, not {value!r}")
+        if not len(rows):
+            raise InputError(f"{table.path}: there are no rows to learn the columns of")
         numbers, named = [], []
         for name in names:
             column = table.columns[name]

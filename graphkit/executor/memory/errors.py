@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from graphkit.errors import GraphkitError, OutOfMemory
 from graphkit.ir import limits
@@ -40,6 +41,14 @@ def require_memory_for(node: Node, values: Iterable[Value]) -> None:
     nbytes = sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
     if nbytes > _SMALL or limits.current().memory is not None:
         limits.require_memory(nbytes, node.describe())
+    for kind in kinds:
+        # An array without elements takes no memory, but numpy has none whose other axes pass its limits.
+        if isinstance(kind, TensorType) and kind.is_static and nbytes == 0 and _beyond(kind.static_shape):
+            raise OutOfMemory(f"{node.describe()}: no array can have the shape {list(kind.static_shape)}")
+
+
+def _beyond(shape: Sequence[int]) -> bool:
+    return math.prod(max(size, 1) for size in shape) > sys.maxsize // 16
 
 
 def larger_than_allowed(graph: Graph, error: OutOfMemory) -> OutOfMemory:

@@ -276,8 +276,7 @@ class TreeEnsembleClassifier(IdentifiedTrees):
         else:
             if len(base):
                 scores, has = scores + base, np.ones_like(has)
-            best = np.where(has, scores, -np.inf)
-            chosen = (scores[:, 0] > 0).astype(np.int64) if classes == 1 else np.argmax(best, axis=1)
+            chosen = (scores[:, 0] > 0).astype(np.int64) if classes == 1 else _first_largest(scores, has)
             if classes == 1:
                 z = probit(np, scores) if self.post_transform == "PROBIT" else scores
             else:
@@ -330,3 +329,12 @@ class TreeEnsembleClassifier(IdentifiedTrees):
         if len(labels) == 1:
             chosen = F.mul(chosen, constant(np.int64(0)))
         return F.gather(constant(np.array(labels, object)), chosen), scores
+
+
+def _first_largest(scores: np.ndarray, has: np.ndarray) -> np.ndarray:
+    """The first class that has a score which no later one is above; as in ONNX Runtime, NaN is above nothing."""
+    rows = np.arange(len(scores))
+    chosen = np.full(len(scores), -1)
+    for k in range(scores.shape[1]):
+        chosen[has[:, k].astype(bool) & ((chosen < 0) | (scores[:, k] > scores[rows, chosen]))] = k
+    return np.maximum(chosen, 0)

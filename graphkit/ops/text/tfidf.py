@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir import limits
 from graphkit.ir.types import INDICES, DType, TensorType
 from graphkit.ops._base import Onnx, Sample, op
 from graphkit.ops.text.strings import STRINGS, TextOp, no_text, text
@@ -198,6 +199,7 @@ class TfIdfVectorizer(TextOp):
         length = words.shape[1]
         distances = self.max_skip_count + 1
         for distance in range(1, min(distances, max(length, 1)) + 1):
+            limits.check_time()
             # Nothing lies between the words of a 1-gram: it is counted once, whatever may be skipped.
             shortest = max(self.min_gram_length, 2 if distance > 1 else 1)
             if shortest > self.max_gram_length or (shortest - 1) * distance >= length:

@@ -200,6 +200,11 @@ def test_separators_and_headers(tmp_path):
     assert len(data.read(tmp_path / "c.csv")) == 2
 
 
+def test_numbers_beside_any_space_and_in_any_digits(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b,y\n1,8\x1c,p\n\u00a02,\u0663,q\n", encoding="utf-8")
+    assert data.read(tmp_path / "a.csv").inputs.tolist() == [[1, 8], [2, 3]]
+
+
 # --- Parquet ----------------------------------------------------------------------------------------
 
 

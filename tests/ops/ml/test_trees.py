@@ -241,3 +241,14 @@ def test_trees_have_no_gradient() -> None:
     net = gk.Model({"y": gk.tree_ensemble_regressor(x, **STUMP, name="forest")})
     with pytest.raises(UnsupportedError, match=r"forest.*constant between its thresholds"):
         gk.grad(net, wrt=["x"])
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.5, np.nan), (np.nan, 2.0, 3.0), (0.0, np.nan, 2.0)], ids=str)
+def test_a_score_that_is_no_number_is_above_none(weights: tuple[float, ...], as_in_runtime: Check) -> None:
+    leaf = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}
+    leaf |= {"nodes_values": [0.0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0]}
+    of_classes = {"class_treeids": [0] * 3, "class_nodeids": [0] * 3, "class_ids": [0, 1, 2]}
+    as_in_runtime(
+        "TreeEnsembleClassifier", [np.zeros((2, 1), np.float32)], version=3, outputs=2,
+        **leaf, **of_classes, class_weights=weights, classlabels_int64s=[0, 1, 2],
+    )  # fmt: skip
