@@ -17,7 +17,7 @@ from graphkit.errors import GraphkitError
 
 _PACKAGES = (
     "graphkit", "numpy", "onnx", "onnxruntime", "scipy", "ml_dtypes", "safetensors", "onednn-cpu-gomp", "click", "rich",
-    "mpi4py", "mpich", "cupy-cuda12x",
+    "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings",
 )  # fmt: skip
 
 

@@ -337,4 +337,5 @@ def _first_largest(scores: np.ndarray, has: np.ndarray) -> np.ndarray:
     chosen = np.full(len(scores), -1)
     for k in range(scores.shape[1]):
         chosen[has[:, k].astype(bool) & ((chosen < 0) | (scores[:, k] > scores[rows, chosen]))] = k
-    return np.maximum(chosen, 0)
+    found: np.ndarray = np.maximum(chosen, 0)
+    return found

@@ -129,7 +129,7 @@ def device() -> CudaDevice:
         # CuPy's own message is a page about the environment; the cause is one line.
         cause = error.__cause__ or error
         raise MissingDependency(
-            f"device 'cuda' needs CuPy ({cause}): pip install 'graphkit[cuda]', or use device='cpu'"
+            f"device 'cuda' needs CuPy ({cause}): pip install 'graphkit[cuda12]', or [cuda13], or use device='cpu'"
         ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
