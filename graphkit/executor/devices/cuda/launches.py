@@ -6,6 +6,7 @@ needs CUDA, so that every kernel can be compiled, and run by a processor, on any
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -20,6 +21,18 @@ class Source(NamedTuple):
     entry: str
     parameters: tuple[str, ...]
     text: str
+
+
+def source_of(name: str, parameters: Sequence[str], lines: Sequence[str], threads: int) -> Source:
+    """A function for blocks of so many threads, called by its name and by its text's hash.
+
+    parameters: as C declares them. lines: of the body.
+    """
+    inner = "\n".join("    " + line for line in lines)
+    text = f"({', '.join(parameters)}) {{\n{inner}\n}}\n"
+    entry = f"gk_{name.lower()}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    types = tuple(parameter.rpartition(" ")[0] for parameter in parameters)
+    return Source(entry, types, f'extern "C" __global__ void __launch_bounds__({threads})\n{entry}{text}')
 
 
 class Input(NamedTuple):

@@ -6,7 +6,6 @@ other sizes are launched without compiling again.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import NamedTuple
 
@@ -14,7 +13,17 @@ import numpy as np
 
 from graphkit.executor.devices.cuda.broadcast import Axes, collapsed
 from graphkit.executor.devices.cuda.expressions import STORED, Unsupported, is_dividing, statements
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Fault, Input, Launch, Output, Source
+from graphkit.executor.devices.cuda.indexing import Coordinates
+from graphkit.executor.devices.cuda.launches import (
+    Argument,
+    CardKernel,
+    Fault,
+    Input,
+    Launch,
+    Output,
+    Source,
+    source_of,
+)
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.pointwise.instructions import PointwiseProgram
 from graphkit.executor.devices.pointwise.programs import NAMES, program
@@ -97,10 +106,11 @@ class _Walk:
         rows = len(self.axes.sizes) > 1
         self.width = widest if not rows or self.axes.sizes[-1] % widest == 0 else 1
         self.short = max(math.prod(found.shape) + THREADS * _ACCESS, *self.axes.sizes) < 1 << 31
-        # Along every axis but the outermost an index is divided by the size; the innermost counts in widths.
-        inner = self.axes.sizes[1:]
+        # The groups of elements along each axis: the innermost counts in widths.
+        self.groups = (*self.axes.sizes[:-1], self.axes.sizes[-1] // self.width)
+        self.places = Coordinates("i", len(self.groups), self.short)
         self.whole = tuple(math.prod(self.axes.sizes[axis + 1 :]) for axis in range(len(self.axes.sizes)))
-        self.divisors = [*inner[:-1], inner[-1] // self.width] if inner else []
+        self.moves = any(map(self._moving, self.operands))
 
     # --- arguments ----------------------------------------------------------------------------------------------
 
@@ -109,10 +119,8 @@ class _Walk:
         return [*map(Input, self.read), *map(Output, self.written), *fault]
 
     def sizes(self, wide: type[np.unsignedinteger]) -> list[Argument]:
-        found: list[Argument] = []
-        for divisor in self.divisors:
-            found += [wide(divisor), *(map(np.uint32, _magic(divisor)) if self.short else ())]
-        return [*found, *(wide(s) for a in self.operands for s in self._moving(a))]
+        sizes = self.places.arguments(self.groups) if self.moves else []
+        return [*sizes, *(wide(s) for a in self.operands for s in self._moving(a))]
 
     def _moving(self, operand: _Access) -> tuple[int, ...]:
         """The strides that are arguments: none of what lies as the result does, or is one element."""
@@ -121,22 +129,15 @@ class _Walk:
     # --- the source ---------------------------------------------------------------------------------------------
 
     def source(self) -> Source:
-        index = "gk_u32" if self.short else "gk_u64"
+        index = self.places.index
         parameters = [f"const {STORED[a.kind]}* x{a.position}" for a in self.operands]
         parameters += [f"{STORED[kind]}* y{j}" for j, kind in self.results]
         parameters += ["unsigned* fault"] if is_dividing(self.found) else []
         parameters.append(f"{index} count")
-        for axis in range(len(self.divisors)):
-            parameters.append(f"{index} size{axis}")
-            parameters += [f"gk_u32 multiplier{axis}", f"gk_u32 shift{axis}"] if self.short else []
+        parameters += self.places.parameters() if self.moves else []
         for a in self.operands:
             parameters += [f"{index} step{a.position}_{axis}" for axis in range(len(self._moving(a)))]
-        body = [*self._place(index), *self._loads(), *self._results()]
-        inner = "\n".join("    " + line for line in body)
-        text = f"({', '.join(parameters)}) {{\n{inner}\n}}\n"
-        entry = f"gk_{self.found.name.lower()}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        types = tuple(p.rpartition(" ")[0] for p in parameters)
-        return Source(entry, types, f'extern "C" __global__ void __launch_bounds__({THREADS})\n{entry}{text}')
+        return source_of(self.found.name, parameters, [*self._place(index), *self._loads(), *self._results()], THREADS)
 
     def _place(self, index: str) -> list[str]:
         """Where the thread's elements lie: `at` in the result, `left` of them, and `o` of an operand elsewhere."""
@@ -149,13 +150,10 @@ class _Walk:
         ]
         if self.width > 1:
             lines.append(f"const int left = count - at < {self.width}u ? (int)(count - at) : {self.width};")
-        rest, places = "group", []
-        for axis in reversed(range(len(self.divisors))):
-            quotient = f"gk_quotient({rest}, multiplier{axis}, shift{axis})" if self.short else f"{rest} / size{axis}"
-            lines.append(f"const {index} q{axis} = {quotient};")
-            lines.append(f"const {index} i{axis + 1} = {rest} - q{axis} * size{axis};")
-            rest = f"q{axis}"
-        places = [rest, *(f"i{axis + 1}" for axis in range(len(self.divisors)))]
+        if not self.moves:
+            return lines
+        found, places = self.places.lines("group")
+        lines += found
         for a in self.operands:
             moving = self._moving(a)
             if not moving:
@@ -196,9 +194,3 @@ class _Walk:
         loop += ["        " + line for line in (*lines, *writes)]
         stores = [f"gk_store<{STORED[kind]}, {self.width}>(y{j} + at, r{j}, left);" for j, kind in self.results]
         return [*packs, *loop, "    }", "}", *stores]
-
-
-def _magic(divisor: int) -> tuple[int, int]:
-    """Multiplier and shift of `gk_quotient`: n // divisor == (umulhi(n, multiplier) + n) >> shift for n < 2^31."""
-    shift = max(divisor - 1, 0).bit_length()
-    return ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift

@@ -58,6 +58,26 @@ struct gk_limits<double> {
     GK_INLINE double highest() { return __longlong_as_double(0x7ff0000000000000); }
 };
 
+#define GK_LIMITS(type, least, most)      \
+    template <>                           \
+    struct gk_limits<type> {              \
+        GK_INLINE type lowest() {         \
+            return least;                 \
+        }                                 \
+        GK_INLINE type highest() {        \
+            return most;                  \
+        }                                 \
+    };
+GK_LIMITS(gk_i8, -128, 127)
+GK_LIMITS(gk_i16, -32768, 32767)
+GK_LIMITS(gk_i32, -2147483647 - 1, 2147483647)
+GK_LIMITS(gk_i64, -9223372036854775807LL - 1, 9223372036854775807LL)
+GK_LIMITS(gk_u8, 0, 255)
+GK_LIMITS(gk_u16, 0, 65535)
+GK_LIMITS(gk_u32, 0, 4294967295u)
+GK_LIMITS(gk_u64, 0, 18446744073709551615ULL)
+#undef GK_LIMITS
+
 // --- half floats -----------------------------------------------------------------------------------------------------
 
 // Rounded to even, as IEEE 754 does; NaN stays NaN.
@@ -158,6 +178,12 @@ struct gk_divisor {
 };
 GK_INLINE gk_u32 gk_quotient(gk_u32 n, gk_u32 multiplier, gk_u32 shift) {
     return (__umulhi(n, multiplier) + n) >> shift;
+}
+
+// The value of another thread of the warp; all of them call.
+template <typename T>
+GK_INLINE T gk_shuffle_xor(T x, int far) {
+    return (T)__shfl_xor_sync(0xffffffffu, x, far);
 }
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------

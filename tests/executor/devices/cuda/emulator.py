@@ -57,8 +57,10 @@ class Emulator:
         for source in new:
             self._functions[source.entry] = loaded[f"run_{source.entry}"]
 
-    def run(self, kernel: CardKernel, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any = None) -> bool:
-        """Launch all; whether the fault was set."""
+    def run(
+        self, kernel: CardKernel, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any = None, order: int = 0
+    ) -> bool:
+        """Launch all; whether the fault was set. order: 1 runs threads that wait for each other the other way round."""
         self.compile(kernel.sources)
         fault = np.zeros(1, np.uint32)
         if scratch is None:
@@ -79,8 +81,15 @@ class Emulator:
                         cells.append(np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item()))
             assert len(cells) == len(launch.source.parameters)
             addresses = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
-            self._functions[launch.source.entry](ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads), addresses)
+            size = ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads)
+            stuck = self._functions[launch.source.entry](*size, ctypes.c_int(order), addresses)
+            assert not stuck, f"{launch.source.entry}: threads wait for others that never come"
         return bool(fault[0])
+
+
+def waits(source: Source) -> bool:
+    """Whether threads of a block wait for each other."""
+    return "__syncthreads" in source.text or "gk_shuffle" in source.text
 
 
 def translation_unit(sources: Sequence[Source]) -> str:
@@ -89,7 +98,8 @@ def translation_unit(sources: Sequence[Source]) -> str:
     for source in sources:
         given = ", ".join(f"*({kind}*)a[{i}]" for i, kind in enumerate(source.parameters))
         runs.append(
-            f'extern "C" void run_{source.entry}(unsigned blocks, unsigned threads, void** a) {{\n'
-            f"    host_launch(blocks, threads, [=] {{ {source.entry}({given}); }});\n}}\n"
+            f'extern "C" int run_{source.entry}(unsigned blocks, unsigned threads, int order, void** a) {{\n'
+            f"    return host_launch(blocks, threads, order, {str(waits(source)).lower()}, "
+            f"[=] {{ {source.entry}({given}); }});\n}}\n"
         )
     return "\n".join(('#include "host_cuda.h"', PRELUDE, *(source.text for source in sources), *runs))

@@ -1,9 +1,14 @@
-// CUDA's words on a processor: a launch is a loop over blocks, a block a loop over threads.
+// CUDA's words on a processor: a launch is a loop over blocks, a block a loop over threads, which are fibers where they
+// wait for each other. `host_order` 1 runs them the other way round: what depends on that has forgotten a barrier.
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <memory>
 
 struct HostIndex {
     unsigned x, y, z;
@@ -14,6 +19,7 @@ static thread_local HostIndex threadIdx, blockIdx, blockDim, gridDim;
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(threads)
+#define __shared__ static
 
 template <typename To, typename From>
 static inline To host_bits(From from) {
@@ -52,15 +58,123 @@ static inline float gk_host_from_f16(unsigned short h) {
     return h & 0x8000u ? -size : size;
 }
 
-template <typename Body>
-static void host_launch(unsigned blocks, unsigned threads, Body body) {
+// --- threads that wait for each other --------------------------------------------------------------------------------
+
+enum HostState { HOST_READY, HOST_AT_BLOCK, HOST_AT_WARP, HOST_DONE };
+const unsigned kHostThreads = 1024, kHostStack = 1 << 16, kHostWarp = 32;
+
+struct HostFiber {
+    ucontext_t context;
+    HostState state;
+    alignas(16) unsigned char slot[16];  // what it gives to the other threads of its warp
+};
+
+static std::unique_ptr<HostFiber[]> host_fibers;
+static std::unique_ptr<unsigned char[]> host_stacks;
+static ucontext_t host_scheduler;
+static std::function<void()> host_body;
+static int host_order = 0;
+
+static void host_wait(HostState state) {
+    HostFiber& self = host_fibers[threadIdx.x];
+    self.state = state;
+    swapcontext(&self.context, &host_scheduler);
+}
+static inline void __syncthreads() { host_wait(HOST_AT_BLOCK); }
+
+template <typename T>
+static T __shfl_xor_sync(unsigned, T x, int far) {
+    const unsigned self = threadIdx.x;
+    memcpy(host_fibers[self].slot, &x, sizeof x);
+    host_wait(HOST_AT_WARP);
+    T other;
+    memcpy(&other, host_fibers[self ^ (unsigned)far].slot, sizeof other);
+    host_wait(HOST_AT_WARP);
+    return other;
+}
+
+static void host_fiber() {
+    host_body();
+    host_fibers[threadIdx.x].state = HOST_DONE;
+}
+
+// Lets those go on that may; false where threads wait for others that never come.
+static bool host_release(unsigned threads) {
+    bool released = false, finished = true, together = true;
+    for (unsigned first = 0; first < threads; first += kHostWarp) {
+        unsigned waiting = 0;
+        const unsigned lanes = threads - first < kHostWarp ? threads - first : kHostWarp;
+        for (unsigned i = first; i < first + lanes; ++i) {
+            waiting += host_fibers[i].state == HOST_AT_WARP;
+            finished = finished && host_fibers[i].state == HOST_DONE;
+            together = together && host_fibers[i].state == HOST_AT_BLOCK;
+        }
+        if (waiting == kHostWarp) {
+            for (unsigned i = first; i < first + lanes; ++i) {
+                host_fibers[i].state = HOST_READY;
+            }
+            released = true;
+        } else if (waiting != 0) {
+            return false;
+        }
+    }
+    for (unsigned i = 0; together && i < threads; ++i) {
+        host_fibers[i].state = HOST_READY;
+    }
+    return released || together || finished;
+}
+
+static bool host_block(unsigned threads) {
+    if (!host_fibers) {
+        host_fibers.reset(new HostFiber[kHostThreads]);
+        host_stacks.reset(new unsigned char[(size_t)kHostThreads * kHostStack]);
+    }
+    for (unsigned i = 0; i < threads; ++i) {
+        HostFiber& fiber = host_fibers[i];
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = host_stacks.get() + (size_t)i * kHostStack;
+        fiber.context.uc_stack.ss_size = kHostStack;
+        fiber.context.uc_link = &host_scheduler;
+        fiber.state = HOST_READY;
+        makecontext(&fiber.context, host_fiber, 0);
+    }
+    for (unsigned done = 0; done < threads;) {
+        done = 0;
+        for (unsigned i = 0; i < threads; ++i) {
+            const unsigned thread = host_order == 0 ? i : threads - 1 - i;
+            if (host_fibers[thread].state == HOST_READY) {
+                threadIdx = {thread, 0, 0};
+                swapcontext(&host_scheduler, &host_fibers[thread].context);
+            }
+        }
+        for (unsigned i = 0; i < threads; ++i) {
+            done += host_fibers[i].state == HOST_DONE;
+        }
+        if (!host_release(threads)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// 0, or 1 where threads wait for others that never come. waits: whether threads may wait for each other at all.
+static int host_launch(unsigned blocks, unsigned threads, int order, bool waits, const std::function<void()>& body) {
     gridDim = {blocks, 1, 1};
     blockDim = {threads, 1, 1};
+    host_order = order;
+    host_body = body;
     for (unsigned block = 0; block < blocks; ++block) {
+        blockIdx = {block, 0, 0};
+        if (waits) {
+            if (!host_block(threads)) {
+                return 1;
+            }
+            continue;
+        }
         for (unsigned thread = 0; thread < threads; ++thread) {
-            blockIdx = {block, 0, 0};
             threadIdx = {thread, 0, 0};
             body();
         }
     }
+    return 0;
 }

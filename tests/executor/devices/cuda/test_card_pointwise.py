@@ -12,8 +12,9 @@ from card_cases import node_of
 from emulator import Emulator
 
 from graphkit.executor.devices.cuda.broadcast import collapsed
+from graphkit.executor.devices.cuda.indexing import magic
 from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.cuda.pointwise import THREADS, _magic
+from graphkit.executor.devices.cuda.pointwise import THREADS
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Graph, Node, Value
@@ -152,7 +153,7 @@ def test_division_by_multiplication() -> None:
     rng = np.random.default_rng(0)
     numbers = np.unique(np.concatenate([rng.integers(0, 1 << 31, 2000), [0, 1, (1 << 31) - 1]])).astype(np.uint64)
     for divisor in [*range(1, 300), 4095, 4096, 4097, (1 << 30) + 1, (1 << 31) - 1]:
-        multiplier, shift = _magic(divisor)
+        multiplier, shift = magic(divisor)
         assert multiplier < 1 << 32
         near = np.concatenate([numbers, numbers // divisor * divisor])
         high = near * np.uint64(multiplier) >> np.uint64(32)
