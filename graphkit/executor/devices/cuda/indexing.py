@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,8 @@ def magic(divisor: int) -> tuple[int, int]:
     return ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift
 
 
-class Coordinates(NamedTuple):
+@dataclass(frozen=True)
+class Coordinates:
     """The axes that a linear index goes through, the outermost first; `name` tells several in one kernel apart.
 
     short: indices have 32 bits and stay below 2^31.

@@ -2,6 +2,10 @@
 // opcodes of the pointwise machine stand for. It is compiled by NVRTC, which has no headers of its own, and by a C++
 // compiler behind a header that gives CUDA's words a meaning on a processor.
 
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 177  // a kernel needs few of these functions
+#endif
+
 #define GK_INLINE static __device__ __forceinline__
 
 typedef signed char gk_i8;

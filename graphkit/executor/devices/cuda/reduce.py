@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphkit.executor.devices.cuda.expressions import STORED
 from graphkit.executor.devices.cuda.indexing import Coordinates
+from graphkit.executor.devices.cuda.joining import THREADS, joined, threads_for
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch, source_of
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.reductions import reduced_axes, repeated_axes
@@ -22,8 +24,6 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, HALVES, DType
 from graphkit.ops._base import DOMAIN
 
-THREADS = 256
-_WARP = 32
 # Threads that keep a card busy, and what one of them reduces at least before there is another slice.
 _BUSY, _LEAST = 1 << 16, 32
 
@@ -54,7 +54,8 @@ FUNCTIONS = {
 }
 
 
-class _Axes(NamedTuple):
+@dataclass(frozen=True)
+class _Axes:
     """Sizes and strides, in elements, of some axes of an operand, the outermost first; at least one."""
 
     sizes: tuple[int, ...]
@@ -97,7 +98,8 @@ def _split(x: Sequence[int], axes: Sequence[int]) -> tuple[_Axes, _Axes]:
     return tuple(_Axes(tuple(sizes) or (1,), tuple(strides) or (0,)) for sizes, strides in found.values())  # type: ignore[return-value]
 
 
-class _Reduction(NamedTuple):
+@dataclass(frozen=True)
+class _Reduction:
     """held: the C type of partial results."""
 
     name: str
@@ -128,7 +130,7 @@ class _Reduction(NamedTuple):
         size = results * slices * (8 if self.held in ("double", "gk_i64", "gk_u64") else 4)
         inner = _Axes((slices,), (1,)) if self.by_rows else _Axes((slices,), (results,))
         outer = _Axes((results,), (slices,)) if self.by_rows else _Axes((results,), (1,))
-        second = self._replace(stored=self.held, kept=outer, reduced=inner)
+        second = replace(self, stored=self.held, kept=outer, reduced=inner)
         launches = (
             self._launch(slices, length, Input(0), Scratch(0), first=True, last=False),
             second._launch(1, slices, Scratch(0), Output(0), first=False, last=True, whole=count, into=self.stored),
@@ -138,7 +140,7 @@ class _Reduction(NamedTuple):
     @property
     def _together(self) -> int:
         """Threads that make one result of a row."""
-        return _WARP if self.reduced.count <= 8 * _WARP else THREADS
+        return threads_for(self.reduced.count)
 
     def _launch(
         self,
@@ -153,7 +155,7 @@ class _Reduction(NamedTuple):
         into: str = "",
     ) -> Launch:
         """One pass over slices of `length`; `first` applies the function's element, `last` its end."""
-        wide = np.uint32 if self.short else np.uint64
+        wide: type[np.unsignedinteger[Any]] = np.uint32 if self.short else np.uint64
         kept, reduced = (
             Coordinates(name, len(axes.sizes), self.short) for name, axes in (("k", self.kept), ("r", self.reduced))
         )
@@ -169,7 +171,7 @@ class _Reduction(NamedTuple):
         source = source_of(f"reduce_{self.name}", parameters, lines, THREADS)
         results, count = self.kept.count, self.reduced.count
         sizes = (results, slices, length, count, whole or count)
-        arguments = (
+        arguments: tuple[Argument, ...] = (
             x, y, *map(wide, sizes), *kept.arguments(self.kept.sizes), *reduced.arguments(self.reduced.sizes),
             *map(wide, self.kept.strides), *map(wide, self.reduced.strides),
         )  # fmt: skip
@@ -206,8 +208,8 @@ class _Reduction(NamedTuple):
             f"for ({index} r = slice * length + lane; r < end; r += {together if self.by_rows else 1}u) {{",
             *("    " + line for line in inner),
             f"    const A x = gk_read(from[{offset}]);",
-            f"    const A b = {element};",
-            f"    a = {self.function.join};",
+            f"    const A a = part, b = {element};",
+            f"    part = {self.function.join};",
             "}",
         ]
         write = f"gk_write(y[unit], {self.function.last if last else 'a'});"
@@ -215,33 +217,10 @@ class _Reduction(NamedTuple):
             f"typedef {self.held} A;", *place, *outer,
             f"const {self.stored}* from = x + {base};",
             f"const {index} end = slice * length + length < count ? slice * length + length : count;",
-            f"A a = {self.function.first};", *loop, *self._joined(together),
+            f"A part = {self.function.first};", *loop,
+            *(joined("part", self.function.join, together) if self.by_rows else []),
+            "const A a = part;",
             *(["if (lane == 0) {", f"    {write}", "}"] if self.by_rows else [write]),
-        ]  # fmt: skip
-
-    def _joined(self, together: int) -> list[str]:
-        """What puts the partial results of the threads of a row together."""
-        if not self.by_rows:
-            return []
-
-        def over(first: int) -> list[str]:
-            return [
-                f"for (int far = {first}; far > 0; far /= 2) {{",
-                "    const A b = gk_shuffle_xor(a, far);",
-                f"    a = {self.function.join};",
-                "}",
-            ]
-
-        if together == _WARP:
-            return over(_WARP // 2)
-        warps = together // _WARP
-        return [
-            *over(_WARP // 2),
-            f"__shared__ A parts[{warps}];",
-            f"if (threadIdx.x % {_WARP}u == 0) {{", f"    parts[threadIdx.x / {_WARP}u] = a;", "}",
-            "__syncthreads();",
-            f"a = parts[threadIdx.x % {warps}u];",
-            *over(warps // 2),
         ]  # fmt: skip
 
 
