@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
+from graphkit.executor.devices.operands import constants as constants
+from graphkit.executor.devices.operands import dtype as dtype
+from graphkit.executor.devices.operands import operand as operand
+from graphkit.executor.devices.operands import row_major as row_major
+from graphkit.executor.devices.operands import shape as shape
 from graphkit.executor.devices.registry import (
     DataDependentFactory,
     Factory,
@@ -24,7 +28,7 @@ from graphkit.executor.devices.registry import (
     register_data_dependent,
     register_preparation,
 )
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.internal.fused import Epilogue
 
@@ -126,38 +130,10 @@ def _or_none(node: Node, make: Callable[[], T | None]) -> T | None:
         raise RuntimeFailure(f"{node.describe()}: {error}") from error
 
 
-def operand(node: Node, position: int) -> Value | None:
-    """The node's input at `position`; None when it is absent."""
-    return node.inputs[position] if position < len(node.inputs) else None
-
-
-def shape(value: Value | None) -> tuple[int, ...]:
-    """The static shape of an operand that is there."""
-    assert value is not None
-    return value.tensor.static_shape
-
-
 def there(shape: tuple[int, ...] | None) -> tuple[int, ...]:
     """The shape, given to a SizedFactory, of an operand that its node has."""
     assert shape is not None
     return shape
-
-
-def dtype(node: Node, position: int = 0) -> str:
-    """The name of the element type of an operand that is there."""
-    value = operand(node, position)
-    assert value is not None
-    return value.dtype.value
-
-
-def row_major(sizes: Sequence[int]) -> list[int]:
-    """Elements between neighbours along each axis."""
-    return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-
-
-def constants(value: Value | None) -> tuple[int, ...] | None:
-    """The elements of an integer operand, where they are known; None for an absent one too."""
-    return None if value is None else value.tensor.constants
 
 
 def library_dtype(node: Node) -> str | None:

@@ -88,7 +88,7 @@ class _Launched:
     def __init__(self, card: CudaDevice, kernel: CardKernel):
         self._kernel = kernel
         self._functions = card.functions(kernel.sources)
-        self.divides = bool(kernel.divisions)
+        self.divides = bool(kernel.fault)
         self._fault = card.word() if self.divides else None
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
@@ -109,7 +109,7 @@ class _Launched:
             function((launch.blocks,), (launch.threads,), tuple(given))
 
     def check(self) -> None:
-        """Raises RuntimeFailure where an integer was divided by zero."""
+        """Raises RuntimeFailure where the fault was set."""
         if self._fault is not None and int(self._fault.get()[0]):
             self._fault.fill(0)
             raise self._kernel.failure()

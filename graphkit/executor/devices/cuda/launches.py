@@ -73,14 +73,13 @@ class Launch(NamedTuple):
 class CardKernel(NamedTuple):
     """The launches that compute a node of static types.
 
-    inplace: positions (input, output) that may be the same memory. divisions: for the message where the fault is set,
-    the nodes that divide integers.
+    inplace: positions (input, output) that may be the same memory. fault: what is wrong where the fault is set.
     """
 
     launches: tuple[Launch, ...]
     scratch_bytes: int = 0
     inplace: Sequence[tuple[int, int]] = ()
-    divisions: str = ""
+    fault: str = ""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -88,4 +87,4 @@ class CardKernel(NamedTuple):
 
     def failure(self) -> RuntimeFailure:
         """What to raise where the fault is set."""
-        return RuntimeFailure(f"integer division by zero in {self.divisions}")
+        return RuntimeFailure(self.fault)

@@ -71,7 +71,8 @@ def kernel_of(found: PointwiseProgram) -> CardKernel:
         for j, (value, kind) in enumerate(found.outputs)
         if value >= 0 and size[i] == (found.shape, DType(kind).itemsize)
     ]
-    return CardKernel((launch,), inplace=inplace, divisions=found.divisions)
+    fault = f"integer division by zero in {found.divisions}" if found.divisions else ""
+    return CardKernel((launch,), inplace=inplace, fault=fault)
 
 
 class _Access(NamedTuple):

@@ -139,6 +139,11 @@ GK_INLINE void gk_write(T& y, T x) {
     y = x;
 }
 
+// 16 bytes.
+struct alignas(16) gk_pair {
+    gk_u64 a, b;
+};
+
 // --- memory ----------------------------------------------------------------------------------------------------------
 
 // N elements that are read and written at once: 16 bytes, or fewer.

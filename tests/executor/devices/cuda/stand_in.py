@@ -83,7 +83,7 @@ class _Launched:
 
     def __init__(self, emulator: Emulator, kernel: CardKernel):
         self._emulator, self._kernel = emulator, kernel
-        self.divides = bool(kernel.divisions)
+        self.divides = bool(kernel.fault)
         self._faulty = False
         emulator.compile(kernel.sources)
 

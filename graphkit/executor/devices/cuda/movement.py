@@ -1,0 +1,229 @@
+"""Elements that are moved: regular views, parts that are joined or split, rows that are taken by index.
+
+Elements are known by their size alone, and as many neighbours as lie side by side on both ends are moved at once, up to
+16 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.indexing import Coordinates
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Fault, Input, Launch, Output, source_of
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import row_major, shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.executor.devices.views import VIEWS
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops._base import operator
+from graphkit.ops.tensor.concat import Concat, Split
+from graphkit.ops.tensor.gather import Gather
+
+THREADS = 256
+# C types by the bytes that are moved at once.
+_UNITS = {1: "gk_u8", 2: "gk_u16", 4: "gk_u32", 8: "gk_u64", 16: "gk_pair"}
+
+
+class End(NamedTuple):
+    """Where elements lie on one end: strides along the axes, and an offset, in elements."""
+
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+class _Copy(NamedTuple):
+    sizes: tuple[int, ...]
+    source: End
+    target: End
+    unit: int  # bytes
+
+
+def _joined(copy: _Copy) -> _Copy:
+    """Axes of one element are dropped, and neighbours joined that both ends go through in one go."""
+    sizes: list[int] = []
+    sources: list[int] = []
+    targets: list[int] = []
+    for size, source, target in zip(copy.sizes, copy.source.strides, copy.target.strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and (sources[-1], targets[-1]) == (source * size, target * size):
+            sizes[-1], sources[-1], targets[-1] = sizes[-1] * size, source, target
+            continue
+        sizes.append(size)
+        sources.append(source)
+        targets.append(target)
+    ends = End(tuple(sources) or (0,), copy.source.offset), End(tuple(targets) or (0,), copy.target.offset)
+    return _Copy(tuple(sizes) or (1,), *ends, copy.unit)
+
+
+def _widened(copy: _Copy) -> _Copy:
+    """As many elements at once as begin at multiples of so many bytes on both ends."""
+    ends = copy.source, copy.target
+    if any(end.strides[-1] != 1 for end in ends):
+        return copy
+    times = 16 // copy.unit
+    for number in (copy.sizes[-1], *(n for end in ends for n in (*end.strides[:-1], end.offset))):
+        times = math.gcd(times, number)
+    source, target = (End((*(s // times for s in end.strides[:-1]), 1), end.offset // times) for end in ends)
+    return _Copy((*copy.sizes[:-1], copy.sizes[-1] // times), source, target, copy.unit * times)
+
+
+def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argument, y: Argument) -> Launch | None:
+    """The launch that moves elements of `unit` bytes; None without one, or for a size that there is no move for."""
+    count = math.prod(sizes)
+    if count == 0 or unit not in _UNITS:
+        return None
+    copy = _widened(_joined(_Copy(tuple(sizes), source, target, unit)))
+    reach = [
+        abs(end.offset) + sum(abs(s) * n for s, n in zip(end.strides, copy.sizes, strict=True)) for end in copy[1:3]
+    ]
+    places = Coordinates("i", len(copy.sizes), max(count + THREADS, *reach) < 1 << 31)
+    index, kind = places.index, _UNITS[copy.unit]
+    signed = "gk_i32" if places.short else "gk_i64"
+    found, axes = places.lines("at")
+    parameters = [f"const {kind}* x", f"{kind}* y", f"{index} count", *places.parameters()]
+    offsets = []
+    arguments: list[Any] = []
+    for name, end in (("from", copy.source), ("to", copy.target)):
+        parameters += [f"{index} {name}{axis}" for axis in range(len(axes))] + [f"{index} {name}"]
+        offsets.append(" + ".join([name, *(f"{place} * {name}{axis}" for axis, place in enumerate(axes))]))
+        arguments += [_unsigned(n, places.short) for n in (*end.strides, end.offset)]
+    lines = [
+        f"const {index} at = ({index})blockIdx.x * {THREADS}u + threadIdx.x;",
+        "if (at >= count) {",
+        "    return;",
+        "}",
+        *found,
+        # Strides may be negative: sums wrap around to the number that they stand for.
+        f"y[({signed})({offsets[1]})] = x[({signed})({offsets[0]})];",
+    ]
+    total = math.prod(copy.sizes)
+    given = (x, y, _unsigned(total, places.short), *places.arguments(copy.sizes), *arguments)
+    return Launch(source_of("copy", parameters, lines, THREADS), -(-total // THREADS), THREADS, given)
+
+
+def _unsigned(number: int, short: bool) -> np.generic:
+    return np.uint32(number & 0xFFFFFFFF) if short else np.uint64(number & 0xFFFFFFFFFFFFFFFF)
+
+
+def _unit(value: Value | None) -> int:
+    """Bytes of an element; 0 for what is no number."""
+    assert value is not None
+    is_number = isinstance(value.type, TensorType) and value.dtype.numpy.kind != "O"
+    return value.dtype.numpy.itemsize if is_number else 0
+
+
+def _kernel(launches: Sequence[Launch | None], node: Node) -> CardKernel | None:
+    """Of several copies; None where the elements cannot be moved."""
+    if any(_unit(v) not in _UNITS for v in (node.inputs[0], node.outputs[0])):
+        return None
+    return CardKernel(tuple(launch for launch in launches if launch is not None))
+
+
+def _view(node: Node, context: KernelContext) -> CardKernel | None:
+    view = VIEWS[node.op.name](node)
+    if view is None:
+        return None
+    source, target = End(view.strides, view.offset), End(tuple(row_major(view.sizes)))
+    return _kernel([copied(view.sizes, source, target, _unit(node.inputs[0]), Input(0), Output(0))], node)
+
+
+for _name in VIEWS:
+    register_launched("cuda", "", _name)(_view)
+
+
+def _parts(whole: Sequence[int], axis: int, sizes: Sequence[int]) -> list[tuple[tuple[int, int], End, End]]:
+    """Of parts along an axis: outer and inner sizes, how they lie in themselves, and how in the whole."""
+    axis %= len(whole)
+    outer, inner = math.prod(whole[:axis]), math.prod(whole[axis + 1 :])
+    found, done = [], 0
+    for size in sizes:
+        found.append(((outer, size * inner), End((size * inner, 1)), End((whole[axis] * inner, 1), done * inner)))
+        done += size
+    return found
+
+
+@register_launched("cuda", "", "Concat")
+def _concat(node: Node, context: KernelContext) -> CardKernel | None:
+    axis, whole = operator(node, Concat).axis, shape(node.output)
+    parts = _parts(whole, axis, [shape(x)[axis] for x in node.inputs])
+    unit = _unit(node.output)
+    return _kernel(
+        [copied(sizes, own, place, unit, Input(i), Output(0)) for i, (sizes, own, place) in enumerate(parts)], node
+    )
+
+
+@register_launched("cuda", "", "Split")
+def _split(node: Node, context: KernelContext) -> CardKernel | None:
+    axis, whole = operator(node, Split).axis, shape(node.inputs[0])
+    parts = _parts(whole, axis, [shape(y)[axis] for y in node.outputs])
+    used = [*context.used_outputs, *[True] * len(parts)]
+    unit = _unit(node.inputs[0])
+    return _kernel(
+        [
+            copied(sizes, place, own, unit, Input(0), Output(i)) if used[i] else None
+            for i, (sizes, own, place) in enumerate(parts)
+        ],
+        node,
+    )
+
+
+# --- by index ---------------------------------------------------------------------------------------
+
+_INDICES = {"int32": "gk_i32", "int64": "gk_i64"}
+
+
+@register_launched("cuda", "", "Gather")
+def _gather(node: Node, context: KernelContext) -> CardKernel | None:
+    x, indices = (shape(v) for v in node.inputs)
+    axis = operator(node, Gather).axis % max(len(x), 1)
+    outer, size, inner = math.prod(x[:axis]), x[axis], math.prod(x[axis + 1 :])
+    unit, picks = _unit(node.inputs[0]), math.prod(indices)
+    assert node.inputs[1] is not None
+    kind = _INDICES.get(node.inputs[1].dtype.value)
+    if unit not in _UNITS or kind is None:
+        return None
+    count = outer * picks * inner
+    if count == 0:
+        return CardKernel(()) if picks == 0 or size else None
+    times = math.gcd(16 // unit, inner)
+    inner, unit, count = inner // times, unit * times, count // times
+    places = Coordinates("i", 3, max(count, outer * size * inner) + THREADS < 1 << 31)
+    index = places.index
+    found, (block, pick, place) = places.lines("at")
+    lines = [
+        f"const {index} at = ({index})blockIdx.x * {THREADS}u + threadIdx.x;",
+        "if (at >= count) {",
+        "    return;",
+        "}",
+        *found,
+        f"gk_i64 index = indices[{pick}];",
+        "index += index < 0 ? (gk_i64)size : 0;",
+        "if (index < 0 || index >= (gk_i64)size) {",
+        "    *fault = 1;",
+        "    return;",
+        "}",
+        f"y[at] = x[({block} * size + ({index})index) * isize2 + {place}];",
+    ]
+    parameters = [
+        f"const {_UNITS[unit]}* x", f"const {kind}* indices", f"{_UNITS[unit]}* y", "unsigned* fault",
+        f"{index} count", f"{index} size", *places.parameters(),
+    ]  # fmt: skip
+    numbers = (_unsigned(count, places.short), _unsigned(size, places.short))
+    given: tuple[Argument, ...] = (
+        Input(0),
+        Input(1),
+        Output(0),
+        Fault(),
+        *numbers,
+        *places.arguments((outer, picks, inner)),
+    )
+    launch = Launch(source_of("gather", parameters, lines, THREADS), -(-count // THREADS), THREADS, given)
+    return CardKernel(
+        (launch,), fault=f"an index is outside axis {axis} of {list(x)} in {node.name or node.describe()}"
+    )

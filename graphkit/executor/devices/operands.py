@@ -1,0 +1,36 @@
+"""What factories ask of a node's operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from graphkit.ir.graph import Node, Value
+
+
+def operand(node: Node, position: int) -> Value | None:
+    """The node's input at `position`; None when it is absent."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def shape(value: Value | None) -> tuple[int, ...]:
+    """The static shape of an operand that is there."""
+    assert value is not None
+    return value.tensor.static_shape
+
+
+def dtype(node: Node, position: int = 0) -> str:
+    """The name of the element type of an operand that is there."""
+    value = operand(node, position)
+    assert value is not None
+    return value.dtype.value
+
+
+def row_major(sizes: Sequence[int]) -> list[int]:
+    """Elements between neighbours along each axis."""
+    return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+
+
+def constants(value: Value | None) -> tuple[int, ...] | None:
+    """The elements of an integer operand, where they are known; None for an absent one too."""
+    return None if value is None else value.tensor.constants

@@ -1,0 +1,95 @@
+"""Operators whose result is a regular view of their first operand: its elements at known strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from graphkit.executor.devices.operands import constants, operand, row_major, shape
+from graphkit.ir.graph import Node
+from graphkit.ops._base import operator
+from graphkit.ops.tensor.layout import DepthToSpace, SpaceToDepth, Transpose
+from graphkit.ops.tensor.slicing import slice_index
+
+
+class View(NamedTuple):
+    """The elements, in row-major order, at `offset` and at sums of steps of `strides` from there on, in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+def window(node: Node, first: int, sizes: Sequence[int]) -> View | None:
+    """What a slice of an array of `sizes` takes. first: the position of the operand `starts`.
+
+    None when an operand is not known.
+    """
+    bounds = [operand(node, first + i) for i in range(4)]
+    known = [constants(v) for v in bounds]
+    if any(k is None and v is not None for k, v in zip(known, bounds, strict=True)):
+        return None
+    index = slice_index(sizes, *(None if k is None else np.array(k, np.int64) for k in known))
+    spans = [range(size)[part] for size, part in zip(sizes, index, strict=True)]
+    places = row_major(sizes)
+    offset = sum(span.start * place for span, place in zip(spans, places, strict=True))
+    return View(tuple(map(len, spans)), tuple(s.step * p for s, p in zip(spans, places, strict=True)), offset)
+
+
+def _slice(node: Node) -> View | None:
+    return window(node, 1, shape(node.inputs[0]))
+
+
+def _transpose(node: Node) -> View:
+    x, op = shape(node.inputs[0]), operator(node, Transpose)
+    return _ordered(x, tuple(reversed(range(len(x)))) if op.perm is None else op.perm)
+
+
+def _expand(node: Node) -> View:
+    x, y = shape(node.inputs[0]), shape(node.output)
+    strides = [0 if size == 1 else stride for size, stride in zip(x, row_major(x), strict=True)]
+    return View(y, (*[0] * (len(y) - len(x)), *strides))
+
+
+def _tile(node: Node) -> View | None:
+    x = shape(node.inputs[0])
+    repeats = constants(operand(node, 1))
+    if repeats is None:
+        return None
+    sizes = [size for pair in zip(repeats, x, strict=True) for size in pair]
+    strides = [stride for pair in zip([0] * len(x), row_major(x), strict=True) for stride in pair]
+    return View(tuple(sizes), tuple(strides))
+
+
+def _ordered(split: Sequence[int], order: Sequence[int]) -> View:
+    """x reshaped to `split` and transposed to `order`."""
+    strides = row_major(split)
+    return View(tuple(split[axis] for axis in order), tuple(strides[axis] for axis in order))
+
+
+def _depth_to_space(node: Node) -> View:
+    op = operator(node, DepthToSpace)
+    (n, c, h, w), b = shape(node.inputs[0]), op.blocksize
+    if op.mode == "DCR":
+        return _ordered((n, b, b, c // (b * b), h, w), (0, 3, 4, 1, 5, 2))
+    return _ordered((n, c // (b * b), b, b, h, w), (0, 1, 4, 2, 5, 3))
+
+
+def _space_to_depth(node: Node) -> View:
+    op = operator(node, SpaceToDepth)
+    (n, c, h, w), b = shape(node.inputs[0]), op.blocksize
+    order = (0, 3, 5, 1, 2, 4) if op.mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return _ordered((n, c, h // b, b, w // b, b), order)
+
+
+# By the name of an operator of ai.onnx: the view of a node of static types, None where a run tells it.
+VIEWS: dict[str, Callable[[Node], View | None]] = {
+    "Slice": _slice,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Tile": _tile,
+    "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
+}
