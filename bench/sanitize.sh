@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the native code under sanitizers: the extension, with tests/executor/devices/cpu and the tests of the engine, under
 # AddressSanitizer and UndefinedBehaviorSanitizer; the dependency engine and the helpers that share loops, in programs of
-# their own, under ThreadSanitizer.
+# their own, under ThreadSanitizer. The card's kernels, which the tests run on the processor, under AddressSanitizer and
+# UndefinedBehaviorSanitizer.
 #
-#     bench/sanitize.sh [address|thread] [pytest arguments]
+#     bench/sanitize.sh [address|thread|card] [pytest arguments]
 #
 # Needs g++ and a Python (PYTHON, default python3) that has graphkit's build and test dependencies. Builds into
 # build/sanitize, again only what changed, and leaves the installed graphkit alone.
@@ -50,10 +51,26 @@ thread() {
     done
 }
 
+card() {
+    local python libraries
+    python=${PYTHON:-python3}
+    libraries="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)"
+    libraries="$libraries $("$compiler" -print-file-name=libstdc++.so)"
+    rm -f "$work"/report.*
+    # Floats outside of an integer's range have no specified result, as in numpy.
+    cd "$work" && LD_PRELOAD=$libraries PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 \
+        GRAPHKIT_TEST_KERNEL_FLAGS="-fsanitize=address,undefined -fno-sanitize=float-cast-overflow" \
+        ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0:log_path="$work/report" \
+        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
+        "$python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q \
+        "${@:-$root/tests/executor/devices/cuda}" -k "not compiles_for_cards" || { cat "$work"/report.* >&2 && return 1; }
+}
+
 case ${1:-all} in
+card) shift && card "$@" ;;
 address) shift && address "$@" ;;
 thread) thread ;;
-all) thread && address ;;
-*) echo "usage: bench/sanitize.sh [address|thread] [pytest arguments]" >&2 && exit 2 ;;
+all) thread && address && card ;;
+*) echo "usage: bench/sanitize.sh [address|thread|card] [pytest arguments]" >&2 && exit 2 ;;
 esac
 echo "sanitizers: nothing found"
