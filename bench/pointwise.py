@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.cpu._instructions import Instructions, Term
-from graphkit.executor.devices.cpu._pointwise_rules import RULES
+from graphkit.executor.devices.pointwise.instructions import Instructions, Term
+from graphkit.executor.devices.pointwise.rules import RULES
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import registry
 
@@ -51,7 +51,8 @@ def chain_kernel(size: int, threads: int) -> Any:
 
     shifted = apply("Add", apply("Mul", x, y), code.constant(1, DType.FLOAT32))
     gated = apply("Sigmoid", apply("Gelu", shifted, approximate="tanh"))
-    return code.kernel("chain", (size,), [apply("Sub", apply("Mul", gated, y), x)], threads)
+    program = code.program("chain", (size,), [apply("Sub", apply("Mul", gated, y), x)])
+    return native.Pointwise(**program._asdict(), threads=threads)
 
 
 def by_hand() -> Any:

@@ -24,7 +24,7 @@ _PACKAGES = (
 @click.command()
 @json_option
 def command(as_json: bool) -> int:
-    """Report versions, the native engine, devices, MPI and settings. Exit code 5: the native engine is missing."""
+    """Report versions, the native engine, the card, MPI and settings. Exit code 5: the native engine is missing."""
     facts = collect()
     if as_json:
         print_json("doctor", facts)
@@ -45,6 +45,7 @@ def collect() -> dict[str, dict[str, Any]]:
         },
         "packages": {name: package_version(name) for name in _PACKAGES},
         "engine": _engine(),
+        "card": _card(),
         "settings": {k.name: f"{k.get()} ({k.help})" for k in config.KNOBS},
     }
 
@@ -55,6 +56,19 @@ def package_version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _card() -> dict[str, Any]:
+    from graphkit.executor.devices.cuda import compiler, device
+
+    try:
+        found: dict[str, Any] = dict(device().facts())
+    except GraphkitError as error:
+        found = {"card": f"none: {error}"}
+    try:
+        return {**found, "NVRTC": compiler.version()}
+    except GraphkitError as error:
+        return {**found, "NVRTC": f"none: {error}"}
 
 
 def _engine() -> dict[str, Any]:

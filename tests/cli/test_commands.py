@@ -381,6 +381,8 @@ def test_doctor(call):
     assert code == 0
     assert facts["engine"]["native"] is True
     assert facts["packages"]["onnx"] != "not installed"
+    assert facts["card"]["card"]
+    assert facts["card"]["NVRTC"]
 
 
 def test_build_from_a_python_file(call, tmp_path):

@@ -55,6 +55,20 @@ class CudaDevice:
         """What code is compiled for."""
         return f"sm_{self._cupy.cuda.Device().compute_capability}"
 
+    def facts(self) -> dict[str, str]:
+        """What people ask of a card: its name, architecture, memory, and the versions around it."""
+        runtime = self._cupy.cuda.runtime
+        properties = runtime.getDeviceProperties(self._cupy.cuda.Device().id)
+        free, whole = runtime.memGetInfo()
+        return {
+            "card": properties["name"].decode(),
+            "architecture": self.architecture,
+            "memory": f"{whole / 2**30:.1f} GiB, {free / 2**30:.1f} free",
+            "driver": _release(runtime.driverGetVersion()),
+            "CUDA": _release(runtime.runtimeGetVersion()),
+            "CuPy": str(self._cupy.__version__),
+        }
+
     def functions(self, sources: Sequence[Source]) -> list[Any]:
         """What launches these sources on the card."""
         new = [source for source in dict.fromkeys(sources) if source.entry not in self._functions]
@@ -80,6 +94,11 @@ class CudaDevice:
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         result: np.ndarray = self._cupy.ascontiguousarray(array).reshape(array.shape).get(out=out)
         return result
+
+
+def _release(number: int) -> str:
+    """12090 is 12.9."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 class _Launched:

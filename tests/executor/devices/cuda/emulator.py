@@ -20,7 +20,15 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++
 _HEADER = Path(__file__).with_name("host_cuda.h")
 # What bench/sanitize.sh adds to the compiler's flags.
 _MORE = os.environ.get("GRAPHKIT_TEST_KERNEL_FLAGS", "").split()
-_FLAGS = (*_MORE, "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Werror=overflow")
+_FLAGS = (
+    *_MORE,
+    "-std=c++17",
+    "-O1",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-Wno-unknown-pragmas",
+    "-Werror=overflow",
+)
 
 
 class Emulator:

@@ -1,0 +1,168 @@
+"""The card's own kernels against the rate at which it copies its memory.
+
+    python bench/card.py [--elements 64M] [--seconds 0.5] [--record FILE.json]
+
+Each kernel runs on arrays of so many float32 elements in all; its rate is what it has to read and write at least, by
+the median time of a launch, as a share of the rate of a copy from memory to memory in the same run. Kernels and copies
+take turns. Needs a card: see bench/cuda.sh. The first line says which one, and the versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tables import table
+
+from graphkit.errors import GraphkitError
+from graphkit.executor.devices import cuda
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_launched
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
+from graphkit.ops.internal.fused import Fused
+
+_TURNS = 9
+
+
+def nodes(elements: int) -> dict[str, Node]:
+    """By title; operands and results together have about so many elements."""
+    rows, wide = max(elements // 2048, 1), max(elements // 32768, 1)
+
+    def x(*shape: int) -> Value:
+        return Value(TensorType("float32", shape), "x")
+
+    a, b = x(rows, 1024), x(rows, 1024)
+    shifted = F.sigmoid(F.gelu(a * b + 1.0, approximate="tanh")) * b - a
+    chain = Node(Fused(body=Graph([a, b], [shifted])), [Value(v.type) for v in (a, b)])
+    made: dict[str, Any] = {
+        "chain of 7 operators": chain.output,
+        "add a row": F.add(x(rows, 1024), x(1024)),
+        "sum of rows of 1024": F.reduce_sum(x(2 * rows, 1024), np.array([1])),
+        "sum of rows of 100": F.reduce_sum(x(20 * rows, 100), np.array([1])),
+        "sum of columns": F.reduce_sum(x(2 * rows, 1024), np.array([0])),
+        "sum of all": F.reduce_sum(x(2 * rows, 1024)),
+        "softmax of rows of 1024": F.softmax(x(rows, 1024)),
+        "softmax of rows of 16384": F.softmax(x(wide, 16384)),
+        "layer normalisation of 1024": F.layer_normalization(x(rows, 1024), x(1024), x(1024))[0],
+        "transpose": F.transpose(x(rows, 1024)),
+        "transpose of heads": F.transpose(x(max(rows // 64, 1), 64, 16, 64), perm=(0, 2, 1, 3)),
+        "rows by index": F.gather(x(rows, 1024), Value(TensorType("int64", (rows,)), "i")),
+    }
+    return {title: value.node for title, value in made.items()}
+
+
+def work(card: Any, node: Node, rng: np.random.Generator) -> tuple[Callable[[], None], int]:
+    """What launches a node's kernel once, on arrays of its own, and the bytes that it reads and writes at least."""
+    kernel = make_launched("cuda", node, KernelContext(used_outputs=(True,) + (False,) * (len(node.outputs) - 1)))
+    assert kernel is not None, f"{node.op.name} has no kernel"
+    launched = card.prepare(node, kernel)
+    arrays: list[np.ndarray] = []
+    for value in node.operands:
+        shape = value.tensor.static_shape
+        if value.tensor.constants is not None:  # axes
+            arrays.append(np.array(value.tensor.constants, np.int64))
+        else:
+            is_index = value.dtype is DType.INT64
+            arrays.append(rng.permutation(shape[0]) if is_index else rng.random(shape, np.float32))
+    inputs = [card.copy_in(a) for a in arrays]
+    result = node.outputs[0].tensor
+    outputs = [card.view(card.alloc(result.nbytes), 0, result.static_shape, result.dtype.numpy)]
+    outputs += [None] * (len(node.outputs) - 1)
+    scratch = card.alloc(kernel.scratch_bytes)
+    return lambda: launched(inputs, outputs, scratch), sum(a.nbytes for a in arrays) + result.nbytes
+
+
+def copies(card: Any, elements: int) -> tuple[Callable[[], None], int]:
+    """A copy from memory to memory that reads and writes so many elements."""
+    memory = [card.view(card.alloc(2 * elements), 0, (elements // 2,), np.dtype(np.float32)) for _ in range(2)]
+    return lambda: card.xp.copyto(memory[1], memory[0]), 4 * elements
+
+
+def seconds_of(card: Any, stream: Any, call: Callable[[], None], seconds: float) -> float:
+    """Of one call, by as many in a row as take about so long together."""
+    times = 1
+    while True:
+        card.synchronize(stream)
+        begin = time.perf_counter()
+        for _ in range(times):
+            call()
+        card.synchronize(stream)
+        taken = time.perf_counter() - begin
+        if taken >= seconds / _TURNS / 2 or times >= 1 << 20:
+            return taken / times
+        times *= 2
+
+
+def measure(card: Any, elements: int, seconds: float) -> list[dict[str, Any]]:
+    """Of each kernel: bytes, seconds, and its rate as a share of the copy's, the median of several turns."""
+    found, rng = [], np.random.default_rng(0)
+    stream = card.stream()
+    with card.on(stream):
+        copy, copied = copies(card, elements)
+        for title, node in nodes(elements).items():
+            call, size = work(card, node, rng)
+            call()
+            copy()
+            turns = [
+                (seconds_of(card, stream, call, seconds), seconds_of(card, stream, copy, seconds))
+                for _ in range(_TURNS)
+            ]
+            shares = [size / own / (copied / other) for own, other in turns]
+            own = statistics.median(t for t, _ in turns)
+            found.append({"kernel": title, "bytes": size, "seconds": own, "share": statistics.median(shares),
+                          "least": min(shares), "most": max(shares)})  # fmt: skip
+    return found
+
+
+def report(found: list[dict[str, Any]], about: str) -> str:
+    body = [
+        (row["kernel"], f"{row['seconds'] * 1e6:.1f}", f"{row['bytes'] / row['seconds'] / 1e9:.0f}",
+         f"{row['share']:.2f} ({row['least']:.2f} to {row['most']:.2f})")
+        for row in found
+    ]  # fmt: skip
+    return f"{about}\n\n" + table(("kernel", "us", "GB/s", "of a copy's rate"), body)
+
+
+def about(card: Any) -> str:
+    """Card, driver and versions."""
+    from importlib.metadata import version
+
+    facts = card.facts()
+    named = ", ".join(f"{key} {value}" for key, value in facts.items())
+    return f"{named}; graphkit {version('graphkit')}, numpy {np.__version__}"
+
+
+def _count(text: str) -> int:
+    number = text.upper().removesuffix("M")
+    return int(number) << 20 if number != text.upper() else int(number)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", type=_count, default=64 << 20)
+    parser.add_argument("--seconds", type=float, default=0.5, help="for a kernel, in all")
+    parser.add_argument("--record", type=Path, help="where the figures are written as JSON")
+    given = parser.parse_args()
+    try:
+        card = cuda.device()
+    except GraphkitError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    found = measure(card, given.elements, given.seconds)
+    print(report(found, about(card)))
+    if given.record is not None:
+        given.record.write_text(json.dumps({"about": about(card), "rows": found}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

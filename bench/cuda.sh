@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# All that has to be seen on an NVIDIA card: kernels and operators against the processor's, their memory accesses under
+# compute-sanitizer where it is installed, and their rates. Needs a driver, g++ and a Python (PYTHON, default python3).
+#
+#     bench/cuda.sh [cuda12|cuda13] [FOLDER FOR FIGURES]
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+extra=${1:-cuda12}
+figures=${2:-bench/results}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"${PYTHON:-python3}" -m venv "$work/venv"
+# shellcheck disable=SC1091
+source "$work/venv/bin/activate"
+# Either CuPy has NVRTC of its own release.
+pip install --quiet ".[mpi,images,tables,text,curves,$extra]" pytest pytest-xdist
+graphkit doctor
+export GRAPHKIT_CACHE=$work/cache
+
+# One process: cards are shared badly.
+pytest -n 0 -m "full or not full" tests/executor/devices/cuda
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+        compute-sanitizer --tool "$tool" --error-exitcode 1 python -m pytest -n 0 tests/executor/devices/cuda/test_card.py
+    done
+else
+    echo "compute-sanitizer is not installed: accesses are not checked on the card" >&2
+fi
+python bench/card.py --record "$figures/card.json" | tee "$figures/card.md"

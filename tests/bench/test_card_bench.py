@@ -1,0 +1,73 @@
+"""The benchmark of the card's kernels on the stand-in for a card: what it measures is computed, and counted right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "executor" / "devices" / "cuda"))
+
+import card as bench
+from emulator import COMPILER, Emulator
+from stand_in import Card
+
+from graphkit.ops.evaluate import run_node
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    if COMPILER is None:
+        pytest.skip("there is no C++ compiler")
+    return Card(Emulator(Path(tmp_path_factory.mktemp("kernels"))))
+
+
+class Watched:
+    """A card that keeps what its kernels were launched on."""
+
+    def __init__(self, card: Card):
+        self.card, self.seen = card, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.card, name)
+
+    def prepare(self, node: Any, made: Any) -> Any:
+        launched = self.card.prepare(node, made)
+
+        def run(inputs: Any, outputs: Any, scratch: Any) -> None:
+            self.seen.append((inputs, outputs))
+            launched(inputs, outputs, scratch)
+
+        return run
+
+
+def test_every_kernel_is_there_and_computes(card: Card) -> None:
+    for title, node in bench.nodes(1 << 15).items():
+        watched = Watched(card)
+        with card.on(card.stream()):
+            call, size = bench.work(watched, node, np.random.default_rng(0))
+            call()
+        ((inputs, outputs),) = watched.seen
+        arrays = [np.asarray(a.view(np.ndarray)) for a in inputs]
+        expected = run_node(node, arrays)[0]
+        np.testing.assert_allclose(outputs[0].view(np.ndarray), expected, rtol=1e-4, atol=1e-4, err_msg=title)
+        assert size == sum(a.nbytes for a in arrays) + expected.nbytes
+
+
+def test_a_report_of_all(card: Card) -> None:
+    found = bench.measure(card, 1 << 13, 1e-4)
+    text = bench.report(found, "a stand-in")
+    assert len(found) == len(bench.nodes(1 << 13))
+    assert all(row["seconds"] > 0 and row["least"] <= row["share"] <= row["most"] for row in found)
+    assert all(row["kernel"] in text for row in found)
+
+
+def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(sys, "argv", ["cuda.py"])
+    bench.cuda.device.cache_clear()
+    assert bench.main() == 5
+    assert "needs CuPy" in capsys.readouterr().err
