@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import os
-import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,9 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
 from graphkit.data.tables.encoding import CODES, NUMBERS
-from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
+from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
+from graphkit.user_code import function_of, running
 
 
 @click.command()
@@ -74,7 +72,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     The names of classes, and the vocabulary of a text, go along in the model's metadata.
     """
     path, separator, attribute = name.rpartition(":")
-    function = _function(path, attribute) if separator else models.find(name)
+    function = function_of(path, attribute) if separator else models.find(name)
     known = inspect.signature(function).parameters
     chosen: dict[str, Any] = {}
     if train is not None:
@@ -86,7 +84,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:
         raise UsageError(f"model {name!r} needs {', '.join(f'-p {k}=...' for k in missing)}")
-    with _running(path) if separator else contextlib.nullcontext(), _seeded(seed):
+    with running(path) if separator else contextlib.nullcontext(), _seeded(seed):
         built = function(**chosen)
     if not isinstance(built, Model):
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
@@ -142,23 +140,6 @@ def with_weights(model: Model, source: Model) -> Model:
     return Model.from_graph(model.graph, model.params.entries(), meta={**source.meta, **model.meta})
 
 
-def _function(path: str, attribute: str) -> Any:
-    if not Path(path).is_file():
-        raise UsageError(f"there is no file {path!r}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Annotations and dataclasses look their module up there.
-    sys.modules[spec.name] = module
-    with _running(path):
-        spec.loader.exec_module(module)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise UsageError(f"{path} has no function {attribute!r}{did_you_mean(attribute, vars(module))}")
-    return function
-
-
 @contextlib.contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
     """Models that are made within are initialised from `seed`; None: from what the environment says."""
@@ -172,27 +153,3 @@ def _seeded(seed: int | None) -> Iterator[None]:
             os.environ[config.SEED.name] = before
         elif seed is not None:
             os.environ.pop(config.SEED.name, None)
-
-
-@contextlib.contextmanager
-def _running(path: str) -> Iterator[None]:
-    """Errors of the code in a file get its line; those that are not graphkit's become UserCodeError."""
-    try:
-        yield
-    except Exception as error:
-        where = _line(path, error)
-        if isinstance(error, GraphkitError):
-            raise error if where is None else type(error)(f"{where}: {error}") from error
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UserCodeError(f"{where or path}: {said} (graphkit --traceback build ... shows all of it)") from error
-    except SystemExit as error:
-        raise UserCodeError(f"{path} ends the program (exit {error.code})") from error
-
-
-def _line(path: str, error: BaseException) -> str | None:
-    """The last line of a file on the way to where an error was raised; None when it is not on the way."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    own = Path(path).resolve()
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == own]
-    return f"{path}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None

@@ -15,7 +15,7 @@ _DATA = (
     click.option(
         "--data", "data_spec",
         help="digits, a folder of pictures or MNIST idx files, an .npz, .csv, .tsv, .parquet or .rec file, "
-        "ratings:FOLDER, cifar:FOLDER, sentences:FOLDER or text:FILE.",
+        "ratings:FOLDER, cifar:FOLDER, sentences:FOLDER, text:FILE, or FILE.py:FUNCTION, which makes the data.",
     ),
     click.option(
         "--valid", "valid_spec",

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,9 @@ SOURCES = (
     Source("sentences", "text.sentences:load"),
     Source("text", "text.stream:load"),
 )
+
+# Data that a function of the user's makes.
+_OF_PYTHON = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 
 # What comes with the package, by name.
 _BUILT_IN = {"digits": "files.digits:load"}
@@ -86,6 +90,8 @@ def load(
       preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype;
     - file.rec, or "records:FILE": the pictures of a record file of MXNet's; the same options. See docs/records.md;
     - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files; the same options;
+    - "FILE.py:FUNCTION": what a function of your own makes of options that are its parameters: arrays by name as in an
+      .npz file, a Dataset, Splits, or (inputs, targets);
     - "sentences:FOLDER": a sentence per line, NAME.pos and NAME.neg or a CLASS.txt for each class: see Sentences.
       options: level, min_count, size, vocabulary, length, bucket;
     - "text:FILE": tokens and the token that follows each: see TokenStream. The end of the file is the test part.
@@ -177,6 +183,9 @@ def _function(spec: str) -> tuple[Callable[..., Dataset | Splits], Path | None]:
     by_kind = {source.kind: source.loader for source in SOURCES}
     if kind in by_kind and rest:
         return _imported(by_kind[kind]), Path(rest)
+    if (found := _OF_PYTHON.fullmatch(spec)) is not None:
+        loader: Callable[..., Dataset | Splits] = _imported("files.python:loader")(found["file"], found["name"])
+        return loader, None
     path = Path(spec)
     if spec in _BUILT_IN:
         return _imported(_BUILT_IN[spec]), None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import re
 import struct
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from scipy.io import wavfile
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -31,7 +31,8 @@ def train(tmp_path):
 
     def run(name, data, *options):
         folder, file = tmp_path / "run", tmp_path / "net.onnx"
-        command = ["train", str(EXAMPLES / name / "config.toml"), "--data", data, "--threads", "1", "--warmup", "2"]
+        command = ["train", str(EXAMPLES / name / "config.toml"), "--threads", "1", "--warmup", "2"]
+        command += [] if data is None else ["--data", data]
         assert cli.invoke([*command, *options, "-o", str(folder)]) == 0
         records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         epochs = [record for record in records if record["event"] == "epoch"]
@@ -138,6 +139,9 @@ def test_shakespeare(tmp_path, train):
     assert set(text) <= set("To be, or not to be: that is the question.\n")
 
 
+RECORDINGS = f"{EXAMPLES / 'spoken_digits' / 'recordings.py'}:load"
+
+
 def speak(folder, speakers=("ann", "bob"), count=8, rate=8000):
     """DIGIT_SPEAKER_NUMBER.wav: a tone for each digit, of any loudness and length."""
     rng = np.random.default_rng(3)
@@ -153,16 +157,15 @@ def speak(folder, speakers=("ann", "bob"), count=8, rate=8000):
 
 def test_spoken_digits(tmp_path, train):
     speak(tmp_path / "recordings")
-    prepare = [sys.executable, EXAMPLES / "spoken_digits" / "prepare.py", tmp_path / "recordings"]
-    subprocess.run([*prepare, "-o", tmp_path / "digits.npz"], check=True, timeout=60)
-    with np.load(tmp_path / "digits.npz") as made:
-        assert made["x_train"].shape == (2 * 10 * 3, 8192)
-        assert made["x_test"].shape == (2 * 10 * 5, 8192)
-        assert made["x_test"].dtype == np.int16
-        _, wave = wavfile.read(tmp_path / "recordings" / "7_bob_2.wav")
-        of_seven = made["x_test"][made["y_test"] == 7]
-        assert any((row[: len(wave)] == wave[:8192]).all() and not row[len(wave) :].any() for row in of_seven)
-    epochs, file = train("spoken_digits", str(tmp_path / "digits.npz"), "--batch-size", "12", "--epochs", "8")
+    first, test = gk.data.load(RECORDINGS, folder=str(tmp_path / "recordings"))
+    assert np.shape(first.inputs) == (2 * 10 * 3, 8192)
+    assert np.shape(test.inputs) == (2 * 10 * 5, 8192)
+    assert test.inputs.dtype == np.int16
+    _, wave = wavfile.read(tmp_path / "recordings" / "7_bob_2.wav")
+    of_seven = test.inputs[test.targets == 7]
+    assert any((row[: len(wave)] == wave[:8192]).all() and not row[len(wave) :].any() for row in of_seven)
+    option = f"folder={tmp_path / 'recordings'}"
+    epochs, file = train("spoken_digits", None, "--data-option", option, "--batch-size", "12", "--epochs", "8")
     assert epochs[-1]["loss"] < epochs[0]["loss"]
     assert gk.load(file).classes[3] == "three"
     # The file takes the wave, and does not mind how loud it is.
@@ -224,19 +227,13 @@ def test_recordings_that_cannot_be_prepared(tmp_path, name, rate, wave, message)
         (tmp_path / name).write_bytes(b"RIFX, not")
     else:
         wavfile.write(tmp_path / name, rate, wave)
-    command = [sys.executable, EXAMPLES / "spoken_digits" / "prepare.py", tmp_path, "-o", tmp_path / "digits.npz"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2
-    assert re.search(message, ended.stderr), ended.stderr
-    assert not (tmp_path / "digits.npz").exists()
+    with pytest.raises(InputError, match=message):
+        gk.data.load(RECORDINGS, folder=str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04junk"])
 def test_a_file_of_recordings_that_cannot_be_read(tmp_path, content):
     if content is not None:
         (tmp_path / "a.npz").write_bytes(content)
-    command = [sys.executable, EXAMPLES / "spoken_digits" / "prepare.py", tmp_path / "a.npz"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert ended.returncode == 2
-    assert re.search(r"error: .*a\.npz", ended.stderr), ended.stderr
-    assert not (tmp_path / "digits.npz").exists()
+    with pytest.raises(InputError, match=r"a\.npz"):
+        gk.data.load(RECORDINGS, folder=str(tmp_path / "a.npz"))

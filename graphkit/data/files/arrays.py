@@ -13,10 +13,15 @@ from graphkit.errors import InputError
 
 def load(path: Path, *, axes: Axes | None = None) -> Dataset | Splits:
     """`x` and `y` (see TARGETS for its other names), other inputs by name, `classes`; or x_train, x_test and so on."""
-    axes = axes or {}
     arrays = read_arrays(path)
     if "" in arrays:
         raise InputError(f"{path}: not a readable .npz file: it holds one nameless array, as .npy files do")
+    return of_arrays(arrays, path, axes=axes)
+
+
+def of_arrays(arrays: dict[str, np.ndarray], path: Path | str, *, axes: Axes | None = None) -> Dataset | Splits:
+    """The same of arrays that are there; `path` says whose they are."""
+    axes = axes or {}
     if "x_train" in arrays and "x_test" in arrays:
         return Splits(*(_arrays(_part(arrays, part), path, axes, part) for part in ("train", "test")))
     return _arrays(arrays, path, axes)
@@ -28,7 +33,7 @@ def _part(arrays: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
     return {"classes": arrays["classes"], **found} if _are_names(arrays.get("classes")) else found
 
 
-def _arrays(arrays: dict[str, np.ndarray], path: Path, axes: Axes, part: str = "") -> Dataset:
+def _arrays(arrays: dict[str, np.ndarray], path: Path | str, axes: Axes, part: str = "") -> Dataset:
     source = f"{path} ({part})" if part else str(path)
     classes = arrays.pop("classes").tolist() if _are_names(arrays.get("classes")) else None
     target = next((name for name in TARGETS if name in arrays), None)

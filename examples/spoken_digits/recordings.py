@@ -1,16 +1,11 @@
-"""Recordings of the Free Spoken Digit Dataset as one .npz file that `graphkit train --data` reads.
+"""Recordings of the Free Spoken Digit Dataset, as data to train on: recordings.py:load.
 
-    python examples/spoken_digits/prepare.py recordings/ -o digits.npz
-
-RECORDINGS is the folder of the data set, with files DIGIT_SPEAKER_NUMBER.wav of 8 kHz, or an .npz file with one int16
-array under each such name. Recordings 0 to 4 of each speaker and digit are the test part, as the data set's authors
-divide it. A wave has 8,192 samples, 1.024 seconds: shorter ones have zeros behind them, longer ones are cut off.
+Recordings 0 to 4 of each speaker and digit are the test part, as the data set's authors divide it. A wave has 8,192
+samples, 1.024 seconds: shorter ones have zeros behind them, longer ones are cut off.
 """
 
 from __future__ import annotations
 
-import argparse
-import io
 import re
 import wave
 from collections.abc import Iterator
@@ -19,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from graphkit.data.files.npz import read_arrays
-from graphkit.errors import GraphkitError, InputError
-from graphkit.ir.atomic import write_whole
+from graphkit.errors import InputError
 
 RATE, SAMPLES = 8000, 8192
 TESTED = 5  # recordings of each speaker and digit
@@ -56,8 +50,13 @@ def recordings(source: Path) -> Iterator[tuple[str, np.ndarray]]:
     yield from ((name, arrays[name]) for name in sorted(arrays))
 
 
-def parts(source: Path) -> dict[str, np.ndarray]:
-    """x_train, x_test: int16 [N, SAMPLES]; y_train, y_test: int64 [N]; classes: the names of the digits."""
+def load(folder: str = "recordings") -> dict[str, np.ndarray]:
+    """x_train, x_test: int16 [N, SAMPLES]; y_train, y_test: int64 [N]; classes: the names of the digits.
+
+    folder: of the data set, with files DIGIT_SPEAKER_NUMBER.wav of 8 kHz, or an .npz file with one int16 array under
+    each such name. Raises InputError, naming the recording.
+    """
+    source = Path(folder)
     waves: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     digits: dict[str, list[int]] = {"train": [], "test": []}
     for name, sound in recordings(source):
@@ -75,22 +74,3 @@ def parts(source: Path) -> dict[str, np.ndarray]:
     arrays = {f"x_{part}": np.stack(made) for part, made in waves.items()}
     arrays |= {f"y_{part}": np.array(made, np.int64) for part, made in digits.items()}
     return {**arrays, "classes": np.array(CLASSES)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recordings", type=Path, help="a folder of .wav files, or an .npz file")
-    parser.add_argument("-o", "--output", type=Path, default=Path("digits.npz"))
-    args = parser.parse_args()
-    file = io.BytesIO()
-    try:
-        arrays = parts(args.recordings)
-        np.savez_compressed(file, **arrays)
-        write_whole(args.output, [file.getbuffer()])
-    except GraphkitError as error:
-        parser.error(str(error))
-    print(f"{args.output}: {len(arrays['x_train'])} recordings to train on, {len(arrays['x_test'])} to test")
-
-
-if __name__ == "__main__":
-    main()

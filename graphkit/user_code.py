@@ -1,0 +1,56 @@
+"""Functions in Python files of users: FILE.py:FUNCTION, and errors that name the line of the file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
+
+
+def function_of(path: str, name: str) -> Callable[..., Any]:
+    """The function, of the file as it is now. Raises UsageError where there is none; see `running`."""
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path!r}")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Annotations and dataclasses look their module up there.
+    sys.modules[spec.name] = module
+    with running(path):
+        spec.loader.exec_module(module)
+    function: Any = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function {name!r}{did_you_mean(name, vars(module))}")
+    found: Callable[..., Any] = function
+    return found
+
+
+@contextlib.contextmanager
+def running(path: str) -> Iterator[None]:
+    """Errors of the code in a file get its line; those that are not graphkit's become UserCodeError."""
+    try:
+        yield
+    except Exception as error:
+        where = _line(path, error)
+        if isinstance(error, GraphkitError):
+            raise error if where is None else type(error)(f"{where}: {error}") from error
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise UserCodeError(f"{where or path}: {said} (graphkit --traceback COMMAND ... shows all of it)") from error
+    except SystemExit as error:
+        raise UserCodeError(f"{path} ends the program (exit {error.code})") from error
+
+
+def _line(path: str, error: BaseException) -> str | None:
+    """The last line of a file on the way to where an error was raised; None when it is not on the way."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    own = Path(path).resolve()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == own]
+    return f"{path}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
