@@ -181,10 +181,7 @@ GK_INLINE void gk_store(T* y, const gk_pack<T, N>& x, int count) {
     }
 }
 
-// Division of numbers below 2^31 by a known one (Granlund, Montgomery 1994, figure 4.1): multiplier and shift.
-struct gk_divisor {
-    gk_u32 by, multiplier, shift;
-};
+// Division of a number below 2^31 by a known one (Granlund, Montgomery 1994, figure 4.1).
 GK_INLINE gk_u32 gk_quotient(gk_u32 n, gk_u32 multiplier, gk_u32 shift) {
     return (__umulhi(n, multiplier) + n) >> shift;
 }
