@@ -8,9 +8,9 @@ import pytest
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import UnsupportedError
-from graphkit.ir.graph import Graph, Node
-from graphkit.ir.types import DType, dtype_of
-from graphkit.ops import DOMAIN, registry
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType, dtype_of
+from graphkit.ops import DOMAIN, F, registry
 from graphkit.ops.evaluate import evaluate
 
 
@@ -85,3 +85,14 @@ def test_expand(case: Case, symbolic: bool) -> None:
     tolerances = [TOLERANCES.get(dtype, (0.0, 0.0)) for dtype in dtypes]
     for report in compare_outputs(ours, expected, *map(max, zip(*tolerances, strict=True))):
         assert report.passed, f"{report}\n{ours}\n{expected}\n{expansion}"
+
+
+def test_linear_attention_of_heads_without_a_number() -> None:
+    """Their scale is 1: what is read of an empty state is 0, not 0 / 0."""
+    operands = [Value(TensorType("float32", (1, 2, size)), name) for size, name in ((0, "q"), (0, "k"), (3, "v"))]
+    y, state = F.linear_attention(*operands, q_num_heads=1, kv_num_heads=1, update_rule="linear")
+    graph = Graph(operands, [y, state])
+    arrays = [np.ones(v.tensor.static_shape, np.float32) for v in operands]
+    for found in (evaluate(graph, arrays), evaluate(expanded(graph), arrays)):
+        assert found[0].tolist() == [[[0, 0, 0]] * 2]
+        assert found[1].shape == (1, 1, 0, 3)
