@@ -74,7 +74,24 @@ def _with_units_first(
     return x, w, y, order
 
 
-# Columns of a picture from which on the library takes seconds to prepare a transposed convolution.
+def _with_columns_as_rows(
+    x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry, order: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], native.Window]:
+    """The shapes, with spatial axes in an order, and the window of one row's convolution seen as one column's."""
+    if len(order) == 1:
+        x, w, y = ((*shape, 1) for shape in (x, w, y))
+        pad = (geometry.begin[0], 0), (geometry.end[0], 0)
+        geometry = Geometry((geometry.strides[0], 1), (geometry.dilations[0], 1), *pad, geometry.group)
+        order = (0, 1)
+    else:
+        x, w, y = ((*shape[:2], shape[-1], *shape[2:-1]) for shape in (x, w, y))
+        order = (order[-1], *order[:-1])
+    window = window_of(geometry, order)
+    assert window is not None, "the same axes"
+    return x, w, y, window
+
+
+# Columns of a picture, or of a kernel, from which on the library takes seconds to prepare a transposed convolution.
 _WIDEST = 1 << 14
 
 
@@ -126,13 +143,11 @@ class _Forward:
             window = window_of(windows.geometry, order)
         if window is None:
             return None
-        if self._transposed and x[-1] > _WIDEST:
+        if self._transposed and max(x[-1], w[-1]) > _WIDEST:
             # The library takes time for each column before it computes any, and none for rows.
             if max(x[2:-1], default=1) > 1:
                 return None
-            x, w, y = ((*shape[:2], shape[-1], *shape[2:-1]) for shape in (x, w, y))
-            window = window_of(windows.geometry, (order[-1], *order[:-1]))
-            assert window is not None, "the same axes"
+            x, w, y, window = _with_columns_as_rows(x, w, y, windows.geometry, order)
         if self._tiles:
             if native.NarrowConvolution.suits(x, w, y, window):
                 return native.NarrowConvolution(x, w, y, window, threads=self._threads, **self._options)

@@ -223,8 +223,11 @@ def test_what_is_refused():
         ((1, 3, 20000), (4,), (2,), (1, 1), True),
         ((1, 2, 1, 1, 20000), (1, 1, 3), (1, 1, 2), (0,) * 6, True),
         ((1, 2, 20000, 2), (3, 2), (3, 2), (0, 0, 0, 0), True),
+        ((1, 2, 3), (100000,), (2,), (0, 1), True),
+        ((1, 2, 1, 3), (1, 100000), (1, 2), (0, 0, 0, 0), True),
         # Of several rows: the library would take seconds, or hours for a file that asks for it, before it begins.
         ((1, 2, 2, 20000), (2, 2), (2, 2), (0, 0, 0, 0), False),
+        ((1, 2, 2, 3), (2, 20000), (2, 2), (0, 0, 0, 0), False),
     ],
 )
 def test_very_wide_data_are_not_for_the_library(shape, kernel, strides, pads, has_kernel):
