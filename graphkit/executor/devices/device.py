@@ -16,10 +16,10 @@ from graphkit.ops.xp import Namespace
 class ArrayKernel(Protocol):
     """Computes one node from and to arrays of a device; `scratch` is working memory, None for who asked for none.
 
-    divides: whether a run may find what only `check` raises.
+    may_fail: whether a run may find what only `check` raises.
     """
 
-    divides: bool
+    may_fail: bool
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
 

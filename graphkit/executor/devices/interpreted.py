@@ -26,7 +26,7 @@ def check_result(node: Node, position: int, result: np.ndarray, shape: Sequence[
 class Interpreted:
     """What `interpreted_kernel` makes, as the kernel of a device with arrays of its own."""
 
-    divides = False  # it raises at once
+    may_fail = False  # it raises at once
 
     def __init__(self, node: Node, xp: Namespace):
         self._run = interpreted_kernel(node, xp)

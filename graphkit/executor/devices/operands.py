@@ -31,6 +31,13 @@ def row_major(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
+def repeating(operand: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Elements between neighbours of a C-contiguous operand along the axes of the shape that it is broadcast to, by
+    numpy's rules; 0 where it is repeated, or has one."""
+    strides = [0 if size == 1 else stride for size, stride in zip(operand, row_major(operand), strict=True)]
+    return [0] * (len(shape) - len(operand)) + strides
+
+
 def constants(value: Value | None) -> tuple[int, ...] | None:
     """The elements of an integer operand, where they are known; None for an absent one too."""
     return None if value is None else value.tensor.constants

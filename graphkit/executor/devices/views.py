@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphkit.executor.devices.operands import constants, operand, row_major, shape
+from graphkit.executor.devices.operands import constants, operand, repeating, row_major, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.layout import DepthToSpace, SpaceToDepth, Transpose
@@ -49,8 +49,7 @@ def _transpose(node: Node) -> View:
 
 def _expand(node: Node) -> View:
     x, y = shape(node.inputs[0]), shape(node.output)
-    strides = [0 if size == 1 else stride for size, stride in zip(x, row_major(x), strict=True)]
-    return View(y, (*[0] * (len(y) - len(x)), *strides))
+    return View(y, tuple(repeating(x, y)))
 
 
 def _tile(node: Node) -> View | None:

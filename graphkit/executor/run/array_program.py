@@ -128,7 +128,7 @@ class _Instance:
                 _copied_out(device, self._read(r.value), buffers.get(i)) for i, r in enumerate(placement.results)
             ]
             for kernel in self._kernels:
-                if kernel is not None and kernel.divides:
+                if kernel is not None and kernel.may_fail:
                     kernel.check()
         for storage in [s for s in self._arrays if s not in self._kept and s not in lowered.fixed]:
             del self._arrays[storage]

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import MissingDependency, UnsupportedError
+from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda.compiler import compiled
-from graphkit.executor.devices.cuda.launches import CardKernel, Fault, Input, Output, Scratch, Source
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source
 from graphkit.executor.devices.device import ArrayKernel
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
@@ -48,7 +48,7 @@ class CudaDevice:
         stream.synchronize()
 
     def prepare(self, node: Node, made: CardKernel | None) -> ArrayKernel:
-        return Interpreted(node, self.xp) if made is None else _Launched(self, made)
+        return Interpreted(node, self.xp) if made is None else _Launched(self, node, made)
 
     @property
     def architecture(self) -> str:
@@ -104,11 +104,14 @@ def _release(number: int) -> str:
 class _Launched:
     """A kernel of the card's own on its arrays."""
 
-    def __init__(self, card: CudaDevice, kernel: CardKernel):
-        self._kernel = kernel
-        self._functions = card.functions(kernel.sources)
-        self.divides = bool(kernel.fault)
-        self._fault = card.word() if self.divides else None
+    def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel):
+        self._node, self._kernel = node, kernel
+        try:
+            self._functions = card.functions(kernel.sources)
+        except RuntimeFailure as error:
+            raise RuntimeFailure(f"{node.describe()}: {error}") from error
+        self.may_fail = bool(kernel.fault)
+        self._fault = card.word() if self.may_fail else None
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for launch, function in zip(self._kernel.launches, self._functions, strict=True):
@@ -125,13 +128,13 @@ class _Launched:
                         given.append(self._fault)
                     case _:
                         given.append(argument)
-            function((launch.blocks,), (launch.threads,), tuple(given))
+            function((launch.blocks,), (THREADS,), tuple(given))
 
     def check(self) -> None:
         """Raises RuntimeFailure where the fault was set."""
         if self._fault is not None and int(self._fault.get()[0]):
             self._fault.fill(0)
-            raise self._kernel.failure()
+            raise self._kernel.failure(self._node)
 
 
 def load() -> None:

@@ -30,16 +30,16 @@ _REGISTER = STORED | {DType.FLOAT16: "float", DType.BFLOAT16: "float"}
 _FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64})
 _COMPARISONS = {"equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<="}
 _BITS = {"bit_and": "&", "bit_or": "|", "bit_xor": "^"}
-_OF_NUMBERS = frozenset("add sub mul mul_add mul_sub nmul_add minimum maximum neg abs sign prelu".split())  # noqa: SIM905
-_OF_INTEGERS = frozenset({"shift_left", "shift_right"})
-# May divide by zero: they are given the fault.
-_DIVIDING = frozenset({"div", "mod", "fmod", "pow"})
-_OF_FLOATS = frozenset(
-    """
-    floor ceil round sqrt exp expm1 log tanh sigmoid erf gelu gelu_tanh softplus mish swish sin cos tan asin acos atan
-    sinh cosh asinh acosh atanh
-    """.split()  # noqa: SIM905 - a word list reads better
-)
+_OF_NUMBERS = {
+    "add", "sub", "mul", "mul_add", "mul_sub", "nmul_add", "minimum", "maximum", "neg", "abs", "sign", "prelu",
+}  # fmt: skip
+_OF_INTEGERS = {"shift_left", "shift_right"}
+# Of integers they may divide by zero: they are given the fault.
+_DIVIDING = {"div", "mod", "fmod", "pow"}
+_OF_FLOATS = {
+    "floor", "ceil", "round", "sqrt", "exp", "expm1", "log", "tanh", "sigmoid", "erf", "gelu", "gelu_tanh", "softplus",
+    "mish", "swish", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+}  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -49,8 +49,8 @@ class Unsupported(Exception):
 def statements(program: PointwiseProgram, loaded: Sequence[str]) -> tuple[list[str], list[str]]:
     """What computes a program's values, line by line, and the expression of each output that somebody reads.
 
-    loaded: an expression for each input, of its type in memory. The lines name values v0, v1, ... and the fault
-    `fault`. Raises Unsupported.
+    loaded: an expression for each input, of its type in memory. The lines name values v0, v1, ..., and the fault
+    `fault` where integers are divided. Raises Unsupported.
     """
     names: list[str] = []
     kinds: list[DType] = []
@@ -62,7 +62,7 @@ def statements(program: PointwiseProgram, loaded: Sequence[str]) -> tuple[list[s
         names.append(name)
         kinds.append(kind)
 
-    read = {n for _, operands, _ in program.instructions for n in operands} | {value for value, _ in program.outputs}
+    read = program.read
     for i, given in enumerate(program.inputs):
         if given is None or i not in read:
             names.append("")
@@ -103,7 +103,7 @@ def _instruction(opcode: str, names: Sequence[str], kinds: Sequence[DType], targ
     known = known or (opcode in _OF_INTEGERS and kind not in _FLOATS and kind is not DType.BOOL)
     if not (known or (opcode in _OF_FLOATS and kind in _FLOATS)):
         raise Unsupported(f"{opcode} of {kind.value}")
-    fault = ["fault"] if opcode in _DIVIDING else []
+    fault = ["fault"] if opcode in _DIVIDING and kind not in _FLOATS else []
     return kind, f"gk_{opcode}({', '.join([*names, *fault])})"
 
 
@@ -125,10 +125,6 @@ def literal(kind: DType, element: bytes) -> str:
         "(-9223372036854775807LL - 1)" if int(value) == -(1 << 63) else f"{int(value)}{'ULL' if value >= 0 else 'LL'}"
     )
     return f"({STORED[kind]}){number}"
-
-
-def is_dividing(program: PointwiseProgram) -> bool:
-    return any(opcode in _DIVIDING for opcode, _, _ in program.instructions)
 
 
 def _computed(kind: DType) -> DType:

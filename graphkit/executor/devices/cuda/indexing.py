@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, Launch, source_of
 
 
 def magic(divisor: int) -> tuple[int, int]:
@@ -32,6 +35,10 @@ class Coordinates:
     def index(self) -> str:
         return "gk_u32" if self.short else "gk_u64"
 
+    def number(self, value: int) -> np.generic:
+        """A number as a kernel has it among indices; a negative one stands for what sums with it wrap around to."""
+        return np.uint32(value & 0xFFFFFFFF) if self.short else np.uint64(value & 0xFFFFFFFFFFFFFFFF)
+
     def parameters(self) -> list[str]:
         """The sizes of all axes but the outermost."""
         found = []
@@ -44,7 +51,7 @@ class Coordinates:
         """sizes: of all axes."""
         found: list[np.generic] = []
         for size in sizes[1:]:
-            found.append(np.uint32(size) if self.short else np.uint64(size))
+            found.append(self.number(size))
             found += [*map(np.uint32, magic(size))] if self.short else []
         return found
 
@@ -63,3 +70,22 @@ class Coordinates:
             places.append(name)
             rest = f"{self.name}q{axis}"
         return lines, [rest, *reversed(places)]
+
+
+def for_each(
+    name: str, sizes: Sequence[int], places: Coordinates, given: Sequence[tuple[str, Argument]], lines: Sequence[str]
+) -> Launch:
+    """The launch with a thread for each element of `sizes`, whose number is `at`.
+
+    given: the parameters, as C declares them, with what they are given, before the count and those of `places`.
+    """
+    count = math.prod(sizes)
+    parameters = [*(text for text, _ in given), f"{places.index} count", *places.parameters()]
+    arguments = (*(argument for _, argument in given), places.number(count), *places.arguments(sizes))
+    place = [
+        f"const {places.index} at = ({places.index})blockIdx.x * {THREADS}u + threadIdx.x;",
+        "if (at >= count) {",
+        "    return;",
+        "}",
+    ]
+    return Launch(source_of(name, parameters, [*place, *lines]), -(-count // THREADS), arguments)

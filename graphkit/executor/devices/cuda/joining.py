@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from graphkit.executor.devices.cuda.launches import THREADS
+
 WARP = 32
-# Of a block.
-THREADS = 256
 
 
 def threads_for(count: int) -> int:
@@ -13,7 +13,7 @@ def threads_for(count: int) -> int:
 
 
 def joined(name: str, join: str, together: int) -> list[str]:
-    """Lines behind which the variable `name` of every thread is the join of all `together` of them.
+    """Lines behind which the variable `name` of every thread is the join of all `together` of them: 1, a warp, a block.
 
     join: an expression of partial results `a` and `b`. Their type is A. A kernel that joins twice uses two names.
     """
@@ -26,6 +26,8 @@ def joined(name: str, join: str, together: int) -> list[str]:
             "}",
         ]
 
+    if together == 1:
+        return []
     if together == WARP:
         return over(WARP // 2)
     warps = together // WARP

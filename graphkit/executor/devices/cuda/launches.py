@@ -13,6 +13,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
+from graphkit.ir.graph import Node
+
+# Of every block.
+THREADS = 256
 
 
 class Source(NamedTuple):
@@ -23,8 +27,8 @@ class Source(NamedTuple):
     text: str
 
 
-def source_of(name: str, parameters: Sequence[str], lines: Sequence[str], threads: int) -> Source:
-    """A function for blocks of so many threads, called by its name and by its text's hash.
+def source_of(name: str, parameters: Sequence[str], lines: Sequence[str]) -> Source:
+    """A function called by its name and by its text's hash.
 
     parameters: as C declares them. lines: of the body.
     """
@@ -32,7 +36,7 @@ def source_of(name: str, parameters: Sequence[str], lines: Sequence[str], thread
     text = f"({', '.join(parameters)}) {{\n{inner}\n}}\n"
     entry = f"gk_{name.lower()}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     types = tuple(parameter.rpartition(" ")[0] for parameter in parameters)
-    return Source(entry, types, f'extern "C" __global__ void __launch_bounds__({threads})\n{entry}{text}')
+    return Source(entry, types, f'extern "C" __global__ void __launch_bounds__({THREADS})\n{entry}{text}')
 
 
 class Input(NamedTuple):
@@ -62,18 +66,18 @@ Argument: TypeAlias = Input | Output | Scratch | Fault | np.generic
 
 
 class Launch(NamedTuple):
-    """A source on so many blocks of so many threads. Blocks of a launch run in any order, launches one by one."""
+    """A source on so many blocks of THREADS. Blocks of a launch run in any order, launches one by one."""
 
     source: Source
     blocks: int
-    threads: int
     arguments: tuple[Argument, ...]
 
 
 class CardKernel(NamedTuple):
     """The launches that compute a node of static types.
 
-    inplace: positions (input, output) that may be the same memory. fault: what is wrong where the fault is set.
+    inplace: positions (input, output) that may be the same memory. fault: what is wrong where the fault is set; empty
+    where no launch has one.
     """
 
     launches: tuple[Launch, ...]
@@ -85,6 +89,6 @@ class CardKernel(NamedTuple):
     def sources(self) -> tuple[Source, ...]:
         return tuple(launch.source for launch in self.launches)
 
-    def failure(self) -> RuntimeFailure:
-        """What to raise where the fault is set."""
-        return RuntimeFailure(self.fault)
+    def failure(self, node: Node) -> RuntimeFailure:
+        """What to raise where the fault is set by the launches for a node."""
+        return RuntimeFailure(f"{node.describe()}: {self.fault}")

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from graphkit.executor.devices.cuda.indexing import Coordinates
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Fault, Input, Launch, Output, source_of
+from graphkit.executor.devices.cuda.axes import merged
+from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Launch, Output
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import row_major, shape
 from graphkit.executor.devices.registry import register_launched
@@ -24,7 +23,6 @@ from graphkit.ops._base import operator
 from graphkit.ops.tensor.concat import Concat, Split
 from graphkit.ops.tensor.gather import Gather
 
-THREADS = 256
 # C types by the bytes that are moved at once.
 _UNITS = {1: "gk_u8", 2: "gk_u16", 4: "gk_u32", 8: "gk_u64", 16: "gk_pair"}
 
@@ -41,24 +39,6 @@ class _Copy(NamedTuple):
     source: End
     target: End
     unit: int  # bytes
-
-
-def _joined(copy: _Copy) -> _Copy:
-    """Axes of one element are dropped, and neighbours joined that both ends go through in one go."""
-    sizes: list[int] = []
-    sources: list[int] = []
-    targets: list[int] = []
-    for size, source, target in zip(copy.sizes, copy.source.strides, copy.target.strides, strict=True):
-        if size == 1:
-            continue
-        if sizes and (sources[-1], targets[-1]) == (source * size, target * size):
-            sizes[-1], sources[-1], targets[-1] = sizes[-1] * size, source, target
-            continue
-        sizes.append(size)
-        sources.append(source)
-        targets.append(target)
-    ends = End(tuple(sources) or (0,), copy.source.offset), End(tuple(targets) or (0,), copy.target.offset)
-    return _Copy(tuple(sizes) or (1,), *ends, copy.unit)
 
 
 def _widened(copy: _Copy) -> _Copy:
@@ -78,37 +58,24 @@ def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argumen
     count = math.prod(sizes)
     if count == 0 or unit not in _UNITS:
         return None
-    copy = _widened(_joined(_Copy(tuple(sizes), source, target, unit)))
+    axes = merged(sizes, source.strides, target.strides)
+    x_strides, y_strides = axes.strides
+    copy = _widened(_Copy(axes.sizes, End(x_strides, source.offset), End(y_strides, target.offset), unit))
     reach = [
-        abs(end.offset) + sum(abs(s) * n for s, n in zip(end.strides, copy.sizes, strict=True)) for end in copy[1:3]
+        abs(end.offset) + sum(abs(s) * n for s, n in zip(end.strides, copy.sizes, strict=True))
+        for end in (copy.source, copy.target)
     ]
     places = Coordinates("i", len(copy.sizes), max(count + THREADS, *reach) < 1 << 31)
-    index, kind = places.index, _UNITS[copy.unit]
-    signed = "gk_i32" if places.short else "gk_i64"
-    found, axes = places.lines("at")
-    parameters = [f"const {kind}* x", f"{kind}* y", f"{index} count", *places.parameters()]
-    offsets = []
-    arguments: list[Any] = []
+    kind, signed = _UNITS[copy.unit], "gk_i32" if places.short else "gk_i64"
+    found, coordinates = places.lines("at")
+    given: list[tuple[str, Argument]] = [(f"const {kind}* x", x), (f"{kind}* y", y)]
     for name, end in (("from", copy.source), ("to", copy.target)):
-        parameters += [f"{index} {name}{axis}" for axis in range(len(axes))] + [f"{index} {name}"]
-        offsets.append(" + ".join([name, *(f"{place} * {name}{axis}" for axis, place in enumerate(axes))]))
-        arguments += [_unsigned(n, places.short) for n in (*end.strides, end.offset)]
-    lines = [
-        f"const {index} at = ({index})blockIdx.x * {THREADS}u + threadIdx.x;",
-        "if (at >= count) {",
-        "    return;",
-        "}",
-        *found,
+        given += [(f"{places.index} {name}{axis}", places.number(s)) for axis, s in enumerate(end.strides)]
+        given.append((f"{places.index} {name}", places.number(end.offset)))
+        terms = [name, *(f"{place} * {name}{axis}" for axis, place in enumerate(coordinates))]
         # Strides may be negative: sums wrap around to the number that they stand for.
-        f"y[({signed})({offsets[1]})] = x[({signed})({offsets[0]})];",
-    ]
-    total = math.prod(copy.sizes)
-    given = (x, y, _unsigned(total, places.short), *places.arguments(copy.sizes), *arguments)
-    return Launch(source_of("copy", parameters, lines, THREADS), -(-total // THREADS), THREADS, given)
-
-
-def _unsigned(number: int, short: bool) -> np.generic:
-    return np.uint32(number & 0xFFFFFFFF) if short else np.uint64(number & 0xFFFFFFFFFFFFFFFF)
+        found.append(f"const {signed} {name}_at = {' + '.join(terms)};")
+    return for_each("copy", copy.sizes, places, given, [*found, "y[to_at] = x[from_at];"])
 
 
 def _unit(value: Value | None) -> int:
@@ -118,7 +85,7 @@ def _unit(value: Value | None) -> int:
     return value.dtype.numpy.itemsize if is_number else 0
 
 
-def _kernel(launches: Sequence[Launch | None], node: Node) -> CardKernel | None:
+def _kernel(node: Node, launches: Sequence[Launch | None]) -> CardKernel | None:
     """Of several copies; None where the elements cannot be moved."""
     if any(_unit(v) not in _UNITS for v in (node.inputs[0], node.outputs[0])):
         return None
@@ -130,7 +97,7 @@ def _view(node: Node, context: KernelContext) -> CardKernel | None:
     if view is None:
         return None
     source, target = End(view.strides, view.offset), End(tuple(row_major(view.sizes)))
-    return _kernel([copied(view.sizes, source, target, _unit(node.inputs[0]), Input(0), Output(0))], node)
+    return _kernel(node, [copied(view.sizes, source, target, _unit(node.inputs[0]), Input(0), Output(0))])
 
 
 for _name in VIEWS:
@@ -154,7 +121,7 @@ def _concat(node: Node, context: KernelContext) -> CardKernel | None:
     parts = _parts(whole, axis, [shape(x)[axis] for x in node.inputs])
     unit = _unit(node.output)
     return _kernel(
-        [copied(sizes, own, place, unit, Input(i), Output(0)) for i, (sizes, own, place) in enumerate(parts)], node
+        node, [copied(sizes, own, place, unit, Input(i), Output(0)) for i, (sizes, own, place) in enumerate(parts)]
     )
 
 
@@ -165,11 +132,11 @@ def _split(node: Node, context: KernelContext) -> CardKernel | None:
     used = [*context.used_outputs, *[True] * len(parts)]
     unit = _unit(node.inputs[0])
     return _kernel(
+        node,
         [
             copied(sizes, place, own, unit, Input(0), Output(i)) if used[i] else None
             for i, (sizes, own, place) in enumerate(parts)
         ],
-        node,
     )
 
 
@@ -197,10 +164,6 @@ def _gather(node: Node, context: KernelContext) -> CardKernel | None:
     index = places.index
     found, (block, pick, place) = places.lines("at")
     lines = [
-        f"const {index} at = ({index})blockIdx.x * {THREADS}u + threadIdx.x;",
-        "if (at >= count) {",
-        "    return;",
-        "}",
         *found,
         f"gk_i64 index = indices[{pick}];",
         "index += index < 0 ? (gk_i64)size : 0;",
@@ -210,20 +173,9 @@ def _gather(node: Node, context: KernelContext) -> CardKernel | None:
         "}",
         f"y[at] = x[({block} * size + ({index})index) * isize2 + {place}];",
     ]
-    parameters = [
-        f"const {_UNITS[unit]}* x", f"const {kind}* indices", f"{_UNITS[unit]}* y", "unsigned* fault",
-        f"{index} count", f"{index} size", *places.parameters(),
+    given: list[tuple[str, Argument]] = [
+        (f"const {_UNITS[unit]}* x", Input(0)), (f"const {kind}* indices", Input(1)),
+        (f"{_UNITS[unit]}* y", Output(0)), ("unsigned* fault", Fault()), (f"{index} size", places.number(size)),
     ]  # fmt: skip
-    numbers = (_unsigned(count, places.short), _unsigned(size, places.short))
-    given: tuple[Argument, ...] = (
-        Input(0),
-        Input(1),
-        Output(0),
-        Fault(),
-        *numbers,
-        *places.arguments((outer, picks, inner)),
-    )
-    launch = Launch(source_of("gather", parameters, lines, THREADS), -(-count // THREADS), THREADS, given)
-    return CardKernel(
-        (launch,), fault=f"an index is outside axis {axis} of {list(x)} in {node.name or node.describe()}"
-    )
+    launch = for_each("gather", (outer, picks, inner), places, given, lines)
+    return CardKernel((launch,), fault=f"an index is outside axis {axis} of {list(x)}")

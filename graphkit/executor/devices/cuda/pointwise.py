@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
-from graphkit.executor.devices.cuda.broadcast import Axes, collapsed
-from graphkit.executor.devices.cuda.expressions import STORED, Unsupported, is_dividing, statements
+from graphkit.executor.devices.cuda.axes import Axes, merged
+from graphkit.executor.devices.cuda.expressions import STORED, Unsupported, statements
 from graphkit.executor.devices.cuda.indexing import Coordinates
 from graphkit.executor.devices.cuda.launches import (
+    THREADS,
     Argument,
     CardKernel,
     Fault,
@@ -25,6 +24,7 @@ from graphkit.executor.devices.cuda.launches import (
     source_of,
 )
 from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import repeating
 from graphkit.executor.devices.pointwise.instructions import PointwiseProgram
 from graphkit.executor.devices.pointwise.programs import NAMES, program
 from graphkit.executor.devices.pointwise.rules import RULES
@@ -32,8 +32,6 @@ from graphkit.executor.devices.registry import register_fusable, register_launch
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 
-# Of a block.
-THREADS = 256
 # Bytes of one access.
 _ACCESS = 16
 
@@ -61,9 +59,8 @@ def kernel_of(found: PointwiseProgram) -> CardKernel:
     count = math.prod(found.shape)
     if count == 0:
         return CardKernel(())
-    source, wide = walk.source(), np.uint32 if walk.short else np.uint64
     blocks = -(-count // (THREADS * walk.width))
-    launch = Launch(source, blocks, THREADS, (*walk.memory(), wide(count), *walk.sizes(wide)))
+    launch = Launch(walk.source(), blocks, (*walk.memory(), walk.places.number(count), *walk.sizes()))
     size = [None if given is None else (given[0], DType(given[1]).itemsize) for given in found.inputs]
     inplace = [
         (i, j)
@@ -86,17 +83,18 @@ class _Access(NamedTuple):
 class _Walk:
     """How the threads of a launch go through the elements of a result.
 
-    width: elements of a thread, which lie in one row of the innermost axis. short: indices have 32 bits.
+    width: elements of a thread, which lie in one row of the innermost axis.
     """
 
     def __init__(self, found: PointwiseProgram):
         self.found = found
-        used = {n for _, operands, _ in found.instructions for n in operands} | {value for value, _ in found.outputs}
-        self.read = [i for i, given in enumerate(found.inputs) if given is not None and i in used]
+        read = found.read
+        self.read = [i for i, given in enumerate(found.inputs) if given is not None and i in read]
         self.written = [j for j, (value, _) in enumerate(found.outputs) if value >= 0]
         given = [found.inputs[i] for i in self.read]
         kinds = [DType(g[1]) for g in given if g is not None]
-        self.axes: Axes = collapsed(found.shape, [g[0] for g in given if g is not None])
+        strides = [repeating(g[0], found.shape) for g in given if g is not None]
+        self.axes: Axes = merged(found.shape, *strides)
         self.operands = [_Access(*one) for one in zip(self.read, kinds, self.axes.strides, strict=True)]
         results = [DType(found.outputs[j][1]) for j in self.written]
         if not results or not all(kind in STORED for kind in (*kinds, *results)):
@@ -106,22 +104,21 @@ class _Walk:
         widest = _ACCESS // max(kind.itemsize for kind in whole)
         rows = len(self.axes.sizes) > 1
         self.width = widest if not rows or self.axes.sizes[-1] % widest == 0 else 1
-        self.short = max(math.prod(found.shape) + THREADS * _ACCESS, *self.axes.sizes) < 1 << 31
         # The groups of elements along each axis: the innermost counts in widths.
         self.groups = (*self.axes.sizes[:-1], self.axes.sizes[-1] // self.width)
-        self.places = Coordinates("i", len(self.groups), self.short)
+        self.places = Coordinates("i", len(self.groups), math.prod(found.shape) + THREADS * _ACCESS < 1 << 31)
         self.whole = tuple(math.prod(self.axes.sizes[axis + 1 :]) for axis in range(len(self.axes.sizes)))
         self.moves = any(map(self._moving, self.operands))
 
     # --- arguments ----------------------------------------------------------------------------------------------
 
     def memory(self) -> list[Argument]:
-        fault = [Fault()] if is_dividing(self.found) else []
+        fault = [Fault()] if self.found.divisions else []
         return [*map(Input, self.read), *map(Output, self.written), *fault]
 
-    def sizes(self, wide: type[np.unsignedinteger]) -> list[Argument]:
+    def sizes(self) -> list[Argument]:
         sizes = self.places.arguments(self.groups) if self.moves else []
-        return [*sizes, *(wide(s) for a in self.operands for s in self._moving(a))]
+        return [*sizes, *(self.places.number(s) for a in self.operands for s in self._moving(a))]
 
     def _moving(self, operand: _Access) -> tuple[int, ...]:
         """The strides that are arguments: none of what lies as the result does, or is one element."""
@@ -133,12 +130,12 @@ class _Walk:
         index = self.places.index
         parameters = [f"const {STORED[a.kind]}* x{a.position}" for a in self.operands]
         parameters += [f"{STORED[kind]}* y{j}" for j, kind in self.results]
-        parameters += ["unsigned* fault"] if is_dividing(self.found) else []
+        parameters += ["unsigned* fault"] if self.found.divisions else []
         parameters.append(f"{index} count")
         parameters += self.places.parameters() if self.moves else []
         for a in self.operands:
             parameters += [f"{index} step{a.position}_{axis}" for axis in range(len(self._moving(a)))]
-        return source_of(self.found.name, parameters, [*self._place(index), *self._loads(), *self._results()], THREADS)
+        return source_of(self.found.name, parameters, [*self._place(index), *self._loads(), *self._results()])
 
     def _place(self, index: str) -> list[str]:
         """Where the thread's elements lie: `at` in the result, `left` of them, and `o` of an operand elsewhere."""

@@ -283,10 +283,10 @@ GK_INLINE T gk_shift_right(T a, T b) {
 }
 
 // An integer divided by 0 sets the fault and gives 0; the smallest integer by -1 wraps around.
-GK_INLINE float gk_div(float a, float b, unsigned*) {
+GK_INLINE float gk_div(float a, float b) {
     return a / b;
 }
-GK_INLINE double gk_div(double a, double b, unsigned*) {
+GK_INLINE double gk_div(double a, double b) {
     return a / b;
 }
 template <typename T>
@@ -297,10 +297,10 @@ GK_INLINE T gk_div(T a, T b, unsigned* fault) {
     }
     return gk_traits<T>::is_signed && b == (T)-1 ? gk_neg(a) : (T)(a / b);
 }
-GK_INLINE float gk_fmod(float a, float b, unsigned*) {
+GK_INLINE float gk_fmod(float a, float b) {
     return fmodf(a, b);
 }
-GK_INLINE double gk_fmod(double a, double b, unsigned*) {
+GK_INLINE double gk_fmod(double a, double b) {
     return fmod(a, b);
 }
 template <typename T>
@@ -312,11 +312,11 @@ GK_INLINE T gk_fmod(T a, T b, unsigned* fault) {
     return gk_traits<T>::is_signed && b == (T)-1 ? (T)0 : (T)(a % b);
 }
 // The divisor's sign.
-GK_INLINE float gk_mod(float a, float b, unsigned*) {
+GK_INLINE float gk_mod(float a, float b) {
     const float rest = fmodf(a, b);
     return rest == 0 ? copysignf(rest, b) : ((rest < 0) != (b < 0) ? rest + b : rest);
 }
-GK_INLINE double gk_mod(double a, double b, unsigned*) {
+GK_INLINE double gk_mod(double a, double b) {
     const double rest = fmod(a, b);
     return rest == 0 ? copysign(rest, b) : ((rest < 0) != (b < 0) ? rest + b : rest);
 }
@@ -325,10 +325,10 @@ GK_INLINE T gk_mod(T a, T b, unsigned* fault) {
     const T rest = gk_fmod(a, b, fault);
     return gk_traits<T>::is_signed && rest != 0 && (rest < 0) != (b < 0) ? (T)(rest + b) : rest;
 }
-GK_INLINE float gk_pow(float a, float b, unsigned*) {
+GK_INLINE float gk_pow(float a, float b) {
     return powf(a, b);
 }
-GK_INLINE double gk_pow(double a, double b, unsigned*) {
+GK_INLINE double gk_pow(double a, double b) {
     return pow(a, b);
 }
 // Wraps around; a negative exponent gives the reciprocal, towards zero.

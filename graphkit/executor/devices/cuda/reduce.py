@@ -9,15 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
+from graphkit.executor.devices.cuda.axes import Axes, merged
 from graphkit.executor.devices.cuda.expressions import STORED
 from graphkit.executor.devices.cuda.indexing import Coordinates
-from graphkit.executor.devices.cuda.joining import THREADS, joined, threads_for
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch, source_of
+from graphkit.executor.devices.cuda.joining import joined, threads_for
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    Argument,
+    CardKernel,
+    Input,
+    Launch,
+    Output,
+    Scratch,
+    source_of,
+)
 from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import row_major
 from graphkit.executor.devices.reductions import reduced_axes, repeated_axes
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
@@ -54,93 +63,66 @@ FUNCTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """Sizes and strides, in elements, of some axes of an operand, the outermost first; at least one."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.sizes)
-
-
 def reduction(name: str, x: Sequence[int], axes: Sequence[int], kind: DType) -> CardKernel | None:
     """The kernel of FUNCTIONS[name] over `axes` of an operand of shape `x`; None where there is none."""
     function = FUNCTIONS[name]
     if kind not in STORED or kind is DType.BOOL or (function.floats and kind not in FLOATS):
         return None
-    reduced, kept = _split(x, axes)
     if math.prod(x) == 0:
         return None
-    held = "float" if kind in HALVES else STORED[kind]
-    return _Reduction(name, function, STORED[kind], held, kept, reduced).kernel()
-
-
-def _split(x: Sequence[int], axes: Sequence[int]) -> tuple[_Axes, _Axes]:
-    """What is reduced, and what is kept; neighbours of a kind are one axis."""
     gone = {axis % len(x) for axis in axes} if x else set()
-    found: dict[bool, tuple[list[int], list[int]]] = {True: ([], []), False: ([], [])}
-    stride, before = math.prod(x), None
-    for axis, size in enumerate(x):
-        stride //= max(size, 1)
-        if size == 1:
-            continue
-        sizes, strides = found[axis in gone]
-        if before is (axis in gone):
-            sizes[-1] *= size
-            strides[-1] = stride
-        else:
-            sizes.append(size)
-            strides.append(stride)
-        before = axis in gone
-    return tuple(_Axes(tuple(sizes) or (1,), tuple(strides) or (0,)) for sizes, strides in found.values())  # type: ignore[return-value]
+    strides = row_major(x)
+    reduced, kept = (
+        merged(*([of[axis] for axis in range(len(x)) if (axis in gone) is wanted] for of in (x, strides)))
+        for wanted in (True, False)
+    )
+    return _Reduction(name, function, kind, DType.FLOAT32 if kind in HALVES else kind, kept, reduced).kernel()
 
 
 @dataclass(frozen=True)
 class _Reduction:
-    """held: the C type of partial results."""
+    """stored: the type of elements in memory, held: of partial results."""
 
     name: str
     function: Function
-    stored: str
-    held: str
-    kept: _Axes
-    reduced: _Axes
+    stored: DType
+    held: DType
+    kept: Axes
+    reduced: Axes
 
     @property
     def by_rows(self) -> bool:
         """Whether neighbours in memory are reduced to one, rather than side by side."""
-        return self.kept.strides[-1] != 1
+        return self.kept.strides[0][-1] != 1
+
+    @property
+    def together(self) -> int:
+        """Threads that make one result."""
+        return threads_for(self.reduced.elements) if self.by_rows else 1
 
     @property
     def short(self) -> bool:
-        return self.kept.count * self.reduced.count + THREADS < 1 << 31
+        return self.kept.elements * self.reduced.elements + THREADS < 1 << 31
 
     def kernel(self) -> CardKernel:
-        results, count = self.kept.count, self.reduced.count
-        together = self._together
-        busy = results * (together if self.by_rows else 1)
-        slices = max(min(-(-_BUSY // busy), count // (_LEAST * (together if self.by_rows else 1))), 1)
+        results, count = self.kept.elements, self.reduced.elements
+        slices = max(min(-(-_BUSY // (results * self.together)), count // (_LEAST * self.together)), 1)
         length = -(-count // slices)
         slices = -(-count // length)
         if slices == 1:
-            return CardKernel((self._launch(1, count, Input(0), Output(0), first=True, last=True),))
-        size = results * slices * (8 if self.held in ("double", "gk_i64", "gk_u64") else 4)
-        inner = _Axes((slices,), (1,)) if self.by_rows else _Axes((slices,), (results,))
-        outer = _Axes((results,), (slices,)) if self.by_rows else _Axes((results,), (1,))
-        second = replace(self, stored=self.held, kept=outer, reduced=inner)
-        launches = (
-            self._launch(slices, length, Input(0), Scratch(0), first=True, last=False),
-            second._launch(1, slices, Scratch(0), Output(0), first=False, last=True, whole=count, into=self.stored),
+            return CardKernel((self._launch(1, count, Input(0), Output(0), first=True, into=self.stored),))
+        inner, outer = (1, slices) if self.by_rows else (results, 1)
+        second = replace(
+            self,
+            stored=self.held,
+            kept=Axes((results,), ((outer,),)),
+            reduced=Axes((slices,), ((inner,),)),
         )
-        return CardKernel(launches, scratch_bytes=size)
-
-    @property
-    def _together(self) -> int:
-        """Threads that make one result of a row."""
-        return threads_for(self.reduced.count)
+        launches = (
+            self._launch(slices, length, Input(0), Scratch(0), first=True),
+            second._launch(1, slices, Scratch(0), Output(0), whole=count, into=self.stored),
+        )
+        return CardKernel(launches, scratch_bytes=results * slices * self.held.itemsize)
 
     def _launch(
         self,
@@ -149,78 +131,74 @@ class _Reduction:
         x: Argument,
         y: Argument,
         *,
-        first: bool,
-        last: bool,
+        first: bool = False,
         whole: int = 0,
-        into: str = "",
+        into: DType | None = None,
     ) -> Launch:
-        """One pass over slices of `length`; `first` applies the function's element, `last` its end."""
-        wide: type[np.unsignedinteger[Any]] = np.uint32 if self.short else np.uint64
+        """One pass over slices of `length`. first: it applies the function's element. whole: what is reduced in all,
+        where that is not what this pass reduces. into: the type of results, if they are the last ones."""
         kept, reduced = (
             Coordinates(name, len(axes.sizes), self.short) for name, axes in (("k", self.kept), ("r", self.reduced))
         )
-        index = kept.index
-        y_type = (into or self.stored) if last else self.held
+        index, results, count = kept.index, self.kept.elements, self.reduced.elements
+        sizes = dict(results=results, slices=slices, length=length, count=count, whole=whole or count)
+        sizes |= {f"kstep{axis}": stride for axis, stride in enumerate(self.kept.strides[0])}
+        sizes |= {f"rstep{axis}": stride for axis, stride in enumerate(self.reduced.strides[0])}
         parameters = [
-            f"const {self.stored}* x", f"{y_type}* y", f"{index} results", f"{index} slices", f"{index} length",
-            f"{index} count", f"{index} whole", *kept.parameters(), *reduced.parameters(),
+            f"const {STORED[self.stored]}* x", f"{STORED[into or self.held]}* y",
+            *(f"{index} {name}" for name in sizes), *kept.parameters(), *reduced.parameters(),
         ]  # fmt: skip
-        parameters += [f"{index} kstep{axis}" for axis in range(kept.rank)]
-        parameters += [f"{index} rstep{axis}" for axis in range(reduced.rank)]
-        lines = self._lines(kept, reduced, first=first, last=last)
-        source = source_of(f"reduce_{self.name}", parameters, lines, THREADS)
-        results, count = self.kept.count, self.reduced.count
-        sizes = (results, slices, length, count, whole or count)
         arguments: tuple[Argument, ...] = (
-            x, y, *map(wide, sizes), *kept.arguments(self.kept.sizes), *reduced.arguments(self.reduced.sizes),
-            *map(wide, self.kept.strides), *map(wide, self.reduced.strides),
+            x, y, *map(kept.number, sizes.values()),
+            *kept.arguments(self.kept.sizes), *reduced.arguments(self.reduced.sizes),
         )  # fmt: skip
-        units = results * slices
-        per_block = THREADS // self._together if self.by_rows else THREADS
+        lines = [*self._place(index), *self._loop(kept, reduced, first=first)]
+        lines += joined("part", self.function.join, self.together)
+        written = self.function.last if into else "a"
+        lines += ["const A a = part;", "if (lane == 0) {", f"    gk_write(y[unit], {written});", "}"]
+        source = source_of(f"reduce_{self.name}", parameters, lines)
         # Columns: blocks of one slice, so that their threads lie side by side.
-        blocks = -(-units // per_block) if self.by_rows else -(-results // THREADS) * slices
-        return Launch(source, blocks, THREADS, arguments)
+        per_block = THREADS // self.together
+        blocks = -(-results * slices // per_block) if self.by_rows else -(-results // per_block) * slices
+        return Launch(source, blocks, arguments)
 
-    def _lines(self, kept: Coordinates, reduced: Coordinates, *, first: bool, last: bool) -> list[str]:
-        index, together = kept.index, self._together
+    def _place(self, index: str) -> list[str]:
+        """What the thread makes, `unit`: slice `slice` of result `at`; `lane` is its number among those that make it."""
+        together, per_block = self.together, THREADS // self.together
         if self.by_rows:
-            place = [
-                f"const {index} unit = ({index})blockIdx.x * {THREADS // together}u + threadIdx.x / {together}u;",
+            return [
+                f"const {index} unit = ({index})blockIdx.x * {per_block}u + threadIdx.x / {together}u;",
                 f"const {index} lane = threadIdx.x % {together}u;",
                 "if (unit >= results * slices) {", "    return;", "}",
                 f"const {index} at = unit / slices;", f"const {index} slice = unit % slices;",
             ]  # fmt: skip
-        else:
-            place = [
-                f"const {index} tiles = (results + {THREADS - 1}u) / {THREADS}u;",
-                f"const {index} at = blockIdx.x % tiles * {THREADS}u + threadIdx.x;",
-                f"const {index} slice = blockIdx.x / tiles;",
-                f"const {index} unit = slice * results + at;",
-                "if (at >= results) {", "    return;", "}",
-                f"const {index} lane = 0;",
-            ]  # fmt: skip
+        return [
+            f"const {index} tiles = (results + {THREADS - 1}u) / {THREADS}u;",
+            f"const {index} at = blockIdx.x % tiles * {THREADS}u + threadIdx.x;",
+            f"const {index} slice = blockIdx.x / tiles;",
+            f"const {index} unit = slice * results + at;",
+            "if (at >= results) {", "    return;", "}",
+            f"const {index} lane = 0;",
+        ]  # fmt: skip
+
+    def _loop(self, kept: Coordinates, reduced: Coordinates, *, first: bool) -> list[str]:
+        """The partial result of the thread, `part`."""
+        index = kept.index
         outer, places = kept.lines("at")
         base = " + ".join(f"{p} * kstep{axis}" for axis, p in enumerate(places))
         inner, steps = reduced.lines("r")
         offset = " + ".join(f"{p} * rstep{axis}" for axis, p in enumerate(steps))
-        element = self.function.element if first else "x"
-        loop = [
-            f"for ({index} r = slice * length + lane; r < end; r += {together if self.by_rows else 1}u) {{",
+        return [
+            f"typedef {STORED[self.held]} A;", *outer,
+            f"const {STORED[self.stored]}* from = x + {base};",
+            f"const {index} end = slice * length + length < count ? slice * length + length : count;",
+            f"A part = {self.function.first};",
+            f"for ({index} r = slice * length + lane; r < end; r += {self.together}u) {{",
             *("    " + line for line in inner),
             f"    const A x = gk_read(from[{offset}]);",
-            f"    const A a = part, b = {element};",
+            f"    const A a = part, b = {self.function.element if first else 'x'};",
             f"    part = {self.function.join};",
             "}",
-        ]
-        write = f"gk_write(y[unit], {self.function.last if last else 'a'});"
-        return [
-            f"typedef {self.held} A;", *place, *outer,
-            f"const {self.stored}* from = x + {base};",
-            f"const {index} end = slice * length + length < count ? slice * length + length : count;",
-            f"A part = {self.function.first};", *loop,
-            *(joined("part", self.function.join, together) if self.by_rows else []),
-            "const A a = part;",
-            *(["if (lane == 0) {", f"    {write}", "}"] if self.by_rows else [write]),
         ]  # fmt: skip
 
 

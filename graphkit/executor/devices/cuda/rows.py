@@ -5,6 +5,7 @@ A row of few elements is read once and stays in registers; a longer one is read 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cuda.expressions import STORED
-from graphkit.executor.devices.cuda.joining import THREADS, joined, threads_for
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, source_of
+from graphkit.executor.devices.cuda.joining import joined, threads_for
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Launch, Output, source_of
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
@@ -29,12 +30,12 @@ _KEPT = 8
 
 @dataclass(frozen=True)
 class _Rows:
-    """count: rows; size: elements of each. stored, held: C types of x in memory, and of what is computed."""
+    """count: rows; size: elements of each. stored: the type of x in memory, held: of what is computed."""
 
     count: int
     size: int
-    stored: str
-    held: str
+    stored: DType
+    held: DType
 
     @property
     def together(self) -> int:
@@ -54,13 +55,13 @@ class _Rows:
         """Whose row it is, `row`, `lane` within it, where it lies, `from`, and its elements where they are kept."""
         index, together = self.index, self.together
         lines = [
-            f"typedef {self.held} A;",
+            f"typedef {STORED[self.held]} A;",
             f"const {index} row = ({index})blockIdx.x * {THREADS // together}u + threadIdx.x / {together}u;",
             f"const {index} lane = threadIdx.x % {together}u;",
             "if (row >= rows) {",
             "    return;",
             "}",
-            f"const {self.stored}* from = x + row * size;",
+            f"const {STORED[self.stored]}* from = x + row * size;",
         ]
         if self.kept:
             lines += [f"A kept[{self.kept}];", *self._loop(["kept[k] = gk_read(from[j]);"])]
@@ -89,11 +90,11 @@ class _Rows:
         self, name: str, parameters: Sequence[str], arguments: Sequence[Argument], lines: Sequence[str]
     ) -> Launch:
         """parameters, arguments: beside x, which is the first operand, and the sizes."""
-        given = [f"const {self.stored}* x", *parameters, f"{self.index} rows", f"{self.index} size"]
+        given = [f"const {STORED[self.stored]}* x", *parameters, f"{self.index} rows", f"{self.index} size"]
         wide: type[np.unsignedinteger[Any]] = np.uint32 if self.index == "gk_u32" else np.uint64
-        source = source_of(name, given, [*self.begin(), *lines], THREADS)
+        source = source_of(name, given, [*self.begin(), *lines])
         blocks = -(-self.count // (THREADS // self.together))
-        return Launch(source, blocks, THREADS, (Input(0), *arguments, wide(self.count), wide(self.size)))
+        return Launch(source, blocks, (Input(0), *arguments, wide(self.count), wide(self.size)))
 
 
 def _rows_of(node: Node, size: int, wide: bool = False) -> _Rows | None:
@@ -103,8 +104,8 @@ def _rows_of(node: Node, size: int, wide: bool = False) -> _Rows | None:
     shape = x.tensor.static_shape
     if math.prod(shape) == 0 or x.dtype not in FLOATS or x.dtype not in STORED:
         return None
-    held = "double" if wide else "float" if x.dtype in HALVES else STORED[x.dtype]
-    return _Rows(math.prod(shape) // size, size, STORED[x.dtype], held)
+    held = DType.FLOAT64 if wide else DType.FLOAT32 if x.dtype in HALVES else x.dtype
+    return _Rows(math.prod(shape) // size, size, x.dtype, held)
 
 
 # --- softmax ----------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def _softmax(node: Node, context: KernelContext) -> CardKernel | None:
         *([] if isinstance(op, Softmax) else ["const A logarithm = gk_log(total);"]),
         *rows.each(f"gk_write(y[row * size + j], {result});"),
     ]
-    launch = rows.launch(op.name, [f"{rows.stored}* y"], [Output(0)], lines)
+    launch = rows.launch(op.name, [f"{STORED[rows.stored]}* y"], [Output(0)], lines)
     return CardKernel((launch,), inplace=((0, 0),) if rows.kept else ())
 
 
@@ -148,16 +149,17 @@ def _factor(node: Node, position: int, size: int) -> tuple[str, DType] | None:
     value = node.inputs[position]
     assert value is not None
     shape = value.tensor.static_shape
-    if value.dtype not in STORED or math.prod(shape) not in (1, size):
+    if value.dtype not in STORED:
         return None
+    if math.prod(shape) == 1:
+        return f"gk_read(f{position}[0])", value.dtype
     # Of as many elements as a row it has to lie along it, not along other axes.
+    along = tuple(itertools.dropwhile(lambda size: size == 1, shape))
     x = node.inputs[0]
     assert x is not None
-    inner = x.tensor.static_shape[-len(shape) :] if shape else ()
-    along = math.prod(shape) == size and math.prod(inner[-len(shape) :]) == size
-    if not along and math.prod(shape) != 1:
+    if math.prod(along) != size or x.tensor.static_shape[-len(along) :] != along:
         return None
-    return f"gk_read(f{position}[{'j' if size > 1 and along else '0'}])", value.dtype
+    return f"gk_read(f{position}[j])", value.dtype
 
 
 @register_launched("cuda", "", "LayerNormalization")
@@ -170,7 +172,7 @@ def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
     used = [*context.used_outputs, True, True, True][:3]
     statistic = STORED[op.stash]
     scaled = "(v - mean) * r" + "".join(f" {sign} (A){f}" for sign, (f, _) in zip("*+", factors, strict=False))
-    held = "double" if op.stash is DType.FLOAT64 else "float"
+    stash = "double" if op.stash is DType.FLOAT64 else "float"
     lines = [
         "A sum = 0;",
         *rows.each("sum += v;"),
@@ -182,11 +184,11 @@ def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
         "const A r = (A)1 / gk_sqrt(squares / (A)size + epsilon);",
         *(rows.each(f"gk_write(y[row * size + j], (R)({scaled}));") if used[0] else []),
         "if (lane == 0) {",
-        *([f"    gk_write(means[row], ({held})mean);"] if used[1] else []),
-        *([f"    gk_write(inverses[row], ({held})r);"] if used[2] else []),
+        *([f"    gk_write(means[row], ({stash})mean);"] if used[1] else []),
+        *([f"    gk_write(inverses[row], ({stash})r);"] if used[2] else []),
         "}",
     ]
-    names = (f"{rows.stored}* y", f"{statistic}* means", f"{statistic}* inverses")
+    names = (f"{STORED[rows.stored]}* y", f"{statistic}* means", f"{statistic}* inverses")
     outputs = [(name, Output(i)) for i, (name, read) in enumerate(zip(names, used, strict=True)) if read]
     return _normalising("layer_norm", node, op, rows, factors, outputs, lines)
 
@@ -204,7 +206,7 @@ def _rms_norm(node: Node, context: KernelContext) -> CardKernel | None:
         "const A r = (A)1 / gk_sqrt(squares / (A)size + epsilon);",
         *rows.each(f"gk_write(y[row * size + j], (R)(v * r * (A){factors[0][0]}));"),
     ]
-    return _normalising("rms_norm", node, op, rows, factors, [(f"{rows.stored}* y", Output(0))], lines)
+    return _normalising("rms_norm", node, op, rows, factors, [(f"{STORED[rows.stored]}* y", Output(0))], lines)
 
 
 def _normalised(
@@ -231,8 +233,8 @@ def _normalising(
 ) -> CardKernel:
     given = [i for i in range(1, len(node.inputs)) if node.inputs[i] is not None]
     parameters = [f"const {STORED[kind]}* f{i}" for i, (_, kind) in zip(given, factors, strict=True)]
-    parameters += [text for text, _ in outputs] + [f"{rows.held} epsilon"]
-    epsilon = np.float64(op.epsilon) if rows.held == "double" else np.float32(op.epsilon)
+    parameters += [text for text, _ in outputs] + [f"{STORED[rows.held]} epsilon"]
+    epsilon = rows.held.numpy.type(op.epsilon)
     arguments: list[Argument] = [*map(Input, given), *(output for _, output in outputs), epsilon]
-    written = f"typedef {'double' if rows.stored == 'double' else 'float'} R;"
+    written = f"typedef {'double' if rows.stored is DType.FLOAT64 else 'float'} R;"
     return CardKernel((rows.launch(name, parameters, arguments, [written, *lines]),))

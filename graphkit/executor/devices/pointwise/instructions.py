@@ -43,6 +43,11 @@ class PointwiseProgram(NamedTuple):
     outputs: list[tuple[int, str]]
     divisions: str
 
+    @property
+    def read(self) -> set[int]:
+        """The values that an instruction, or a result, is made of."""
+        return {n for _, operands, _ in self.instructions for n in operands} | {value for value, _ in self.outputs}
+
 
 class Instructions:
     """The instructions of one kernel.

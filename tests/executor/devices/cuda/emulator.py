@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cuda.compiler import PRELUDE
-from graphkit.executor.devices.cuda.launches import CardKernel, Fault, Input, Output, Scratch, Source
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 _HEADER = Path(__file__).with_name("host_cuda.h")
@@ -91,7 +91,7 @@ class Emulator:
                         cells.append(np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item()))
             assert len(cells) == len(launch.source.parameters)
             addresses = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
-            size = ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads)
+            size = ctypes.c_uint(launch.blocks), ctypes.c_uint(THREADS)
             stuck = self._functions[launch.source.entry](*size, ctypes.c_int(order), addresses)
             assert not stuck, f"{launch.source.entry}: threads wait for others that never come"
         return bool(fault[0])

@@ -81,9 +81,9 @@ class Stream:
 class _Launched:
     """A kernel of the card, by an emulator."""
 
-    def __init__(self, emulator: Emulator, kernel: CardKernel):
-        self._emulator, self._kernel = emulator, kernel
-        self.divides = bool(kernel.fault)
+    def __init__(self, emulator: Emulator, node: Node, kernel: CardKernel):
+        self._emulator, self._node, self._kernel = emulator, node, kernel
+        self.may_fail = bool(kernel.fault)
         self._faulty = False
         emulator.compile(kernel.sources)
 
@@ -97,7 +97,7 @@ class _Launched:
     def check(self) -> None:
         if self._faulty:
             self._faulty = False
-            raise self._kernel.failure()
+            raise self._kernel.failure(self._node)
 
 
 class Card:
@@ -136,7 +136,7 @@ class Card:
 
     def prepare(self, node: Node, made: CardKernel | None) -> Any:
         (self.interpreted if made is None else self.launched).append(node.op.name)
-        return Interpreted(node, self.xp) if made is None else _Launched(self._emulator, made)
+        return Interpreted(node, self.xp) if made is None else _Launched(self._emulator, node, made)
 
     def alloc(self, nbytes: int) -> Any:
         assert self.current

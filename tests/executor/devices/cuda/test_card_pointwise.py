@@ -11,11 +11,11 @@ import pytest
 from card_cases import node_of
 from emulator import Emulator
 
-from graphkit.executor.devices.cuda.broadcast import collapsed
+from graphkit.executor.devices.cuda.axes import Axes, merged
 from graphkit.executor.devices.cuda.indexing import magic
-from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.cuda.pointwise import THREADS
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel
 from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import repeating
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
@@ -161,7 +161,10 @@ def test_division_by_multiplication() -> None:
 
 
 def test_axes_are_joined() -> None:
-    assert collapsed((2, 3, 4), [(2, 3, 4), ()]) == ((24,), ((1,), (0,)))
-    assert collapsed((2, 3, 4), [(2, 3, 4), (4,)]) == ((6, 4), ((4, 1), (0, 1)))
-    assert collapsed((2, 3, 4), [(2, 3, 4), (3, 1)]) == ((2, 3, 4), ((12, 4, 1), (0, 1, 0)))
-    assert collapsed((1, 1), [(1, 1), ()]) == ((1,), ((0,), (0,)))
+    def joined(shape: tuple[int, ...], *operands: tuple[int, ...]) -> Axes:
+        return merged(shape, *(repeating(operand, shape) for operand in operands))
+
+    assert joined((2, 3, 4), (2, 3, 4), ()) == ((24,), ((1,), (0,)))
+    assert joined((2, 3, 4), (2, 3, 4), (4,)) == ((6, 4), ((4, 1), (0, 1)))
+    assert joined((2, 3, 4), (2, 3, 4), (3, 1)) == ((2, 3, 4), ((12, 4, 1), (0, 1, 0)))
+    assert joined((1, 1), (1, 1), ()) == ((1,), ((0,), (0,)))

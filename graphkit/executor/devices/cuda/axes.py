@@ -1,0 +1,36 @@
+"""How memory is gone through: axes of known sizes and strides, as few as say the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Axes(NamedTuple):
+    """sizes: outermost first, at least one. strides: along them, in elements, of each memory that is gone through."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+
+def merged(sizes: Sequence[int], *strides: Sequence[int]) -> Axes:
+    """Axes of one element are dropped, and those joined that every memory is gone through in one go."""
+    kept: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for size, *new in zip(sizes, *strides, strict=True):
+        if size == 1:
+            continue
+        if kept and all(before[-1] == step * size for before, step in zip(steps, new, strict=True)):
+            kept[-1] *= size
+            for before, step in zip(steps, new, strict=True):
+                before[-1] = step
+            continue
+        kept.append(size)
+        for before, step in zip(steps, new, strict=True):
+            before.append(step)
+    return Axes(tuple(kept) or (1,), tuple(tuple(s) or (0,) for s in steps))
