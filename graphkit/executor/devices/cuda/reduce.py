@@ -163,7 +163,7 @@ class _Reduction:
         return Launch(source, blocks, arguments)
 
     def _place(self, index: str) -> list[str]:
-        """What the thread makes, `unit`: slice `slice` of result `at`; `lane` is its number among those that make it."""
+        """What the thread makes, `unit`: slice `slice` of result `at`; `lane`: its number among those that make it."""
         together, per_block = self.together, THREADS // self.together
         if self.by_rows:
             return [
