@@ -135,8 +135,16 @@ def test_a_scan_output_grows_to_the_limit_and_no_further():
         executor.run(feeds | {"xs": np.ones(1000, np.float32)})
 
 
-def test_shapes_that_no_array_has_are_refused_though_they_take_no_memory():
-    net = gk.Model({"y": gk.expand(gk.input("x", (0, 1)), np.array([0, 1 << 62]))})
+@pytest.mark.parametrize(
+    "results",
+    [
+        lambda x: gk.expand(x, np.array([0, 1 << 62])),
+        lambda x: gk.reshape(x, np.array([0, 1 << 62]), allowzero=True),  # a view, which is no step
+        lambda x: gk.ops.F.split(gk.expand(x, np.array([0, 1 << 62])), axis=1, num_outputs=2)[0],
+    ],
+)
+def test_shapes_that_no_array_has_are_refused_though_they_take_no_memory(results):
+    net = gk.Model({"y": results(gk.input("x", (0, 1)))})
     with pytest.raises(OutOfMemory, match=r"no array can have the shape \[0, 4611686018427387904\]"):
         net.compile().run({"x": np.ones((0, 1), np.float32)})
 

@@ -17,7 +17,7 @@ from graphkit.executor.lower.native_kernel import native_kernel
 from graphkit.executor.lower.python_step import interpreted, launched
 from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
 from graphkit.executor.lower.run_time_shape import row_of, sizes_of
-from graphkit.executor.memory.errors import require_memory_for
+from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
 from graphkit.ir.graph import Graph, Node, Value
@@ -59,6 +59,8 @@ def lower_graph(
     """
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
     placement = place_values(graph)
+    for node in graph.nodes:
+        require_shapes_for(node)
     # Beforehand: what prepares a kernel may take as much time and memory as its results.
     for node in placement.steps:
         require_memory_for(node, [v for v in node.outputs if v in placement.used])

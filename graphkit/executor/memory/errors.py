@@ -41,9 +41,14 @@ def require_memory_for(node: Node, values: Iterable[Value]) -> None:
     nbytes = sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
     if nbytes > _SMALL or limits.current().memory is not None:
         limits.require_memory(nbytes, node.describe())
-    for kind in kinds:
-        # An array without elements takes no memory, but numpy has none whose other axes pass its limits.
-        if isinstance(kind, TensorType) and kind.is_static and nbytes == 0 and _beyond(kind.static_shape):
+
+
+def require_shapes_for(node: Node) -> None:
+    """Raise OutOfMemory, naming the node, where a result of it has no elements, but a shape that no array can have."""
+    for value in node.outputs:
+        kind = value.type
+        # Such an array takes no memory, but numpy has none whose other axes pass its limits.
+        if isinstance(kind, TensorType) and kind.is_static and kind.nbytes == 0 and _beyond(kind.static_shape):
             raise OutOfMemory(f"{node.describe()}: no array can have the shape {list(kind.static_shape)}")
 
 
