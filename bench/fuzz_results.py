@@ -22,6 +22,7 @@ SECONDS = 20
 MEMORY = 1 << 28
 ITERATIONS = 1000
 
+# An integer that is added to a sum of products of 8-bit ones, from which on that may leave 32 bits.
 _WRAPS = 1 << 30
 
 # Floats that are as near as this, of the largest, are equal; and rounding in another place changes so much of a number.
@@ -79,7 +80,15 @@ def _spoil(array: np.ndarray, rng: random.Random) -> None:
             array.reshape(-1)[rng.randrange(array.size)] = rng.choice(choices)
 
 
-class _Nudged:
+class _Watch:
+    """Of an evaluation: what subclasses hear is what ran."""
+
+    def enters(self, graph: Graph) -> None: ...
+
+    def begins(self, node: Node) -> None: ...
+
+
+class _Nudged(_Watch):
     """Changes what an evaluation quantises by as much as rounding may, and the result where that makes another step.
 
     What is fused rounds in another place, as in ONNX Runtime: of two steps that are as near, it may be the other one,
@@ -88,10 +97,6 @@ class _Nudged:
 
     def __init__(self, seed: int):
         self._rng = np.random.default_rng(seed)
-
-    def enters(self, graph: Graph) -> None: ...
-
-    def begins(self, node: Node) -> None: ...
 
     def ran(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None:
         if not quantises(node):
@@ -105,7 +110,7 @@ class _Nudged:
                 result[...] = other
 
 
-class _Rounded:
+class _Rounded(_Watch):
     """Changes every float of an evaluation by as much as rounding may, of the largest operand or attribute, or of 1.
 
     A network can make anything of that: a sum that should be 0, times 1e9.
@@ -113,10 +118,6 @@ class _Rounded:
 
     def __init__(self, seed: int):
         self._rng = np.random.default_rng(seed)
-
-    def enters(self, graph: Graph) -> None: ...
-
-    def begins(self, node: Node) -> None: ...
 
     def ran(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None:
         if not any(map(_is_float, operands)):
@@ -132,15 +133,11 @@ class _Rounded:
                 result[...] = result + most * self._rng.uniform(-1, 1, result.shape)
 
 
-class _Finite:
+class _Finite(_Watch):
     """Whether all numbers of an evaluation are finite: of others no two programs make the same integers."""
 
     def __init__(self) -> None:
         self.holds = True
-
-    def enters(self, graph: Graph) -> None: ...
-
-    def begins(self, node: Node) -> None: ...
 
     def ran(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None:
         self.holds &= all(np.isfinite(x).all() for x in filter(_is_float, (*operands, *results)))

@@ -86,7 +86,11 @@ DEBUG = Knob("GRAPHKIT_DEBUG", _flag, False, "1 logs the effect of every graph p
 CHECK_PASSES = Knob("GRAPHKIT_CHECK_PASSES", _flag, False, "1 proves behind every graph pass what it ensures")
 SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators when none is given")
 CACHE: Knob[str | None] = Knob(
-    "GRAPHKIT_CACHE", str, None, "folder that keeps plans of large programs between processes; default: none"
+    "GRAPHKIT_CACHE",
+    str,
+    None,
+    "folder that keeps plans of large programs and kernels compiled for cards between processes;"
+    " default: kernels alone, in the user's folder for such files",
 )
 CACHE_MB = Knob(
     "GRAPHKIT_CACHE_MB", _positive, 32, "about how many MB an executor keeps of programs for sizes seen before"

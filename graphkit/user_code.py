@@ -7,16 +7,33 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
 
 
 def function_of(path: str, name: str) -> Callable[..., Any]:
-    """The function, of the file as it is now. Raises UsageError where there is none; see `running`."""
+    """The function, of the file as it is now; the file runs once for as long as it stays as it is.
+
+    Raises UsageError where there is none; see `running`.
+    """
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path!r}")
+    state = Path(path).stat()
+    module = _module(path, state.st_mtime_ns, state.st_size)
+    function: Any = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function {name!r}{did_you_mean(name, vars(module))}")
+    found: Callable[..., Any] = function
+    return found
+
+
+@lru_cache(maxsize=16)
+def _module(path: str, changed: int, size: int) -> ModuleType:
+    """What a file makes. changed, size: of the file, so that it runs again where it is another one."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path!r} is not a Python file")
@@ -25,11 +42,7 @@ def function_of(path: str, name: str) -> Callable[..., Any]:
     sys.modules[spec.name] = module
     with running(path):
         spec.loader.exec_module(module)
-    function: Any = getattr(module, name, None)
-    if not callable(function):
-        raise UsageError(f"{path} has no function {name!r}{did_you_mean(name, vars(module))}")
-    found: Callable[..., Any] = function
-    return found
+    return module
 
 
 @contextlib.contextmanager

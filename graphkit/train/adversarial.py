@@ -228,8 +228,10 @@ class AdversarialTrainer:
         return history
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint, whole or not at all, whatever the folder holds. Raises RuntimeFailure where the disk
-        refuses."""
+        """Write a checkpoint, whole or not at all, whatever the folder holds: an epoch that broke off is done again.
+
+        Raises RuntimeFailure where the disk refuses.
+        """
         with RunFolder(folder) as held:
             adversarial_saving.write(self, self._store, self._executor.rng, held.path)
 

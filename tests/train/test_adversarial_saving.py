@@ -68,12 +68,13 @@ def test_what_is_saved_by_hand_is_taken_over(tmp_path):
 
 WORKER = """
 import sys
+from graphkit.errors import UsageError
 sys.path.append(sys.argv[2])
 from test_adversarial_saving import EPOCHS, images, trainer
 player = trainer()
 try:
     player.resume(sys.argv[1])
-except Exception as error:
+except UsageError as error:
     assert "holds no checkpoint" in str(error), error
 print("begins", flush=True)
 player.fit(images(), epochs=EPOCHS - player.epochs, batch_size=8, folder=sys.argv[1])

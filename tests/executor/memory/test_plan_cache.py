@@ -101,7 +101,8 @@ def test_old_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "notes.json").write_text("somebody else's")
     for width in range(8, 8 + 5):
         network(width).compile().specialise({})
-    assert len(entries(folder).keys() - {"notes.json"}) == 3, "a quarter goes at once, not one with every new entry"
+    kept = [name for name in entries(folder) if name.startswith("layout")]
+    assert len(kept) == 3, "a quarter goes at once, not one with every new entry"
     assert (folder / "notes.json").exists()
 
 

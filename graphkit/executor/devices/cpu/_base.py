@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
-from graphkit.executor.devices.operands import constants as constants
-from graphkit.executor.devices.operands import dtype as dtype
-from graphkit.executor.devices.operands import operand as operand
-from graphkit.executor.devices.operands import row_major as row_major
-from graphkit.executor.devices.operands import shape as shape
+from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.registry import (
     DataDependentFactory,
     Factory,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from graphkit.executor.devices.cpu._base import dtype, kernel, native, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import dtype, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.concat import Concat, Split

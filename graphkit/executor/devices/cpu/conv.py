@@ -11,12 +11,11 @@ from graphkit.executor.devices.cpu._base import (
     library_dtype,
     library_options,
     native,
-    operand,
     prepared_kernel,
-    shape,
     there,
 )
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from graphkit.executor.devices.cpu._base import constants, kernel, native, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import constants, shape
 from graphkit.ir.dims import evaluate
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import operand, shape
 from graphkit.ir.graph import Node, Value
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.loss import ClassLoss

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
+from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import operand, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul

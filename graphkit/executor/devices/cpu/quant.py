@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from graphkit.executor.devices.cpu._base import dtype, kernel, native, operand, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import dtype, operand, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, Op, operator
 from graphkit.ops.internal.channels_last import to_first

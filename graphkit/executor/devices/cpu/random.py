@@ -5,8 +5,9 @@ Nodes with a seed of their own are interpreted: they draw from numpy's generator
 
 from __future__ import annotations
 
-from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import operand, shape
 from graphkit.ir.graph import Node, Value
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.math.random import Normal, RandomOp, Uniform

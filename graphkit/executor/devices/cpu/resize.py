@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import constants, kernel, native, operand, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.cpu._taps import axis_taps
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import constants, operand, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.image.resize import Axis, Resize, ResizeGrad, Resizing

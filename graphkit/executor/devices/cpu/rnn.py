@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.devices.cpu._base import kernel, native, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import shape
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from graphkit.executor.devices.cpu._base import data_dependent, dtype, kernel, native, operand, shape
+from graphkit.executor.devices.cpu._base import data_dependent, kernel, native
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
+from graphkit.executor.devices.operands import dtype, operand, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.select import Compress, Trilu

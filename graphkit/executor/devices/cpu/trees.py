@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import dtype, kernel, native, shape
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.operands import dtype, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.ml.forest import AGGREGATES, LEAF, MODES, Forest, kept_with

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +15,16 @@ from typing import Any, NamedTuple
 from graphkit import config
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Source
-from graphkit.ir.atomic import write_whole
+from graphkit.shelf import CacheFailure, Shelf
 
 PRELUDE = Path(__file__).with_name("prelude.cuh").read_text()
 
 # Products and sums are joined where the program says so, as on a processor, and nowhere else.
 _OPTIONS = ("-std=c++17", "--fmad=false", "--ptxas-options=-v")
+
+
+# Files of compiled kernels that a folder holds at most.
+MOST_ENTRIES = 1024
 
 
 class Compiled(NamedTuple):
@@ -35,22 +42,43 @@ def text_of(sources: Sequence[Source]) -> str:
 def compiled(sources: Sequence[Source], architecture: str) -> bytes:
     """The code of `sources` for an architecture such as "sm_90".
 
-    It is kept in the folder cuda/ of GRAPHKIT_CACHE, by the hash of all that it depends on. Raises MissingDependency
-    without NVRTC, RuntimeFailure where it refuses a source.
+    It is kept in GRAPHKIT_CACHE, or in the user's folder for such files. Raises MissingDependency without NVRTC,
+    RuntimeFailure where it refuses a source, or the disk GRAPHKIT_CACHE.
     """
     text = text_of(sources)
-    folder = config.CACHE.get()
-    if folder is None:
-        return compile_text(text, architecture).code
-    key = hashlib.sha256("\0".join((text, architecture, *_OPTIONS, version())).encode()).hexdigest()
-    path = Path(folder) / "cuda" / f"{key}.cubin"
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
+    content = "\0".join((text, architecture, *_OPTIONS, version()))
+    given = config.CACHE.get()
+    shelf = Shelf(Path(given) if given else user_folder(), "kernels", ".cubin", MOST_ENTRIES)
+    code = None
+    with _unless_refused(must=given is not None):
+        code = _whole(shelf.read(content))
+    if code is None:
         code = compile_text(text, architecture).code
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [code])
-        return code
+        with _unless_refused(must=given is not None):
+            shelf.write(content, hashlib.sha256(code).digest() + code)
+    return code
+
+
+@contextlib.contextmanager
+def _unless_refused(*, must: bool) -> Iterator[None]:
+    """Of a folder that nobody asked for a refusal is a warning."""
+    try:
+        yield
+    except CacheFailure as error:
+        if must:
+            raise
+        warnings.warn(f"compiled kernels are not kept: {error}", RuntimeWarning, stacklevel=4)
+
+
+def user_folder() -> Path:
+    """Where a user's programs keep what they can make again (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphkit"
+
+
+def _whole(kept: bytes | None) -> bytes | None:
+    """The code that was kept; None where there is none, or it is damaged."""
+    size = hashlib.sha256().digest_size
+    return kept[size:] if kept is not None and hashlib.sha256(kept[size:]).digest() == kept[:size] else None
 
 
 def compile_text(text: str, architecture: str) -> Compiled:

@@ -5,7 +5,7 @@ import pytest
 from kernel_runs import DTYPES, bit_patterns, run_native, value_of
 
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.cpu._base import row_major
+from graphkit.executor.devices.operands import row_major
 from graphkit.ops import F
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from card_cases import OPERATORS, CardCase, cases_of
 from emulator import Emulator, waits
 
 from graphkit.checks.verify import compare_outputs
-from graphkit.errors import MissingDependency
+from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda import compiler
+from graphkit.executor.devices.cuda.launches import source_of
 from graphkit.ops import Op
 from graphkit.ops.evaluate import run_node
 
@@ -86,3 +88,32 @@ def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc
     assert len(spilled) >= len(sources), found.log[:2000]
     assert max(int(n) for pair in spilled for n in pair) <= MOST_SPILLED
     assert max(map(int, re.findall(r"Used (\d+) registers", found.log))) <= 128
+
+
+def test_what_was_compiled_is_kept(nvrtc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In GRAPHKIT_CACHE, or else in the user's folder; a damaged file is made again."""
+    source = source_of("nothing", ["int* y"], ["*y = 1;"])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "users"))
+    for variable, folder in ((str(tmp_path / "given"), tmp_path / "given"), ("", tmp_path / "users" / "graphkit")):
+        monkeypatch.setenv("GRAPHKIT_CACHE", variable)
+        code = compiler.compiled([source], "sm_90")
+        (kept,) = folder.iterdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(compiler, "compile_text", None)  # calling it would fail
+            assert compiler.compiled([source], "sm_90") == code
+        kept.write_bytes(kept.read_bytes()[:-1])
+        assert compiler.compiled([source], "sm_90") == code
+        assert kept.read_bytes().endswith(code)
+
+
+def test_a_folder_that_the_disk_refuses(nvrtc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is an error where somebody asked for it, else a warning."""
+    source = source_of("nothing", ["int* y"], ["*y = 2;"])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRAPHKIT_CACHE", str(tmp_path / "file" / "within"))
+    with pytest.raises(RuntimeFailure, match="GRAPHKIT_CACHE"):
+        compiler.compiled([source], "sm_90")
+    monkeypatch.setenv("GRAPHKIT_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "within"))
+    with pytest.warns(RuntimeWarning, match="compiled kernels are not kept: GRAPHKIT_CACHE"):
+        assert compiler.compiled([source], "sm_90")[:4] == b"\x7fELF"

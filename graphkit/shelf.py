@@ -1,0 +1,68 @@
+"""What is kept on disk between processes, in the folder GRAPHKIT_CACHE.
+
+The name of a file has a digest of everything that its content depends on. Files are written whole, so that processes
+may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import graphkit
+from graphkit.errors import RuntimeFailure
+from graphkit.ir.atomic import write_whole
+
+
+class CacheFailure(RuntimeFailure):
+    """The disk refuses the folder of what is kept between processes."""
+
+
+class Shelf(NamedTuple):
+    """The files of one kind in a folder, `most` of them: the oldest go first. Its methods raise CacheFailure."""
+
+    folder: Path
+    kind: str
+    suffix: str
+    most: int
+
+    def file(self, content: str) -> Path:
+        """Where the result of `content`, by this version of graphkit, is kept."""
+        digest = hashlib.sha256(f"{graphkit.__version__} {self.kind} {content}".encode()).hexdigest()
+        return self.folder / f"{self.kind}-{digest[:40]}{self.suffix}"
+
+    def read(self, content: str) -> bytes | None:
+        """None where nothing is kept."""
+        path = self.file(content)
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CacheFailure(f"GRAPHKIT_CACHE: {path} cannot be read: {error.strerror or error}") from error
+
+    def write(self, content: str, data: bytes) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheFailure(f"GRAPHKIT_CACHE: {self.folder} cannot be made: {error.strerror or error}") from error
+        try:
+            write_whole(self.file(content), [data])
+        except RuntimeFailure as error:
+            raise CacheFailure(f"GRAPHKIT_CACHE: {error}") from error
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove the oldest where there are too many."""
+        files = list(self.folder.glob(f"{self.kind}-*{self.suffix}"))
+        if len(files) <= self.most:
+            return
+        ages = []
+        for path in files:
+            # Another process may remove it first.
+            with contextlib.suppress(FileNotFoundError):
+                ages.append((path.stat().st_mtime, path))
+        for _, path in sorted(ages)[: len(ages) - self.most * 3 // 4]:
+            path.unlink(missing_ok=True)
