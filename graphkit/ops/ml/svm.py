@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -256,23 +257,29 @@ class SVMClassifier(KernelMachine):
         first, second = np.triu_indices(len(self.labels), 1)
         return first, second
 
-    def _decisions(self, similarities: np.ndarray) -> np.ndarray:
-        """For each pair of classes what the support vectors of the two say; with its rho above 0 for the first."""
+    def _shares(self) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """For each pair of classes, its number; of either class the support vectors and what each of them counts."""
         coefficients = np.array(self.coefficients, np.float32)
         table = coefficients[: (len(self.labels) - 1) * self._vector_count].reshape(-1, self._vector_count)
         ends = np.cumsum(self.vectors_per_class)
         parts = [slice(end - size, end) for end, size in zip(ends, self.vectors_per_class, strict=True)]
-        return np.stack(
-            [
-                similarities[:, parts[i]] @ table[j - 1, parts[i]] + similarities[:, parts[j]] @ table[i, parts[j]]
-                for i, j in zip(*self._pairs(), strict=True)
-            ],
-            axis=1,
-        )
+        for pair, (i, j) in enumerate(zip(*self._pairs(), strict=True)):
+            yield pair, parts[i], table[j - 1, parts[i]]
+            yield pair, parts[j], table[i, parts[j]]
+
+    def _decisions(self, similarities: np.ndarray) -> np.ndarray:
+        """For each pair of classes what the support vectors of the two say; with its rho above 0 for the first."""
+        decisions = np.zeros((len(similarities), len(self._pairs()[0])), np.float32)
+        for pair, vectors, coefficients in self._shares():
+            decisions[:, pair] += similarities[:, vectors] @ coefficients
+        return decisions
 
     def _decision_matrix(self) -> np.ndarray:
-        """[support vectors, pairs]: the same as one product."""
-        return self._decisions(np.eye(self._vector_count, dtype=np.float32))
+        """[support vectors, pairs]: the same as one product, where all numbers are finite."""
+        matrix = np.zeros((self._vector_count, len(self._pairs()[0])), np.float32)
+        for pair, vectors, coefficients in self._shares():
+            matrix[vectors, pair] = coefficients
+        return matrix
 
     def reference(self, xp: Any, x: Any) -> Any:
         vectors = self._vectors()
@@ -315,6 +322,8 @@ class SVMClassifier(KernelMachine):
         first, second = self._pairs()
         if not count or self.post_transform != "NONE" or count * len(first) > _LARGEST_MATRIX:
             raise UnsupportedError("linear machines, transformations and very many classes need the operator itself")
+        if not (np.isfinite(self.support_vectors).all() and np.isfinite(self.coefficients).all()):
+            raise UnsupportedError("what is no number spoils the pairs of its class alone")
         similarity = self._similarity(as_rows(x), self._vectors())
         rho = np.array(self.rho[: len(first)], np.float32)
         decisions = F.mat_mul(similarity, constant(self._decision_matrix())) + constant(rho)

@@ -80,8 +80,6 @@ def nvrtc() -> None:
 def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc: None) -> None:
     """And keeps its values in registers, as the compiled code itself says."""
     sources = list(dict.fromkeys(source for case in cases_of(cls) for source in case.kernel.sources))
-    if not sources:
-        pytest.skip("all samples are empty")
     found = compiler.compile_text(compiler.text_of(sources), architecture)
     assert found.code[:4] == b"\x7fELF"
     spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
