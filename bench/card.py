@@ -64,7 +64,7 @@ def work(card: Any, node: Node, rng: np.random.Generator) -> tuple[Callable[[], 
     """What launches a node's kernel once, on arrays of its own, and the bytes that it reads and writes at least."""
     kernel = make_launched("cuda", node, KernelContext(used_outputs=(True,) + (False,) * (len(node.outputs) - 1)))
     assert kernel is not None, f"{node.op.name} has no kernel"
-    launched = card.prepare(node, kernel)
+    launched = card.prepare(node, kernel, card.xp.zeros((1,), np.uint32) if kernel.fault else None)
     arrays: list[np.ndarray] = []
     for value in node.operands:
         shape = value.tensor.static_shape

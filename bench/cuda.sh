@@ -23,7 +23,7 @@ export GRAPHKIT_CACHE=$work/cache
 pytest -n 0 -m "full or not full" tests/executor/devices/cuda
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-        compute-sanitizer --tool "$tool" --error-exitcode 1 python -m pytest -n 0 tests/executor/devices/cuda/test_card.py
+        compute-sanitizer --tool "$tool" --error-exitcode 1 python -m pytest -n 0 -k "on_the_card" tests/executor/devices/cuda
     done
 else
     echo "compute-sanitizer is not installed: accesses are not checked on the card" >&2

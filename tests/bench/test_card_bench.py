@@ -34,8 +34,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.card, name)
 
-    def prepare(self, node: Any, made: Any) -> Any:
-        launched = self.card.prepare(node, made)
+    def prepare(self, node: Any, made: Any, fault: Any) -> Any:
+        launched = self.card.prepare(node, made, fault)
 
         def run(inputs: Any, outputs: Any, scratch: Any) -> None:
             self.seen.append((inputs, outputs))
@@ -47,9 +47,11 @@ class Watched:
 def test_every_kernel_is_there_and_computes(card: Card) -> None:
     for title, node in bench.nodes(1 << 15).items():
         watched = Watched(card)
-        with card.on(card.stream()):
+        stream = card.stream()
+        with card.on(stream):
             call, size = bench.work(watched, node, np.random.default_rng(0))
             call()
+            card.synchronize(stream)
         ((inputs, outputs),) = watched.seen
         arrays = [np.asarray(a.view(np.ndarray)) for a in inputs]
         expected = run_node(node, arrays)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -16,23 +16,21 @@ from graphkit.ops.xp import Namespace
 class ArrayKernel(Protocol):
     """Computes one node from and to arrays of a device; `scratch` is working memory, None for who asked for none.
 
-    may_fail: whether a run may find what only `check` raises.
+    can_be_recorded: whether a call does nothing but queue work, the same for the same arrays.
     """
 
-    may_fail: bool
+    can_be_recorded: bool
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
-
-    def check(self) -> None:
-        """Raise for what a run has found, whose work is done."""
-        ...
 
 
 class Device(Protocol):
     """What a device with arrays of its own has to offer. `xp` makes and computes arrays, on the current stream."""
 
     name: str
-    xp: Namespace
+
+    @property
+    def xp(self) -> Namespace: ...
 
     def supports(self, dtype: DType) -> bool:
         """Whether an array can have such elements."""
@@ -50,9 +48,13 @@ class Device(Protocol):
         """Wait for all work of a queue."""
         ...
 
-    def prepare(self, node: Node, made: Any) -> ArrayKernel:
+    def record(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+        """What queues all at once what `work` queues, which is not done now. Both for the current stream, `stream`."""
+        ...
+
+    def prepare(self, node: Node, made: Any, fault: Any) -> ArrayKernel:
         """What computes a node of static types; `made` is what the device's factory made for it, None where it has none
-        and the node is interpreted."""
+        and the node is interpreted. fault: an array of one uint32 that it sets, None for what has no fault."""
         ...
 
     def alloc(self, nbytes: int) -> Any:
@@ -63,10 +65,11 @@ class Device(Protocol):
         """The C-contiguous array at an offset in allocated memory."""
         ...
 
-    def copy_in(self, array: np.ndarray) -> Any:
-        """An array of the device with these elements."""
+    def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
+        """An array of the device with these elements: `target`, of the same shape and dtype, or a new one. `array` may
+        change as soon as this returns."""
         ...
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
-        """The elements in `out`, which is C-contiguous, or in a new array. Waits for the work that makes them."""
+        """The elements in `out`, which is C-contiguous, or in a new array. Waits for the current stream's work."""
         ...

@@ -26,15 +26,13 @@ def check_result(node: Node, position: int, result: np.ndarray, shape: Sequence[
 class Interpreted:
     """What `interpreted_kernel` makes, as the kernel of a device with arrays of its own."""
 
-    may_fail = False  # it raises at once
+    can_be_recorded = False  # it makes arrays
 
     def __init__(self, node: Node, xp: Namespace):
         self._run = interpreted_kernel(node, xp)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         self._run(inputs, outputs)
-
-    def check(self) -> None: ...
 
 
 def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:

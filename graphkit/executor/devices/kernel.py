@@ -77,6 +77,11 @@ class LaunchedKernel(Protocol):
         """Positions (input, output) that may be the same memory."""
         ...
 
+    @property
+    def fault(self) -> str:
+        """What is wrong where a run sets the fault that it was prepared with; empty where it has none."""
+        ...
+
 
 def is_native(kernel: Kernel) -> TypeGuard[NativeKernel]:
     """Whether a program runs the kernel without Python."""

@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class BaseProgram(ABC):
     written where it is handed out.
     """
 
+    device: ClassVar[None] = None  # memory is the host's
     arena_bytes: int
     kept_bytes: int
     owned: list[tuple[tuple[int, ...], np.dtype, int] | None]

@@ -3,7 +3,8 @@
 An array is the store's own when it was made for it: by a run, or as a copy of what a caller assigned. Callers see an
 own array through a read-only view, and while such a view, or a view of it, is alive, the memory is not written.
 
-Large arrays of an imported file stay there until they are written: who reads one gets an array of his own.
+Large arrays of an imported file stay there until they are written: who reads one gets an array of his own. What runs
+of a device have written stays on the device, and is copied when somebody reads it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
+from graphkit.executor.devices.device import Device
+from graphkit.executor.memory.resident import Resident
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
@@ -29,6 +32,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._types = dict(types)
         self._arrays: dict[str, np.ndarray] = {}
         self._stored: dict[str, StoredArray] = {}
+        self._resident: dict[str, Resident] = {}
         self._own: set[str] = set()
         # Who has arrays that were released.
         self._elsewhere: dict[str, str] = {}
@@ -57,6 +61,9 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self.type_of(name)
         if (stored := self._stored.get(name)) is not None:
             return stored.array
+        if name not in self._arrays and (resident := self._resident.get(name)) is not None:
+            self._arrays[name] = resident.fetch()
+            self._own.add(name)
         if name not in self._arrays:
             where = self._elsewhere.get(name)
             raise InputError(f"parameter {name!r} " + (f"is held by {where}" if where else "has no value yet"))
@@ -79,9 +86,9 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def __setitem__(self, name: str, array: Any) -> None:
         if isinstance(array, StoredArray):
             self._check(name, array)
+            self._forget(name)
+            self._resident.pop(name, None)
             self._stored[name] = array
-            self._own.discard(name)
-            self._arrays.pop(name, None)
             self._written(name)
         else:
             self.commit(name, self.fitting(name, array))
@@ -116,8 +123,35 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         # At every moment the name has a value, for readers in other threads.
         self._arrays[name] = array
         self._stored.pop(name, None)
+        self._resident.pop(name, None)
         self._written(name)
         return free
+
+    def lend(self, name: str, device: Device) -> Resident | np.ndarray:
+        """The value, for a run of a device that writes over it where it is there already. `place` has to follow."""
+        resident = self.resident(name, device)
+        if resident is None:
+            return self[name]
+        self._forget(name)
+        self._written(name)
+        return resident
+
+    def place(self, name: str, resident: Resident) -> None:
+        """Make what is on a device the value of `name`: nobody else may write to it."""
+        self._forget(name)
+        self._resident[name] = resident
+        self._written(name)
+
+    def resident(self, name: str, device: Device) -> Resident | None:
+        """The value of `name` where it is on this device."""
+        found = self._resident.get(name)
+        return found if found is not None and found.device is device else None
+
+    def _forget(self, name: str) -> None:
+        """What is on the host: it is another value, or about to be one."""
+        self._arrays.pop(name, None)
+        self._stored.pop(name, None)
+        self._own.discard(name)
 
     def _written(self, name: str) -> None:
         self._views.pop(name, None)
@@ -127,15 +161,14 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def release(self, name: str, holder: str) -> None:
         """Forget the array of `name`, which `holder` has, until another one is written; reading it is an InputError."""
         self.type_of(name)
-        self._arrays.pop(name, None)
-        self._stored.pop(name, None)
-        self._own.discard(name)
+        self._forget(name)
+        self._resident.pop(name, None)
         self._elsewhere[name] = holder
         self._written(name)
 
     def holds(self, name: str) -> bool:
         """Whether there is an array for a name."""
-        return name in self._arrays or name in self._stored
+        return name in self._arrays or name in self._stored or name in self._resident
 
     def donate(self, name: str) -> np.ndarray | None:
         """The array, to be written over when it is the store's own and nobody sees it, else None; see `commit`."""
@@ -144,18 +177,20 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def __copy__(self) -> ParamStore:
         """Another store of the same arrays, which neither may write over."""
+        for name in self._resident:
+            _ = self[name]  # read, that it is on the host too
         for name in self._own:
             self._arrays[name].flags.writeable = False
         self._own.clear()
         other: ParamStore = object.__new__(type(self))
         other.__dict__ |= self.__dict__
         other._arrays, other._stored, other._versions = self._arrays.copy(), self._stored.copy(), self._versions.copy()
-        other._own, other._views = set(), {}
+        other._own, other._views, other._resident = set(), {}, {}
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        read = {name: stored.array for name, stored in self._stored.items()}
-        return self.__dict__ | {"_views": {}, "_stored": {}, "_arrays": self._arrays | read}
+        read = {name: self[name] for name in (*self._stored, *self._resident)}
+        return self.__dict__ | {"_views": {}, "_stored": {}, "_resident": {}, "_arrays": self._arrays | read}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a deep copy, which owns its arrays."""
@@ -181,8 +216,30 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return name in self._types
 
     def __repr__(self) -> str:
-        size = sum(kind.nbytes for kind in (self._arrays | self._stored).values())
+        size = sum(kind.nbytes for kind in (self._arrays | self._stored | self._resident).values())
         return f"<ParamStore: {len(self)} arrays, {size} bytes>"
+
+
+class ParameterArray:
+    """The current array of a parameter, as kernels see it."""
+
+    __slots__ = ("_name", "_store")
+
+    def __init__(self, store: ParamStore, name: str):
+        self._store = store
+        self._name = name
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._store[self._name]
+
+    @property
+    def version(self) -> int:
+        return self._store.version(self._name)
+
+    def resident(self, device: Device) -> Resident | None:
+        """See ParamStore."""
+        return self._store.resident(self._name, device)
 
 
 class JointStore(ParamStore):
@@ -222,3 +279,12 @@ class JointStore(ParamStore):
 
     def commit(self, name: str, array: np.ndarray) -> np.ndarray | None:
         return self._owner[name].commit(name, array)
+
+    def lend(self, name: str, device: Device) -> Resident | np.ndarray:
+        return self._owner[name].lend(name, device)
+
+    def place(self, name: str, resident: Resident) -> None:
+        self._owner[name].place(name, resident)
+
+    def resident(self, name: str, device: Device) -> Resident | None:
+        return self._owner[name].resident(name, device)

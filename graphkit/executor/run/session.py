@@ -28,7 +28,7 @@ from graphkit.executor.run.compile import AnyProgram
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
-from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
@@ -45,24 +45,6 @@ from graphkit.passes.training.randomness import bind_rng
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
-
-
-class ParameterArray:
-    """The current array of a parameter, as kernels see it."""
-
-    __slots__ = ("_name", "_store")
-
-    def __init__(self, store: ParamStore, name: str):
-        self._store = store
-        self._name = name
-
-    @property
-    def array(self) -> np.ndarray:
-        return self._store[self._name]
-
-    @property
-    def version(self) -> int:
-        return self._store.version(self._name)
 
 
 class Executor:

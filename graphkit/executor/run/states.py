@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.placement import Placement
+from graphkit.executor.memory.resident import Resident
 from graphkit.executor.run.params import ParamStore
 
 
@@ -18,12 +20,17 @@ class _Program(Protocol):
     state_inputs: list[int]  # positions among the inputs
     donated: list[bool]  # whether the new value may take the memory of the old one
 
+    @property
+    def device(self) -> Device | None:
+        """Where states stay between runs, if not on the host: such a program writes over them itself."""
+        ...
+
 
 class States:
     """The states of `params` that an executor writes; one run at a time.
 
-    A new value goes over the old one where program and owner permit it, else into the buffer of an older value that
-    nobody reads any more, or into a fresh one.
+    On the host, a new value goes over the old one where program and owner permit it, else into the buffer of an older
+    value that nobody reads any more, or into a fresh one.
     """
 
     def __init__(self, params: ParamStore):
@@ -49,7 +56,7 @@ class States:
                     arrays[at] = buffers[position] = array
                 continue
             if name not in fed:
-                arrays[at] = params[name]
+                arrays[at] = params[name] if program.device is None else params.lend(name, program.device)
             if program.placement.results[position].owned and name in self._spares:
                 buffers[position] = self._spares.pop(name)
         return buffers
@@ -61,10 +68,13 @@ class States:
                 self._params.commit(names[position], array)
 
     def commit(self, names: Sequence[str], program: _Program, new: list[Any]) -> None:
-        """Write the new values, which leave `new`."""
+        """Write the new values, which leave `new`: arrays, or what is on a device."""
         params = self._params
         for position in reversed(range(len(names))):
             name, array = names[position], new.pop()
+            if isinstance(array, Resident):
+                params.place(name, array)
+                continue
             previous = params.commit(name, array)
             if previous is not None and not program.donated[position]:
                 self._spares[name] = previous

@@ -6,9 +6,9 @@ Only this module and `graphkit.ops.xp` know CuPy, and they import it when the de
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,17 @@ class CudaDevice:
     def synchronize(self, stream: Any) -> None:
         stream.synchronize()
 
-    def prepare(self, node: Node, made: CardKernel | None) -> ArrayKernel:
-        return Interpreted(node, self.xp) if made is None else _Launched(self, node, made)
+    def record(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+        """As one CUDA graph."""
+        stream.begin_capture()
+        try:
+            work()
+        finally:
+            graph = stream.end_capture()
+        return partial(graph.launch, stream)
+
+    def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> ArrayKernel:
+        return Interpreted(node, self.xp) if made is None else _Launched(self, node, made, fault)
 
     @property
     def architecture(self) -> str:
@@ -78,18 +87,17 @@ class CudaDevice:
             self._functions |= {source.entry: module.get_function(source.entry) for source in new}
         return [self._functions[source.entry] for source in sources]
 
-    def word(self) -> Any:
-        """A word of the card's memory that is 0."""
-        return self._cupy.zeros(1, np.uint32)
-
     def alloc(self, nbytes: int) -> Any:
         return self._cupy.empty(max(nbytes, 1), np.uint8)
 
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         return self._cupy.ndarray(shape, dtype, memptr=memory.data + offset)
 
-    def copy_in(self, array: np.ndarray) -> Any:
-        return self._cupy.array(array)
+    def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
+        if target is None:
+            return self._cupy.array(array)
+        target.set(np.ascontiguousarray(array).reshape(target.shape))
+        return target
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         result: np.ndarray = self._cupy.ascontiguousarray(array).reshape(array.shape).get(out=out)
@@ -104,14 +112,14 @@ def _release(number: int) -> str:
 class _Launched:
     """A kernel of the card's own on its arrays."""
 
-    def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel):
-        self._node, self._kernel = node, kernel
+    can_be_recorded = True
+
+    def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
+        self._kernel, self._fault = kernel, fault
         try:
             self._functions = card.functions(kernel.sources)
         except RuntimeFailure as error:
             raise RuntimeFailure(f"{node.describe()}: {error}") from error
-        self.may_fail = bool(kernel.fault)
-        self._fault = card.word() if self.may_fail else None
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for launch, function in zip(self._kernel.launches, self._functions, strict=True):
@@ -129,12 +137,6 @@ class _Launched:
                     case _:
                         given.append(argument)
             function((launch.blocks,), (THREADS,), tuple(given))
-
-    def check(self) -> None:
-        """Raises RuntimeFailure where the fault was set."""
-        if self._fault is not None and int(self._fault.get()[0]):
-            self._fault.fill(0)
-            raise self._kernel.failure(self._node)
 
 
 def load() -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
-import graphkit.executor.devices.cuda  # noqa: F401 - registers the kernels
 from graphkit.checks.samples import dtypes_of, make_case, samples_of
+from graphkit.errors import GraphkitError
+from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import has_factory, make_launched
@@ -19,11 +21,40 @@ from graphkit.ops import Op, registry
 OPERATORS = [cls for cls in registry if has_factory("cuda", cls.domain, cls.name)]
 
 
+def why_not() -> str:
+    """Why there is no card, or nothing."""
+    try:
+        cuda.load()
+    except GraphkitError as error:
+        return str(error)
+    return ""
+
+
+needs_card = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a card")
+
+
 class CardCase(NamedTuple):
     name: str
     node: Node
     arrays: list[Any]
     kernel: CardKernel
+
+
+def launched(device: Any, case: CardCase) -> list[np.ndarray]:
+    """What a device's kernel computes, which is prepared as programs do it."""
+    stream = device.stream()
+    with device.on(stream):
+        fault = device.xp.zeros((1,), np.uint32) if case.kernel.fault else None
+        kernel = device.prepare(case.node, case.kernel, fault)
+        inputs = [None if a is None else device.copy_in(a) for a in case.arrays]
+        scratch = device.alloc(case.kernel.scratch_bytes)
+        results = [
+            device.view(device.alloc(v.tensor.nbytes), 0, v.tensor.static_shape, v.dtype.numpy)
+            for v in case.node.outputs
+        ]
+        kernel(inputs, results, scratch)
+        assert fault is None or not device.copy_out(fault, None).any()
+        return [device.copy_out(y, None) for y in results]
 
 
 def node_of(op: Op, *arrays: Any) -> Node:

@@ -68,11 +68,18 @@ class Emulator:
             self._functions[source.entry] = loaded[f"run_{source.entry}"]
 
     def run(
-        self, kernel: CardKernel, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any = None, order: int = 0
+        self,
+        kernel: CardKernel,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        scratch: Any = None,
+        fault: Any = None,
+        order: int = 0,
     ) -> bool:
-        """Launch all; whether the fault was set. order: 1 runs threads that wait for each other the other way round."""
+        """Launch all; whether the fault is set. order: 1 runs threads that wait for each other the other way round."""
         self.compile(kernel.sources)
-        fault = np.zeros(1, np.uint32)
+        if fault is None:
+            fault = np.zeros(1, np.uint32)
         if scratch is None:
             scratch = np.full(kernel.scratch_bytes, 0xA5, np.uint8)
         for launch in kernel.launches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,50 +72,81 @@ class CardNamespace(Namespace):
 
 
 class Stream:
-    """Counts how often its work was waited for."""
+    """Work that waits until somebody waits for it. waits: how often somebody did."""
 
     def __init__(self) -> None:
         self.waits = 0
+        self.work: list[Callable[[], Any]] = []
+        self.recorded: list[Callable[[], Any]] | None = None
+
+    def queue(self, work: Callable[[], Any]) -> None:
+        (self.work if self.recorded is None else self.recorded).append(work)
+
+    def finish(self) -> None:
+        assert self.recorded is None, "nothing is waited for while it is recorded"
+        for work in self.work:
+            work()
+        self.work.clear()
 
 
 class _Launched:
     """A kernel of the card, by an emulator."""
 
-    def __init__(self, emulator: Emulator, node: Node, kernel: CardKernel):
-        self._emulator, self._node, self._kernel = emulator, node, kernel
-        self.may_fail = bool(kernel.fault)
-        self._faulty = False
-        emulator.compile(kernel.sources)
+    can_be_recorded = True
+
+    def __init__(self, card: Card, kernel: CardKernel, fault: Any):
+        self._card, self._kernel, self._fault = card, kernel, fault
+        assert bool(kernel.fault) == (fault is not None)
+        card.emulator.compile(kernel.sources)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for array in (*inputs, *outputs):
             assert array is None or (isinstance(array, CardArray) and array.flags.c_contiguous)
             # All that is read and written in 16 bytes begins at a multiple of them.
             assert array is None or array.ctypes.data % 16 == 0
-        self._faulty |= self._emulator.run(self._kernel, inputs, outputs, scratch)
+        given = list(inputs), list(outputs), scratch, self._fault
+        self._card.current.queue(lambda: self._card.emulator.run(self._kernel, *given))
 
-    def check(self) -> None:
-        if self._faulty:
-            self._faulty = False
-            raise self._kernel.failure(self._node)
+
+class _Eager:
+    """What numpy computes at once: the work before it is done first."""
+
+    can_be_recorded = False
+
+    def __init__(self, card: Card, node: Node):
+        self._card, self._run = card, Interpreted(node, card.arrays)
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        self._card.current.finish()
+        self._run(inputs, outputs, scratch)
 
 
 class Card:
-    """The stand-in for CudaDevice. launched: what was prepared, by the operator's name; interpreted: likewise."""
+    """The stand-in for CudaDevice, whose work is done as late as it may be.
+
+    launched: what was prepared, by the operator's name; interpreted: likewise. replays: of recordings.
+    """
 
     name = "cuda"
 
     def __init__(self, emulator: Emulator) -> None:
-        self.xp = CardNamespace()
-        self._emulator = emulator
+        self.arrays = CardNamespace()
+        self.emulator = emulator
         self.launched: list[str] = []
         self.interpreted: list[str] = []
         self.allocated: list[int] = []
-        self.uploads = 0
+        self.uploads = self.recordings = self.replays = 0
         self.streams: list[Stream] = []
         self._thread = threading.local()
 
     supports = cuda.CudaDevice.supports
+
+    @property
+    def xp(self) -> CardNamespace:
+        """Who asks for it computes at once."""
+        if getattr(self._thread, "stream", None) is not None:
+            self.current.finish()
+        return self.arrays
 
     def stream(self) -> Stream:
         self.streams.append(Stream())
@@ -128,18 +159,34 @@ class Card:
         self._thread.stream = None
 
     @property
-    def current(self) -> Stream | None:
-        return getattr(self._thread, "stream", None)
+    def current(self) -> Stream:
+        found: Stream = self._thread.stream
+        assert found is not None
+        return found
 
     def synchronize(self, stream: Stream) -> None:
         stream.waits += 1
+        stream.finish()
 
-    def prepare(self, node: Node, made: CardKernel | None) -> Any:
+    def record(self, stream: Stream, work: Callable[[], None]) -> Callable[[], None]:
+        assert stream is self.current
+        stream.recorded = []
+        work()
+        recorded, stream.recorded = stream.recorded, None
+        self.recordings += 1
+
+        def replay() -> None:
+            self.replays += 1
+            stream.work.extend(recorded)
+
+        return replay
+
+    def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> Any:
         (self.interpreted if made is None else self.launched).append(node.op.name)
-        return Interpreted(node, self.xp) if made is None else _Launched(self._emulator, node, made)
+        return _Eager(self, node) if made is None else _Launched(self, made, fault)
 
     def alloc(self, nbytes: int) -> Any:
-        assert self.current
+        assert self.current.recorded is None, "memory that a recording takes is given to others"
         self.allocated.append(nbytes)
         # As CuPy's memory does, it begins at a multiple of 512 bytes.
         memory = np.full(nbytes + 512, 0xA5, np.uint8)
@@ -148,16 +195,20 @@ class Card:
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         return np.ndarray(shape, dtype, memory, offset).view(CardArray)
 
-    def copy_in(self, array: np.ndarray) -> Any:
-        assert self.current
+    def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         assert type(array) is np.ndarray
         self.uploads += 1
-        copied = self.view(self.alloc(array.nbytes), 0, array.shape, array.dtype)
-        copied[...] = array.view(CardArray)
-        return copied
+        if target is None:
+            target = self.view(self.alloc(array.nbytes), 0, array.shape, array.dtype)
+        assert (target.shape, target.dtype) == (array.shape, array.dtype)
+        sent = array.copy()
+        self.current.queue(lambda: np.copyto(target.view(np.ndarray), sent))
+        return target
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         assert isinstance(array, CardArray)
+        if getattr(self._thread, "stream", None) is not None:
+            self.current.finish()
         if out is None:
             return np.array(array.view(np.ndarray), order="C")
         np.copyto(out, array.view(np.ndarray))

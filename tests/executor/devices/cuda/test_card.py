@@ -10,30 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from card_cases import needs_card, why_not
 
 import graphkit as gk
 from graphkit import cli
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare
-from graphkit.errors import GraphkitError, MissingDependency, UnsupportedError
+from graphkit.errors import MissingDependency, UnsupportedError
 from graphkit.executor.devices import cuda
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.types import TensorType
 from graphkit.ops import registry
 from graphkit.ops.xp import SHARED
-
-
-def why_not() -> str:
-    """Why there is no card, or nothing."""
-    try:
-        cuda.load()
-    except GraphkitError as error:
-        return str(error)
-    return ""
-
-
-needs_card = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a card")
 
 
 @pytest.fixture

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from card_cases import OPERATORS, CardCase, cases_of
+from card_cases import OPERATORS, CardCase, cases_of, launched, needs_card, why_not
 from emulator import Emulator, waits
+from stand_in import Card
 
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda import compiler
 from graphkit.executor.devices.cuda.launches import source_of
 from graphkit.ops import Op
@@ -54,12 +56,26 @@ def test_every_sample(cls: type[Op], emulator: Emulator) -> None:
     cases = list(cases_of(cls))
     emulator.compile(source for case in cases for source in case.kernel.sources)
     for case in cases:
-        expected = run_node(case.node, case.arrays)
-        found = run(emulator, case)
-        names = [str(i) for i in range(len(found))]
-        pairs = dict(zip(names, found, strict=True)), dict(zip(names, expected, strict=True))
-        for report in compare_outputs(*pairs):
-            assert report.passed, f"{case.name}: {report}"
+        compare(case, run(emulator, case))
+    for case in cases[:1]:
+        compare(case, launched(Card(emulator), case))
+
+
+def compare(case: CardCase, found: list[Any]) -> None:
+    """With what the reference computes."""
+    names = [str(i) for i in range(len(found))]
+    expected = run_node(case.node, case.arrays)
+    pairs = dict(zip(names, found, strict=True)), dict(zip(names, expected, strict=True))
+    for report in compare_outputs(*pairs):
+        assert report.passed, f"{case.name}: {report}"
+
+
+@needs_card
+@pytest.mark.parametrize("cls", OPERATORS if not why_not() else [None], ids=lambda c: c.name if c else "no card")
+def test_every_sample_on_the_card(cls: type[Op]) -> None:
+    for case in cases_of(cls):
+        if all(v is None or cuda.device().supports(v.dtype) for v in case.node.inputs):
+            compare(case, launched(cuda.device(), case))
 
 
 # --- for cards --------------------------------------------------------------------------------------

@@ -1,0 +1,266 @@
+"""One arena and one stream of a program on a device, and how its steps are run there.
+
+Runs of steps that do nothing but launch kernels on memory that stays are recorded: once two runs have met the same
+arrays, all of them are one call to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.device import ArrayKernel, Device
+from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, kept
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.memory.resident import Resident
+from graphkit.executor.run.params import ParameterArray
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops.evaluate import run_node
+
+# Steps below which a recording saves no calls.
+LEAST_RECORDED = 3
+
+
+class ArrayInstance:
+    """For one run at a time. `_arrays` maps storages to what they hold at present."""
+
+    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
+        self._lowered, self._device, self._pools = lowered, device, pools
+        self._placement = lowered.placement
+        self._stream = device.stream()
+        self._arrays: dict[Value, Any] = {}
+        self._stamp = -1
+        graph, memory = lowered.graph, lowered.memory
+        self._states = [state for state, _ in graph.updates]
+        faulty = [step.kernel.fault for _, step in lowered.steps if isinstance(step, LaunchedStep)]
+        with device.on(self._stream):
+            self._faults = device.xp.zeros((sum(map(bool, faulty)),), np.uint32)
+            self._failures: list[tuple[Node, Any]] = []
+            self._kernels = [self._prepared(node, lowering) for node, lowering in lowered.steps]
+            arena = device.alloc(memory.layout.arena_bytes)
+            self._scratch = {
+                index: device.view(arena, offset, (lowering.scratch_bytes,), np.dtype(np.uint8))
+                for index, (_, lowering) in enumerate(lowered.steps)
+                if (offset := memory.scratch_offset(index)) is not None
+            }
+            for storage in memory.request_of:
+                self._arrays[storage] = self._view(arena, memory.offset(storage) or 0, storage)
+            self._own_memory()
+            device.synchronize(self._stream)
+        self._kept = frozenset(self._arrays)  # what lies in memory that stays
+        self._bound: list[Any] = []  # what other memory the latest run has met
+        self._segments = list(self._divided())
+
+    def _prepared(self, node: Node, lowering: Any) -> ArrayKernel | None:
+        """None for a node whose results are arrays that it makes."""
+        if isinstance(lowering, LaunchedStep):
+            fault = None
+            if lowering.kernel.fault:
+                place = len(self._failures)
+                fault = self._faults[place : place + 1]
+                self._failures.append((node, lowering.kernel))
+            return self._device.prepare(node, lowering.kernel, fault)
+        return self._device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
+
+    def _own_memory(self) -> None:
+        """Memory of fed arrays and of results; a new value that is written over a state has none."""
+        over_states = {*self._lowered.memory.donated.values()}
+        results = (self._placement.root[r.value] for r in self._placement.results if r.owned)
+        fed = (
+            value
+            for value in self._lowered.graph.inputs
+            if value not in self._lowered.fixed and value not in self._states and _is_array(value)
+        )
+        for storage in (*fed, *results):
+            if storage not in over_states and storage not in self._arrays:
+                self._arrays[storage] = self._view(self._device.alloc(storage.tensor.nbytes), 0, storage)
+
+    def _view(self, memory: Any, offset: int, storage: Value) -> Any:
+        kind = storage.tensor
+        return self._device.view(memory, offset, kind.static_shape, kind.dtype.numpy)
+
+    # --- segments -----------------------------------------------------------------------------------------------
+
+    def _divided(self) -> Iterator[_Segment]:
+        """The steps in their order, in runs of those that can be recorded and of others."""
+        order = self._lowered.memory.order
+        stays = {*self._kept, *self._lowered.fixed, *self._states, *self._lowered.memory.donated.values()}
+
+        def can_be_recorded(position: int) -> bool:
+            index = order[position]
+            kernel, node = self._kernels[index], self._placement.steps[index]
+            used = (*node.operands, *(v for v in node.outputs if v in self._placement.used))
+            return kernel is not None and kernel.can_be_recorded and all(self._placement.root[v] in stays for v in used)
+
+        for recorded, positions in groupby(range(len(order)), can_be_recorded):
+            steps = list(positions)
+            yield _Segment(steps, recorded and len(steps) >= LEAST_RECORDED)
+
+    def _run_segments(self) -> None:
+        met = [self._arrays.get(v) for v in (*self._lowered.fixed, *self._states)]
+        is_known = len(met) == len(self._bound) and all(a is b for a, b in zip(met, self._bound, strict=True))
+        self._bound = met
+        for segment in self._segments:
+            if not is_known:
+                segment.replay = None
+            elif segment.is_recorded and segment.replay is None:
+                segment.replay = self._device.record(self._stream, partial(self._run_steps, segment))
+            if segment.replay is None:
+                self._run_steps(segment)
+            else:
+                segment.replay()
+
+    def _run_steps(self, segment: _Segment) -> None:
+        memory, steps = self._lowered.memory, self._placement.steps
+        for position in segment.positions:
+            index = memory.order[position]
+            self._step(steps[index], index)
+            for storage in memory.releases.get(position, ()):
+                if storage not in self._kept:
+                    self._arrays.pop(storage, None)
+
+    def _step(self, node: Node, index: int) -> None:
+        used, kernel = self._placement.used, self._kernels[index]
+        operands = [None if v is None else self._read(v) for v in node.inputs]
+        if kernel is not None:
+            kernel(operands, [self._read(v) if v in used else None for v in node.outputs], self._scratch.get(index))
+            return
+        results = kept(node, operands, run_node(node, operands, self._device.xp))
+        for value, result in zip(node.outputs, results, strict=True):
+            if value in used:
+                self._arrays[value] = result
+
+    def _read(self, value: Value) -> Any:
+        storage = self._placement.root[value]
+        array = self._arrays.get(storage)
+        if value is storage or array is None:
+            return array
+        kind = value.tensor
+        wanted = kind.dtype.numpy
+        if array.dtype != wanted:
+            array = array.reshape(-1).view(wanted)
+        return array.reshape(kind.static_shape)
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        """See ArrayProgram.run."""
+        with self._device.on(self._stream):
+            try:
+                return self._run(inputs, buffers)
+            finally:
+                # Whatever becomes of the run: nobody reads or frees what is still being written.
+                self._device.synchronize(self._stream)
+                for storage in [s for s in self._arrays if s not in self._kept and s not in self._lowered.fixed]:
+                    del self._arrays[storage]
+
+    def _run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        results, first = self._placement.results, len(self._states)
+        self._refresh()
+        for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
+            if given is not None and value not in self._lowered.fixed:
+                self._receive(value, given)
+        self._run_segments()
+        outputs = [
+            _copied_out(self._device, self._read(result.value), buffers.get(position))
+            for position, result in enumerate(results[first:], first)
+        ]
+        new = self._new_states()
+        self._check_faults()
+        return [*new, *outputs]
+
+    def _receive(self, value: Value, given: Any) -> None:
+        if isinstance(given, Resident):
+            self._arrays[value] = given.array
+        elif value in self._kept:
+            self._device.copy_in(given, self._arrays[value])
+        else:
+            self._arrays[value] = _copied_in(self._device, given)
+        target = self._lowered.memory.donated.get(value)
+        if target is not None:
+            self._arrays[target] = self._reshaped(self._arrays[value], target)
+
+    def _reshaped(self, array: Any, storage: Value) -> Any:
+        """The memory of a state as that of its new value."""
+        kind = storage.tensor
+        return array.reshape(-1).view(kind.dtype.numpy).reshape(kind.static_shape)
+
+    def _new_states(self) -> list[Resident]:
+        """The states' memory with the new values in it."""
+        placement, donated = self._placement, self._lowered.memory.donated
+        new: dict[Value, Any] = {}
+        for state, result in zip(self._states, placement.results, strict=False):
+            if state not in donated:
+                array = self._read(result.value)
+                # Another state's old value is about to go.
+                new[state] = self._copied(array) if placement.root[result.value] in self._states else array
+        for state, array in new.items():
+            held = self._arrays[state]
+            if (held.shape, held.dtype) == (array.shape, array.dtype):
+                self._device.xp.copyto(held, array)
+            else:
+                self._arrays[state] = self._copied(array)
+        return [Resident(self._device, self._arrays[state]) for state in self._states]
+
+    def _copied(self, array: Any) -> Any:
+        made = self._device.view(self._device.alloc(array.nbytes), 0, array.shape, array.dtype)
+        self._device.xp.copyto(made, array)
+        return made
+
+    def _check_faults(self) -> None:
+        """Raise RuntimeFailure for the first kernel that has met what no kernel can compute."""
+        if not self._failures:
+            return
+        found = np.flatnonzero(self._device.copy_out(self._faults, None))
+        if len(found):
+            self._device.copy_in(np.zeros(len(self._failures), np.uint32), self._faults)
+            node, kernel = self._failures[found[0]]
+            raise kernel.failure(node)
+
+    def _refresh(self) -> None:
+        """Copy parameters and constants that have changed to the device."""
+        if (stamp := self._pools.stamp()) == self._stamp:
+            return
+        for storage, source in self._lowered.fixed.items():
+            self._arrays[storage] = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
+        self._stamp = stamp
+
+    def _uploaded(self, source: VersionedArray) -> Any:
+        if isinstance(source, ParameterArray) and (resident := source.resident(self._device)) is not None:
+            return resident.array
+        array = self._device.copy_in(source.array)
+        self._device.synchronize(self._stream)  # other streams read it as well
+        return array
+
+
+class _Segment:
+    """Steps by their position in the order; `replay` runs all of them, once it was made."""
+
+    def __init__(self, positions: Sequence[int], is_recorded: bool):
+        self.positions = positions
+        self.is_recorded = is_recorded
+        self.replay: Callable[[], None] | None = None
+
+
+def _is_array(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.is_static
+
+
+def _copied_in(device: Device, given: Any) -> Any:
+    """A fed array, or a sequence of them, on the device; maps stay on the host."""
+    if isinstance(given, (list, tuple)):
+        return [_copied_in(device, item) for item in given]
+    return given if isinstance(given, dict) else device.copy_in(given)
+
+
+def _copied_out(device: Device, result: Any, out: np.ndarray | None) -> Any:
+    if isinstance(result, (list, tuple)):
+        return [_copied_out(device, item, None) for item in result]
+    return result if result is None or isinstance(result, dict) else device.copy_out(result, out)

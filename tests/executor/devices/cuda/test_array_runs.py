@@ -1,0 +1,209 @@
+"""What a run on a card does beside its steps: states that stay there, recordings, faults; on a stand-in that does its
+work as late as it may, so that what nobody waits for is not there."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_in import Card
+
+import graphkit as gk
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+
+X = np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)
+LABELS = np.arange(16) % 3
+
+
+def network() -> gk.Model:
+    x = gk.input("x", ["N", 12])
+    return gk.Model({"y": gk.nn.linear(gk.tanh(gk.nn.linear(x, 8, name="one")), 3, name="two")})
+
+
+def trainer(device: str, **options: Any) -> gk.Trainer:
+    return gk.Trainer(network(), "softmax_cross_entropy", gk.optim.Adam(0.01), device=device, seed=3, **options)
+
+
+def counters(graph_of: Any, **arrays: np.ndarray) -> tuple[Executor, ParamStore]:
+    """An executor on the card of a graph with updates of states, which are float32, and their store."""
+    states = {name: Value(TensorType("float32", a.shape), name, role="state") for name, a in arrays.items()}
+    graph = graph_of(**states)
+    store = ParamStore({name: v.tensor for name, v in states.items()}, arrays)
+    return Executor(graph, store, device="cuda"), store
+
+
+# --- states -----------------------------------------------------------------------------------------
+
+
+def test_training_sends_samples_and_nothing_else(card: Card) -> None:
+    here, there = trainer("cpu"), trainer("cuda")
+    there.step(X, LABELS)
+    here.step(X, LABELS)
+    for _ in range(4):
+        before = card.uploads
+        np.testing.assert_allclose(float(there.step(X, LABELS)), float(here.step(X, LABELS)), rtol=1e-4)
+        assert card.uploads == before + 3, "samples, labels, the learning rate"
+    for name, array in here.net.params.items():
+        np.testing.assert_allclose(there.net.params[name], array, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_on_the_card_is_seen_on_the_host(card: Card) -> None:
+    run = trainer("cuda")
+    run.step(X, LABELS)
+    first = run.net.params["one_weight"]
+    kept = first.copy()
+    run.step(X, LABELS)
+    np.testing.assert_array_equal(first, kept)
+    assert not np.array_equal(run.net.params["one_weight"], kept), "an array that was read stays as it was"
+    on_host = network()
+    for name, array in run.net.params.items():
+        on_host.params[name] = array
+    for device in ("cpu", "cuda"):
+        np.testing.assert_allclose(run.net.compile(device).run({"x": X})["y"], on_host.run({"x": X})["y"], rtol=1e-5)
+    store = run.net.params
+    for other in (copy.copy(store), copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
+        before = {name: array.copy() for name, array in other.items()}
+        run.step(X, LABELS)
+        for name, array in before.items():
+            np.testing.assert_array_equal(other[name], array)
+
+
+def test_what_the_host_writes_is_seen_on_the_card(card: Card) -> None:
+    here, there = trainer("cpu"), trainer("cuda")
+    for run in (here, there):
+        run.step(X, LABELS)
+        run.net.params["two_bias"] = np.array([1.0, 2.0, 3.0], np.float32)
+    np.testing.assert_allclose(float(there.step(X, LABELS)), float(here.step(X, LABELS)), rtol=1e-4)
+    np.testing.assert_allclose(there.net.params["two_bias"], here.net.params["two_bias"], rtol=1e-4)
+
+
+def test_batches_of_other_sizes_go_on_with_the_same_states(card: Card) -> None:
+    here, there = trainer("cpu"), trainer("cuda")
+    for size in (16, 5, 16, 16, 5, 5, 16):
+        loss = float(here.step(X[:size], LABELS[:size]))
+        np.testing.assert_allclose(float(there.step(X[:size], LABELS[:size])), loss, rtol=1e-3)
+
+
+def test_an_evaluation_beside_training_sees_its_latest_step(card: Card) -> None:
+    run = trainer("cuda")
+    exe = Executor(run.net.graph, run.net.params, device="cuda")
+    for _ in range(3):
+        run.step(X, LABELS)
+        before = card.uploads
+        found = exe.run({"x": X})["y"]
+        assert card.uploads == before + 1, "x: the parameters are there"
+        np.testing.assert_allclose(found, run.net.run({"x": X})["y"], rtol=1e-5)
+
+
+def test_states_that_change_places(card: Card) -> None:
+    def swapped(a: Value, b: Value) -> Graph:
+        return Graph([a, b], [a, F.add(b, b)], updates=[(a, b), (b, a)])
+
+    exe, store = counters(swapped, a=np.ones(4, np.float32), b=np.full(4, 2, np.float32))
+    for turn in range(4):
+        one, two = (1.0, 2.0) if turn % 2 == 0 else (2.0, 1.0)
+        found = list(exe.run({}).values())
+        assert [found[0].tolist(), found[1].tolist()] == [[one] * 4, [2 * two] * 4]
+        assert store["a"].tolist() == [two] * 4
+        assert store["b"].tolist() == [one] * 4
+
+
+def test_a_state_that_others_still_read(card: Card) -> None:
+    """Its old value is an output, and it becomes what another output is too."""
+
+    def shared(a: Value) -> Graph:
+        grown = F.add(F.mul(a, a), a)
+        return Graph([a], [a, grown, F.neg(a)], updates=[(a, grown)])
+
+    exe, store = counters(shared, a=np.full(3, 1, np.float32))
+    value = 1.0
+    for _ in range(4):
+        old, new, negative = exe.run({}).values()
+        assert (old[0], new[0], negative[0]) == (value, value * value + value, -value)
+        value = float(new[0])
+        assert store["a"].tolist() == [value] * 3
+
+
+# --- recordings -------------------------------------------------------------------------------------
+
+
+def chain(length: int = 6) -> gk.Model:
+    x = gk.input("x", ["N", 12])
+    shift = gk.parameter("shift", (12,), init=gk.init.Constant(0.5))
+    y = x + shift
+    for _ in range(length):
+        y = gk.softmax(y * 2.0, axis=-1)
+    return gk.Model({"y": y})
+
+
+def test_steps_are_recorded_once_and_replayed(card: Card) -> None:
+    net = chain()
+    exe = net.compile("cuda")
+    plain = net.compile(threads=1)
+    for turn in range(5):
+        x = X + turn
+        np.testing.assert_allclose(exe.run({"x": x})["y"], plain.run({"x": x})["y"], rtol=1e-5)
+    assert (card.recordings, card.replays) == (1, 4)
+    net.params["shift"] = net.params["shift"] + 1
+    for turn in range(3):
+        np.testing.assert_allclose(exe.run({"x": X})["y"], plain.run({"x": X})["y"], rtol=1e-5)
+        assert card.recordings == (1 if turn == 0 else 2), "another array: recorded again when it stays"
+    assert card.replays == 6
+
+
+def test_what_is_interpreted_divides_recordings(card: Card) -> None:
+    x = gk.input("x", [16, 12])
+    one = gk.softmax(gk.reduce_sum(gk.softmax(x, axis=-1), np.array([0]), keepdims=True) * 2.0, axis=-1)
+    middle = gk.ops.F.det(gk.reshape(gk.concat(one, one, one, axis=0), np.array([1, 6, 6])))
+    two = gk.softmax(gk.exp(gk.reduce_sum(gk.softmax(x * middle, axis=0), np.array([1]), keepdims=True)), axis=0)
+    net = gk.Model({"y": two})
+    exe = net.compile("cuda")
+    assert exe.run({"x": X})["y"].shape == (16, 1)
+    assert card.interpreted
+    for turn in range(4):
+        np.testing.assert_allclose(exe.run({"x": X * turn})["y"], net.run({"x": X * turn})["y"], rtol=1e-4)
+    assert card.recordings >= 1
+
+
+def test_training_is_replayed(card: Card) -> None:
+    here, there = trainer("cpu"), trainer("cuda")
+    for _ in range(6):
+        np.testing.assert_allclose(float(there.step(X, LABELS)), float(here.step(X, LABELS)), rtol=1e-4)
+    assert card.recordings
+    assert card.replays >= 4 * card.recordings
+
+
+# --- faults -----------------------------------------------------------------------------------------
+
+
+def test_a_fault_names_its_node_and_the_next_run_is_well(card: Card) -> None:
+    x, at = gk.input("x", [5, 4]), gk.input("at", [3], "int64")
+    net = gk.Model({"y": gk.gather(gk.exp(x), at, axis=0, name="pick"), "z": gk.gather(x, at, axis=1, name="other")})
+    exe = net.compile("cuda")
+    data = X[:5, :4]
+    for _ in range(3):
+        with pytest.raises(RuntimeFailure, match=r"pick.*Gather.*: an index is outside axis 0 of \[5, 4\]"):
+            exe.run({"x": data, "at": np.array([0, 5, 1])})
+        with pytest.raises(RuntimeFailure, match=r"other.*: an index is outside axis 1 of \[5, 4\]"):
+            exe.run({"x": data, "at": np.array([0, 4, 1])})
+        np.testing.assert_array_equal(exe.run({"x": data, "at": np.array([0, 3, -1])})["z"], data[:, [0, 3, -1]])
+
+
+def test_the_stand_in_works_late(card: Card) -> None:
+    """What is read without a wait is not there yet: tests on it would fail."""
+    stream, other = card.stream(), card.stream()
+    with card.on(stream):
+        sent = card.copy_in(np.ones(3, np.float32))
+        assert not np.array_equal(np.asarray(sent.view(np.ndarray)), np.ones(3))
+    with card.on(other):
+        assert not np.array_equal(card.copy_out(sent, None), np.ones(3)), "another stream's work"
+    card.synchronize(stream)
+    assert np.array_equal(card.copy_out(sent, None), np.ones(3))
