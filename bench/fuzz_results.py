@@ -76,7 +76,7 @@ def _spoil(array: np.ndarray, rng: random.Random) -> None:
         limit = np.iinfo(array.dtype)
         choices = [i for i in mutations.INTEGERS if limit.min <= i <= limit.max]
     with np.errstate(all="ignore"):
-        for _ in range(rng.choice((1, 3, array.size))):
+        for _ in range(min(rng.choice((1, 3, array.size)), 4096)):
             array.reshape(-1)[rng.randrange(array.size)] = rng.choice(choices)
 
 
