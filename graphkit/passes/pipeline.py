@@ -10,7 +10,7 @@ from graphkit.ir.types import HALVES, DType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.control.scan_axes import scan_axes
-from graphkit.passes.core.declare import Pass, held_after, ordered, pipeline
+from graphkit.passes.core.declare import Pass, Property, held_after, ordered, pipeline
 from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
 from graphkit.passes.fuse.activation import fuse_activation
@@ -102,9 +102,17 @@ def inference_passes(
 
 def array_passes(fusable: Callable[[Node], bool]) -> tuple[Pass[...], ...]:
     """After CLEANUP, for devices with arrays of their own: pointwise nodes for which `fusable` holds are fused."""
+    products = (
+        *ordered(
+            known_ranks, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax,
+            eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_matmul,
+        ),
+        eliminate_reshape,
+    )  # fmt: skip
     regions = fuse_pointwise.with_options(fusable=fusable)
-    # There are no kernels that would take anything in before.
-    return pipeline(eliminate_expand, regions, given=_HELD | regions.requires)
+    # Half floats are computed as they are; there are no kernels for what the passes that are missing make.
+    missing = regions.requires | {Property.HALVES_WIDENED, Property.ATTENTION_FUSED}
+    return pipeline(*products, *CLEANUP, regions, given=_HELD | missing)
 
 
 # What becomes possible when the shapes of a prepared graph are known.

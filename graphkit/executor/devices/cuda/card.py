@@ -15,7 +15,8 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda.compiler import compiled
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Launch, Output, Scratch, Source
+from graphkit.executor.devices.cuda.library import Pointers, PreparedProduct
 from graphkit.executor.devices.device import ArrayKernel
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
@@ -46,6 +47,12 @@ class CudaDevice:
 
     def synchronize(self, stream: Any) -> None:
         stream.synchronize()
+
+    @property
+    def current_stream(self) -> int:
+        """As CUDA's libraries know it."""
+        number: int = self._cupy.cuda.get_current_stream().ptr
+        return number
 
     def record(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
         """As one CUDA graph."""
@@ -115,28 +122,39 @@ class _Launched:
     can_be_recorded = True
 
     def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
-        self._kernel, self._fault = kernel, fault
+        self._card, self._kernel, self._fault = card, kernel, fault
         try:
-            self._functions = card.functions(kernel.sources)
-        except RuntimeFailure as error:
-            raise RuntimeFailure(f"{node.describe()}: {error}") from error
+            functions = iter(card.functions(kernel.sources))
+            self._calls: list[Any] = [
+                next(functions) if isinstance(launch, Launch) else PreparedProduct(launch) for launch in kernel.launches
+            ]
+        except (MissingDependency, RuntimeFailure) as error:
+            raise type(error)(f"{node.describe()}: {error}") from error
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        for launch, function in zip(self._kernel.launches, self._functions, strict=True):
-            given: list[Any] = []
-            for argument in launch.arguments:
-                match argument:
-                    case Input(position):
-                        given.append(inputs[position])
-                    case Output(position):
-                        given.append(outputs[position])
-                    case Scratch(offset):
-                        given.append(scratch[offset:])
-                    case Fault():
-                        given.append(self._fault)
-                    case _:
-                        given.append(argument)
-            function((launch.blocks,), (THREADS,), tuple(given))
+        def given(argument: Any) -> Any:
+            match argument:
+                case Input(position):
+                    return inputs[position]
+                case Output(position):
+                    return outputs[position]
+                case Scratch(offset):
+                    return scratch[offset:]
+                case Fault():
+                    return self._fault
+                case _:
+                    return argument
+
+        def address(argument: Any) -> int:
+            return 0 if argument is None else int(given(argument).data.ptr)
+
+        for launch, call in zip(self._kernel.launches, self._calls, strict=True):
+            if isinstance(launch, Launch):
+                call((launch.blocks,), (THREADS,), tuple(map(given, launch.arguments)))
+                continue
+            memory = (launch.a.memory, launch.b.memory, launch.c and launch.c.memory, launch.d.memory, launch.bias)
+            workspace = Scratch(0) if launch.workspace else None
+            call(Pointers(*map(address, (*memory, workspace))), self._card.current_stream)
 
 
 def load() -> None:

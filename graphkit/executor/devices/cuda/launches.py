@@ -1,7 +1,8 @@
-"""What a kernel of the card is before there is a card: CUDA C++, and how it is launched.
+"""What a kernel of the card is before there is a card: CUDA C++ and how it is launched, and products of matrices.
 
-A factory makes a `CardKernel` of a node; the device compiles its sources and launches them on arrays. Nothing here
-needs CUDA, so that every kernel can be compiled, and run by a processor, on any machine.
+A factory makes a `CardKernel` of a node; the device compiles its sources and launches them on arrays, and has its
+library compute the products. Nothing here needs CUDA, so that every kernel can be compiled, and run by a processor, on
+any machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
 
 # Of every block.
 THREADS = 256
@@ -73,21 +75,52 @@ class Launch(NamedTuple):
     arguments: tuple[Argument, ...]
 
 
+class Matrix(NamedTuple):
+    """Columns one behind the other in an argument's memory, `leading` elements apart; `stride` elements behind each is
+    that of the next product of a batch: 0 where all have the same."""
+
+    memory: Argument
+    rows: int
+    columns: int
+    leading: int
+    stride: int = 0
+
+
+class Product(NamedTuple):
+    """d = alpha * op(a) @ op(b) + beta * c + bias, `batch` times; op transposes where `transposed` says so.
+
+    c: of d's size; it may be d. bias: a number for each row of d. Sums have the type of the elements, those of half
+    floats float32. The library may use `workspace` bytes of scratch memory from 0 on.
+    """
+
+    kind: DType
+    a: Matrix
+    b: Matrix
+    d: Matrix
+    transposed: tuple[bool, bool] = (False, False)
+    alpha: float = 1.0
+    c: Matrix | None = None
+    beta: float = 0.0
+    bias: Argument | None = None
+    batch: int = 1
+    workspace: int = 0
+
+
 class CardKernel(NamedTuple):
-    """The launches that compute a node of static types.
+    """The launches, and products, that compute a node of static types.
 
     inplace: positions (input, output) that may be the same memory. fault: what is wrong where the fault is set; empty
     where no launch has one.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[Launch | Product, ...]
     scratch_bytes: int = 0
     inplace: Sequence[tuple[int, int]] = ()
     fault: str = ""
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        return tuple(launch.source for launch in self.launches)
+        return tuple(launch.source for launch in self.launches if isinstance(launch, Launch))
 
     def failure(self, node: Node) -> RuntimeFailure:
         """What to raise where the fault is set by the launches for a node."""

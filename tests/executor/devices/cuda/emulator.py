@@ -7,14 +7,24 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphkit.executor.devices.cuda.compiler import PRELUDE
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    CardKernel,
+    Fault,
+    Input,
+    Matrix,
+    Output,
+    Product,
+    Scratch,
+    Source,
+)
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 _HEADER = Path(__file__).with_name("host_cuda.h")
@@ -82,26 +92,63 @@ class Emulator:
             fault = np.zeros(1, np.uint32)
         if scratch is None:
             scratch = np.full(kernel.scratch_bytes, 0xA5, np.uint8)
+
+        def memory(argument: Any) -> Any:
+            match argument:
+                case Input(position):
+                    return inputs[position]
+                case Output(position):
+                    return outputs[position]
+                case Scratch(offset):
+                    return scratch[offset:]
+                case Fault():
+                    return fault
+                case _:
+                    return None
+
         for launch in kernel.launches:
+            if isinstance(launch, Product):
+                multiply(launch, memory)
+                continue
             cells: list[Any] = []
             for argument in launch.arguments:
-                match argument:
-                    case Input(position):
-                        cells.append(ctypes.c_void_p(inputs[position].ctypes.data))
-                    case Output(position):
-                        cells.append(ctypes.c_void_p(outputs[position].ctypes.data))
-                    case Scratch(offset):
-                        cells.append(ctypes.c_void_p(scratch.ctypes.data + offset))
-                    case Fault():
-                        cells.append(ctypes.c_void_p(fault.ctypes.data))
-                    case _:
-                        cells.append(np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item()))
+                if (array := memory(argument)) is not None:
+                    cells.append(ctypes.c_void_p(array.ctypes.data))
+                else:
+                    cells.append(np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item()))
             assert len(cells) == len(launch.source.parameters)
             addresses = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
             size = ctypes.c_uint(launch.blocks), ctypes.c_uint(THREADS)
             stuck = self._functions[launch.source.entry](*size, ctypes.c_int(order), addresses)
             assert not stuck, f"{launch.source.entry}: threads wait for others that never come"
         return bool(fault[0])
+
+
+def multiply(product: Product, memory: Callable[[Any], Any]) -> None:
+    """What the card's library computes of a product, whose arguments have the memory that `memory` says."""
+    kind = product.kind.numpy
+    wide = np.float64 if kind == np.float64 else np.float32
+
+    def matrices(matrix: Matrix) -> np.ndarray:
+        """[batch, rows, columns]"""
+        flat = memory(matrix.memory).view(np.ndarray).reshape(-1)
+        assert flat.dtype == kind
+        assert matrix.leading >= matrix.rows
+        last = (product.batch - 1) * matrix.stride + (matrix.columns - 1) * matrix.leading + matrix.rows
+        assert last <= len(flat), "beyond the memory"
+        shape = product.batch, matrix.rows, matrix.columns
+        strides = tuple(s * kind.itemsize for s in (matrix.stride, 1, matrix.leading))
+        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+    a, b = (matrices(m).astype(wide) for m in (product.a, product.b))
+    a, b = (x.swapaxes(1, 2) if t else x for x, t in zip((a, b), product.transposed, strict=True))
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = wide(product.alpha) * (a @ b)
+    if product.c is not None:
+        y += wide(product.beta) * matrices(product.c).astype(wide)
+    if product.bias is not None:
+        y += memory(product.bias).view(np.ndarray).reshape(-1)[:, None].astype(wide)
+    matrices(product.d)[...] = y.astype(kind)
 
 
 def waits(source: Source) -> bool:

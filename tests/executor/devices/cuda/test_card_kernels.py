@@ -96,6 +96,8 @@ def nvrtc() -> None:
 def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc: None) -> None:
     """And keeps its values in registers, as the compiled code itself says."""
     sources = list(dict.fromkeys(source for case in cases_of(cls) for source in case.kernel.sources))
+    if not sources:
+        pytest.skip("the card's library computes them")
     found = compiler.compile_text(compiler.text_of(sources), architecture)
     assert found.code[:4] == b"\x7fELF"
     spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)

@@ -1,0 +1,149 @@
+"""Products of matrices by cuBLASLt, through NVIDIA's bindings (nvmath). Descriptors are made once, for each kernel.
+
+https://docs.nvidia.com/cuda/cublas/ has what the functions and their attributes mean.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.executor.devices.cuda.launches import Matrix, Product
+from graphkit.ir.types import DType
+
+# cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
+_TYPES = {DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14}
+_FLOAT, _DOUBLE = 68, 70
+
+# Every array of a program begins at a multiple of so many bytes.
+_ALIGNMENT = 16
+
+
+class Pointers(NamedTuple):
+    """Where the memory of a product is; 0: there is none."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+    bias: int
+    workspace: int
+
+
+class PreparedProduct:
+    """A product of which the library has chosen how it computes it. For one thread at a time.
+
+    Raises MissingDependency without the bindings, RuntimeFailure where the library has no way to compute it.
+    """
+
+    def __init__(self, product: Product):
+        lt = _bindings()
+        wide = product.kind is DType.FLOAT64
+        self._product = product
+        self._handle = _handle()
+        self._description = lt.matmul_desc_create(_DOUBLE if wide else _FLOAT, int(wide))
+        self._layouts = [self._layout(m) for m in (product.a, product.b, product.c or product.d, product.d)]
+        scalar = np.float64 if wide else np.float32
+        self._alpha, self._beta = np.array([product.alpha], scalar), np.array([product.beta], scalar)
+        self._bias = np.zeros(1, np.uint64)
+        flags = lt.MatmulDescAttribute
+        for flag, transposes in zip((flags.TRANSA, flags.TRANSB), product.transposed, strict=True):
+            self._describe(flag, int(transposes))
+        if product.bias is not None:
+            self._describe(flags.EPILOGUE, int(lt.Epilogue.BIAS))
+            # A place that is aligned as all are: the choice depends on it.
+            self._point_at_bias(_ALIGNMENT)
+        self._chosen = self._choice()
+
+    def _layout(self, matrix: Matrix) -> int:
+        lt, product = _bindings(), self._product
+        made: int = lt.matrix_layout_create(_TYPES[product.kind], matrix.rows, matrix.columns, matrix.leading)
+        if product.batch > 1:
+            attributes = lt.MatrixLayoutAttribute
+            for name, number in (
+                (attributes.BATCH_COUNT, product.batch),
+                (attributes.STRIDED_BATCH_OFFSET, matrix.stride),
+            ):
+                held = np.array([number], lt.get_matrix_layout_attribute_dtype(int(name)))
+                lt.matrix_layout_set_attribute(made, int(name), held.ctypes.data, held.nbytes)
+        return made
+
+    def _describe(self, attribute: Any, number: int) -> None:
+        lt = _bindings()
+        held = np.array([number], lt.get_matmul_desc_attribute_dtype(int(attribute)))
+        lt.matmul_desc_set_attribute(self._description, int(attribute), held.ctypes.data, held.nbytes)
+
+    def _point_at_bias(self, address: int) -> None:
+        if address != self._bias[0]:
+            self._bias[0] = address
+            self._describe(_bindings().MatmulDescAttribute.BIAS_POINTER, address)
+
+    def _choice(self) -> np.ndarray:
+        """The algorithm that the library's heuristics put first."""
+        lt = _bindings()
+        preference = lt.matmul_preference_create()
+        try:
+            attributes = lt.MatmulPreferenceAttribute
+            limits = [(attributes.MAX_WORKSPACE_BYTES, self._product.workspace)]
+            limits += [(getattr(attributes, f"MIN_ALIGNMENT_{matrix}_BYTES"), _ALIGNMENT) for matrix in "ABCD"]
+            for attribute, number in limits:
+                held = np.array([number], lt.get_matmul_preference_attribute_dtype(int(attribute)))
+                lt.matmul_preference_set_attribute(preference, int(attribute), held.ctypes.data, held.nbytes)
+            found, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+            lt.matmul_algo_get_heuristic(
+                self._handle, self._description, *self._layouts, preference, 1, found.ctypes.data, count.ctypes.data
+            )
+        finally:
+            lt.matmul_preference_destroy(preference)
+        if not count[0]:
+            d, terms = self._product.d, self._product.a.rows if self._product.transposed[0] else self._product.a.columns
+            sizes = f"[{d.columns}, {terms}] by [{terms}, {d.rows}]"
+            raise RuntimeFailure(f"cuBLASLt {version()} cannot multiply {sizes} of {self._product.kind.value}")
+        algorithm: np.ndarray = found["algo"].copy()
+        return algorithm
+
+    def __call__(self, at: Pointers, stream: int) -> None:
+        """Queue the product on a stream."""
+        if self._product.bias is not None:
+            self._point_at_bias(at.bias)
+        a, b, c, d = self._layouts
+        _bindings().matmul(
+            self._handle, self._description, self._alpha.ctypes.data, at.a, a, at.b, b, self._beta.ctypes.data,
+            at.c or at.d, c, at.d, d, self._chosen.ctypes.data, at.workspace, self._product.workspace, stream,
+        )  # fmt: skip
+
+    def __del__(self) -> None:
+        # Of a product that was not made as a whole some are missing.
+        description, layouts = getattr(self, "_description", None), getattr(self, "_layouts", ())
+        if description is not None:
+            lt = _bindings()
+            lt.matmul_desc_destroy(description)
+            for layout in layouts:
+                lt.matrix_layout_destroy(layout)
+
+
+def version() -> str:
+    """Of cuBLASLt. Raises MissingDependency."""
+    number = _bindings().get_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+@cache
+def _handle() -> int:
+    """Of the current card; calls of several threads may go on at once."""
+    handle: int = _bindings().create()
+    return handle
+
+
+@cache
+def _bindings() -> Any:
+    try:
+        return importlib.import_module("nvmath.bindings.cublasLt")
+    except ImportError as error:
+        raise MissingDependency(
+            f"products on a card are computed by cuBLASLt ({error}): pip install 'graphkit[cuda12]', or [cuda13]"
+        ) from error

@@ -1,0 +1,147 @@
+"""Matrix products by the card's library: with a bias and a residual in one call, an activation over the result.
+
+Its documentation does not say that its Relu keeps NaN, so that one is no part of the call either.
+A matrix in row-major order is its transpose in the column-major order of the library: y = a b is y' = b' a' there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graphkit.executor.devices.cuda.axes import merged
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Matrix, Output, Product
+from graphkit.executor.devices.cuda.movement import End, copied
+from graphkit.executor.devices.cuda.pointwise import pointwise
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import operand, repeating, row_major, shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import FLOATS
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.fused import Fused, FusedMatMul
+from graphkit.ops.linalg.matmul import Gemm
+
+# What the library may take for partial sums: so many times the result in float32, and at most.
+_PARTS, _MOST_WORKSPACE = 16, 32 << 20
+
+
+class _Batch(NamedTuple):
+    """Products that are alike: how many, and how many matrices further the next one has those of a, b and y."""
+
+    products: int
+    steps: tuple[int, int, int]
+
+
+def product(
+    node: Node,
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    *,
+    transposed: tuple[bool, bool] = (False, False),
+    alpha: float = 1.0,
+) -> Product | None:
+    """Of matrices with leading axes that broadcast; None where there is none, or the library has no such batch."""
+    kind = node.output.dtype
+    if kind not in FLOATS:
+        return None
+    m, k = a_shape[-2:] if not transposed[0] else a_shape[:-3:-1]
+    n = b_shape[-2 if transposed[1] else -1]
+    batch = _batch(a_shape, b_shape)
+    if not transposed[0] and math.prod(b_shape[:-2]) == 1:
+        m, batch = m * math.prod(a_shape[:-2]), _Batch(1, (0, 0, 0))
+    if batch is None or 0 in (m, n, k, batch.products):
+        return None
+    size = 4 * m * n * batch.products
+    return Product(
+        kind,
+        a=Matrix(Input(1), *((k, n) if transposed[1] else (n, k)), k if transposed[1] else n, n * k * batch.steps[1]),
+        b=Matrix(Input(0), *((m, k) if transposed[0] else (k, m)), m if transposed[0] else k, m * k * batch.steps[0]),
+        d=Matrix(Output(0), n, m, n, n * m * batch.steps[2]),
+        transposed=(transposed[1], transposed[0]),
+        alpha=alpha,
+        batch=batch.products,
+        workspace=min(-(-_PARTS * size // 256) * 256, _MOST_WORKSPACE),
+    )
+
+
+def _batch(a_shape: Sequence[int], b_shape: Sequence[int]) -> _Batch | None:
+    """None where no single step goes from one product to the next."""
+    rank = max(len(a_shape), len(b_shape)) - 2
+    leading = [(1,) * (rank + 2 - len(s)) + tuple(s[:-2]) for s in (a_shape, b_shape)]
+    sizes = [max(pair) if 0 not in pair else 0 for pair in zip(*leading, strict=True)]
+    axes = merged(sizes, *(repeating(own, sizes) for own in leading), row_major(sizes))
+    if len(axes.sizes) != 1:
+        return None
+    a, b, y = (own[0] for own in axes.strides)
+    return _Batch(axes.sizes[0], (a, b, y))
+
+
+def _kernel(made: Product | None, *before: Launch | None, after: Sequence[Launch | Product] = ()) -> CardKernel | None:
+    if made is None or None in before:
+        return None
+    return CardKernel((*(launch for launch in before if launch), made, *after), scratch_bytes=made.workspace)
+
+
+@register_launched("cuda", "", "MatMul")
+def _mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
+    a, b = (shape(v) for v in node.inputs)
+    if math.prod(shape(node.output)) == 0:
+        return CardKernel(())
+    return _kernel(product(node, (1, *a) if len(a) == 1 else a, (*b, 1) if len(b) == 1 else b))
+
+
+@register_launched("cuda", "", "Gemm")
+def _gemm(node: Node, context: KernelContext) -> CardKernel | None:
+    op = operator(node, Gemm)
+    a, b, y = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
+    if math.prod(y) == 0:
+        return CardKernel(())
+    made = product(node, a, b, transposed=(op.transA, op.transB), alpha=op.alpha)
+    added = operand(node, 2)
+    if made is None or added is None or op.beta == 0:
+        return _kernel(made)
+    c = shape(added)
+    if op.beta == 1 and c in ((y[1],), (1, y[1])):
+        return _kernel(made._replace(bias=Input(2)))
+    if c == y:
+        return _kernel(made._replace(c=made.d._replace(memory=Input(2)), beta=op.beta))
+    spread = copied(y, End(tuple(repeating(c, y))), End(tuple(row_major(y))), added.dtype.itemsize, Input(2), Output(0))
+    return _kernel(made._replace(c=made.d, beta=op.beta), spread)
+
+
+@register_launched("cuda", DOMAIN, "FusedMatMul")
+def _fused_mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
+    op = operator(node, FusedMatMul)
+    if math.prod(shape(node.output)) == 0:
+        return CardKernel(())
+    a, b = shape(node.inputs[0]), shape(node.inputs[1])
+    made = product(node, a, b, transposed=(op.transA, op.transB), alpha=op.alpha)
+    bias, residual = operand(node, 2), operand(node, 3)
+    if made is None:
+        return None
+    if bias is not None:
+        made = made._replace(bias=Input(2))
+    if op.activation:
+        after = _epilogue(op, node, context)
+        return None if after is None else _kernel(made, after=after)
+    if residual is not None:
+        made = made._replace(c=made.d._replace(memory=Input(3)), beta=1.0)
+    return _kernel(made)
+
+
+def _epilogue(op: FusedMatMul, node: Node, context: KernelContext) -> tuple[Launch | Product, ...] | None:
+    """What goes over the product, in place."""
+    given = [node.output] if operand(node, 3) is None else [node.output, node.operands[-1]]
+    inner = [Value(v.type) for v in given]
+    finished = op.finished(inner[0], inner[1] if len(inner) > 1 else None)
+    kernel = pointwise(Node(Fused(body=Graph(inner, [finished])), [Value(v.type) for v in given]), context)
+    if kernel is None:
+        return None
+    places: dict[Argument, Argument] = {Input(0): Output(0), Input(1): Input(3)}
+    return tuple(
+        launch._replace(arguments=tuple(places.get(x, x) if isinstance(x, Input) else x for x in launch.arguments))
+        for launch in kernel.launches
+        if isinstance(launch, Launch)
+    )

@@ -1,0 +1,183 @@
+"""A stand-in for nvmath.bindings.cublasLt: what its documentation says of descriptors and products, on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+
+class Epilogue(IntEnum):
+    DEFAULT = 1
+    BIAS = 4
+
+
+class MatmulDescAttribute(IntEnum):
+    TRANSA = 3
+    TRANSB = 4
+    EPILOGUE = 7
+    BIAS_POINTER = 8
+
+
+class MatrixLayoutAttribute(IntEnum):
+    BATCH_COUNT = 5
+    STRIDED_BATCH_OFFSET = 6
+
+
+class MatmulPreferenceAttribute(IntEnum):
+    MAX_WORKSPACE_BYTES = 1
+    MIN_ALIGNMENT_A_BYTES = 5
+    MIN_ALIGNMENT_B_BYTES = 6
+    MIN_ALIGNMENT_C_BYTES = 7
+    MIN_ALIGNMENT_D_BYTES = 8
+
+
+DTYPES = {
+    MatmulDescAttribute.TRANSA: np.int32,
+    MatmulDescAttribute.TRANSB: np.int32,
+    MatmulDescAttribute.EPILOGUE: np.uint32,
+    MatmulDescAttribute.BIAS_POINTER: np.int64,
+}
+LAYOUT_DTYPES = {MatrixLayoutAttribute.BATCH_COUNT: np.int32, MatrixLayoutAttribute.STRIDED_BATCH_OFFSET: np.int64}
+
+# cudaDataType_t; bfloat16 apart.
+ELEMENTS = {0: np.float32, 1: np.float64, 2: np.float16}
+
+# The stream of `matmul`, as the library knows it.
+STREAM = 77
+
+
+class CublasLt:
+    """The module. ways: how many algorithms its heuristics find."""
+
+    Epilogue = Epilogue
+    MatmulDescAttribute = MatmulDescAttribute
+    MatrixLayoutAttribute = MatrixLayoutAttribute
+    MatmulPreferenceAttribute = MatmulPreferenceAttribute
+    matmul_heuristic_result_dtype = np.dtype(
+        [("algo", [("data_", "<u8", (8,))]), ("workspace_size", "<u8"), ("state", "<i4"), ("waves_count", "<f4"),
+         ("reserved", "<i4", (4,))]
+    )  # fmt: skip
+
+    def __init__(self, ways: int = 1) -> None:
+        self.ways = ways
+        self.alive: dict[int, dict[Any, Any]] = {}
+        self._numbers = itertools.count(1)
+
+    def _made(self, **facts: Any) -> int:
+        number = next(self._numbers)
+        self.alive[number] = dict(facts)
+        return number
+
+    def create(self) -> int:
+        return self._made(handle=True)
+
+    def get_version(self) -> int:
+        return 120902
+
+    # --- descriptors ----------------------------------------------------------------------------------------------
+
+    def matmul_desc_create(self, compute: int, scale: int) -> int:
+        assert (compute, scale) in ((68, 0), (70, 1))
+        return self._made(compute=compute, scale=scale)
+
+    def matrix_layout_create(self, kind: int, rows: int, columns: int, leading: int) -> int:
+        assert leading >= rows > 0
+        assert columns > 0
+        return self._made(kind=kind, rows=rows, columns=columns, leading=leading)
+
+    def matmul_preference_create(self) -> int:
+        return self._made()
+
+    def get_matmul_desc_attribute_dtype(self, attribute: int) -> Any:
+        return DTYPES[MatmulDescAttribute(attribute)]
+
+    def get_matrix_layout_attribute_dtype(self, attribute: int) -> Any:
+        return LAYOUT_DTYPES[MatrixLayoutAttribute(attribute)]
+
+    def get_matmul_preference_attribute_dtype(self, attribute: int) -> Any:
+        return np.uint64 if MatmulPreferenceAttribute(attribute) == 1 else np.uint32
+
+    def _set(self, made: int, attribute: Any, address: int, size: int, dtype: Any) -> None:
+        held = np.dtype(dtype)
+        assert size == held.itemsize
+        self.alive[made][attribute] = np.frombuffer(ctypes.string_at(address, size), held)[0].item()
+
+    def matmul_desc_set_attribute(self, made: int, attribute: int, address: int, size: int) -> None:
+        name = MatmulDescAttribute(attribute)
+        self._set(made, name, address, size, DTYPES[name])
+
+    def matrix_layout_set_attribute(self, made: int, attribute: int, address: int, size: int) -> None:
+        name = MatrixLayoutAttribute(attribute)
+        self._set(made, name, address, size, LAYOUT_DTYPES[name])
+
+    def matmul_preference_set_attribute(self, made: int, attribute: int, address: int, size: int) -> None:
+        name = MatmulPreferenceAttribute(attribute)
+        self._set(made, name, address, size, self.get_matmul_preference_attribute_dtype(attribute))
+
+    def _destroy(self, made: int) -> None:
+        del self.alive[made]
+
+    matmul_desc_destroy = matrix_layout_destroy = matmul_preference_destroy = _destroy
+
+    # --- products -------------------------------------------------------------------------------------------------
+
+    def matmul_algo_get_heuristic(
+        self, handle: int, description: int, a: int, b: int, c: int, d: int, preference: int, wanted: int,
+        results: int, count: int,
+    ) -> None:  # fmt: skip
+        assert wanted == 1
+        assert all(made in self.alive for made in (handle, description, a, b, c, d))
+        assert all(limit in self.alive[preference] for limit in MatmulPreferenceAttribute)
+        epilogue = Epilogue(self.alive[description].get(MatmulDescAttribute.EPILOGUE, 1))
+        assert (epilogue == Epilogue.BIAS) == (MatmulDescAttribute.BIAS_POINTER in self.alive[description])
+        found = np.zeros(1, self.matmul_heuristic_result_dtype)
+        found["algo"]["data_"] = 5
+        ctypes.memmove(results, found.ctypes.data, found.nbytes)
+        ctypes.memmove(count, np.array([self.ways], np.int32).ctypes.data, 4)
+
+    def matmul(
+        self, handle: int, description: int, alpha: int, a: int, a_layout: int, b: int, b_layout: int, beta: int,
+        c: int, c_layout: int, d: int, d_layout: int, algorithm: int, workspace: int, workspace_size: int, stream: int,
+    ) -> None:  # fmt: skip
+        facts = self.alive[description]
+        assert handle in self.alive
+        assert stream == STREAM
+        assert np.frombuffer(ctypes.string_at(algorithm, 64), np.uint64).tolist() == [5] * 8
+        assert (workspace == 0) == (workspace_size == 0)
+        ctypes.memset(workspace, 0xFF, workspace_size)
+        scalar = np.float64 if facts["scale"] else np.float32
+        one, two = (np.frombuffer(ctypes.string_at(at, np.dtype(scalar).itemsize), scalar)[0] for at in (alpha, beta))
+        left, right = (
+            self._matrices(at, layout).astype(scalar).swapaxes(1, 2 if facts[flag] else 1)
+            for at, layout, flag in (
+                (a, a_layout, MatmulDescAttribute.TRANSA),
+                (b, b_layout, MatmulDescAttribute.TRANSB),
+            )
+        )
+        y = one * (left @ right)
+        if two != 0:  # c is not read
+            y = y + two * self._matrices(c, c_layout).astype(scalar)
+        result = self._matrices(d, d_layout)
+        if facts.get(MatmulDescAttribute.EPILOGUE) == Epilogue.BIAS:
+            at, rows = facts[MatmulDescAttribute.BIAS_POINTER], result.shape[1]
+            y = y + _elements(at, rows, result.dtype)[:, None].astype(scalar)
+        result[...] = y.astype(result.dtype)
+
+    def _matrices(self, address: int, layout: int) -> np.ndarray:
+        facts = self.alive[layout]
+        count = facts.get(MatrixLayoutAttribute.BATCH_COUNT, 1)
+        stride = facts.get(MatrixLayoutAttribute.STRIDED_BATCH_OFFSET, 0)
+        dtype = np.dtype(ELEMENTS[facts["kind"]])
+        last = (count - 1) * stride + (facts["columns"] - 1) * facts["leading"] + facts["rows"]
+        flat = _elements(address, last, dtype)
+        shape = count, facts["rows"], facts["columns"]
+        strides = tuple(n * dtype.itemsize for n in (stride, 1, facts["leading"]))
+        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+def _elements(address: int, count: int, dtype: np.dtype) -> np.ndarray:
+    return np.frombuffer((ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address), dtype)

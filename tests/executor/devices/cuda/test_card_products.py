@@ -1,0 +1,228 @@
+"""Products of the card: what the library is asked for, which stand-ins compute, and how it is asked."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import stand_in_library as documented
+from card_cases import CardCase, cases_of, node_of
+from emulator import Emulator
+from stand_in_library import STREAM, CublasLt
+
+import graphkit as gk
+from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.executor.devices.cuda import card, library
+from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Product
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_launched
+from graphkit.ops import DOMAIN, registry
+from graphkit.ops.evaluate import run_node
+from graphkit.ops.internal.fused import FusedMatMul
+
+RNG = np.random.default_rng(0)
+
+
+def random(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def kernel_of(op: Any, *arrays: Any) -> CardKernel | None:
+    return make_launched("cuda", node_of(op, *arrays), KernelContext())  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "batch"),
+    [
+        ((3, 4), (4, 5), 1),
+        ((7, 3, 4), (4, 5), 1),  # more rows
+        ((7, 3, 4), (1, 4, 5), 1),
+        ((3, 4), (7, 4, 5), 7),
+        ((2, 6, 3, 4), (2, 6, 4, 5), 12),
+        ((2, 1, 3, 4), (2, 6, 4, 5), None),  # two strides
+        ((1, 6, 3, 4), (2, 6, 4, 5), None),
+        ((4,), (4, 5), 1),
+        ((3, 4), (4,), 1),
+        ((6, 3, 4), (4,), 1),
+        ((4,), (6, 4, 5), 6),
+        ((4,), (4,), 1),
+        ((3, 0), (0, 5), None),
+    ],
+)
+def test_leading_axes(a: tuple[int, ...], b: tuple[int, ...], batch: int | None, emulator: Emulator) -> None:
+    arrays = [random(*a), random(*b)]
+    kernel = kernel_of(registry.get("", "MatMul")(), *arrays)
+    if batch is None:
+        assert kernel is None, "CuPy computes it"
+        return
+    assert kernel is not None
+    (product,) = kernel.launches
+    assert isinstance(product, Product)
+    assert product.batch == batch
+    expected = np.matmul(*arrays)
+    y = np.full(expected.shape, np.nan, np.float32)
+    emulator.run(kernel, arrays, [y])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_empty_results_need_no_product() -> None:
+    assert kernel_of(registry.get("", "MatMul")(), random(0, 4), random(4, 5)) == CardKernel(())
+    assert kernel_of(registry.get("", "MatMul")(), np.ones((2, 2), np.int32), np.ones((2, 2), np.int32)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "operands", "launches"),
+    [
+        ({"activation": "Relu"}, "b", 2),
+        ({"activation": "Relu"}, "br", 2),
+        ({}, "r", 1),
+        ({"residual_last": True, "activation": "Relu"}, "br", 2),
+        ({"activation": "Gelu"}, "b", 2),
+        ({"activation": "Tanh"}, "br", 2),
+        ({"activation": "Clip", "activation_alpha": -0.5, "activation_beta": 0.75}, "", 2),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_epilogues(options: Any, operands: str, launches: int, dtype: Any, emulator: Emulator) -> None:
+    """A bias and a residual go into the product, an activation over its result in place."""
+    op = FusedMatMul(transB=True, alpha=0.5, **options)
+    arrays = [random(5, 8, dtype=dtype), random(6, 8, dtype=dtype)]
+    arrays += [
+        random(6, dtype=dtype) if "b" in operands else None,
+        random(5, 6, dtype=dtype) if "r" in operands else None,
+    ]
+    kernel = kernel_of(op, *arrays)
+    assert kernel is not None
+    assert len(kernel.launches) == launches
+    assert isinstance(kernel.launches[0], Product)
+    y = np.full((5, 6), np.nan, dtype)
+    emulator.run(kernel, arrays, [y])
+    (expected,) = run_node(node_of(op, *arrays), arrays)
+    np.testing.assert_allclose(y, expected, rtol=5e-3 if dtype == np.float16 else 1e-5, atol=1e-3)
+
+
+def test_what_is_no_number_stays(emulator: Emulator) -> None:
+    a = np.array([[np.nan, 1], [np.inf, -np.inf], [1, 2]], np.float32)
+    kernel = kernel_of(FusedMatMul(activation="Relu"), a, np.eye(2, dtype=np.float32))
+    y = np.zeros((3, 2), np.float32)
+    assert kernel is not None
+    emulator.run(kernel, [a, np.eye(2, dtype=np.float32)], [y])
+    assert np.isnan(y).tolist() == [[True, True], [True, True], [False, False]]
+
+
+def test_a_third_operand_that_is_repeated_is_spread_first(emulator: Emulator) -> None:
+    gemm = registry.get("", "Gemm")(alpha=2.0, beta=-0.5)
+    a, b, c = random(5, 3), random(3, 4), random(5, 1)
+    kernel = kernel_of(gemm, a, b, c)
+    assert kernel is not None
+    assert [type(launch) for launch in kernel.launches] == [Launch, Product]
+    y = np.full((5, 4), np.nan, np.float32)
+    emulator.run(kernel, [a, b, c], [y])
+    np.testing.assert_allclose(y, 2 * (a @ b) - 0.5 * c, rtol=1e-5, atol=1e-5)
+
+
+# --- the library ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> CublasLt:
+    made = CublasLt()
+    monkeypatch.setattr(library, "_bindings", lambda: made)
+    monkeypatch.setattr(library, "_handle", made.create)
+    return made
+
+
+class HostArray:
+    """A numpy array with its address where CuPy's arrays have theirs."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self.data = SimpleNamespace(ptr=array.ctypes.data)
+
+    def __getitem__(self, part: Any) -> HostArray:
+        return HostArray(self.array[part])
+
+
+CARD = SimpleNamespace(functions=lambda sources: [None] * len(sources), current_stream=STREAM)
+
+
+def through_the_library(case: CardCase) -> np.ndarray:
+    launched = card._Launched(CARD, case.node, case.kernel, None)
+    y = np.full(case.node.output.tensor.static_shape, np.nan, case.node.output.dtype.numpy)
+    scratch = HostArray(np.zeros(case.kernel.scratch_bytes + 64, np.uint8))
+    launched([a if a is None else HostArray(np.ascontiguousarray(a)) for a in case.arrays], [HostArray(y)], scratch)
+    return y
+
+
+@pytest.mark.parametrize(("domain", "name"), [("", "MatMul"), ("", "Gemm"), (DOMAIN, "FusedMatMul")])
+def test_descriptors_say_what_the_product_is(domain: str, name: str, bindings: CublasLt) -> None:
+    """The library, by its documentation, computes the reference's results from them."""
+    seen = 0
+    for case in cases_of(registry.get(domain, name)):
+        plain = case.kernel.launches and all(isinstance(launch, Product) for launch in case.kernel.launches)
+        if not plain or case.node.output.dtype is gk.DType.BFLOAT16:
+            continue
+        (expected,) = run_node(case.node, case.arrays)
+        tolerance = 5e-3 if expected.dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(through_the_library(case), expected, tolerance, tolerance, err_msg=case.name)
+        seen += 1
+    assert seen >= 3
+    gc.collect()
+    assert all("handle" in facts for facts in bindings.alive.values()), "descriptors are left"
+
+
+def test_a_bias_elsewhere_is_found_there(bindings: CublasLt) -> None:
+    op = FusedMatMul()
+    a, b, bias = random(3, 4), random(4, 5), random(5)
+    kernel = kernel_of(op, a, b, bias)
+    assert kernel is not None
+    launched = card._Launched(CARD, node_of(op, a, b, bias), kernel, None)
+    scratch = HostArray(np.zeros(kernel.scratch_bytes, np.uint8))
+    for given in (bias, bias + 1, bias):
+        y = np.zeros((3, 5), np.float32)
+        launched([HostArray(x) for x in (a, b, given)], [HostArray(y)], scratch)
+        np.testing.assert_allclose(y, a @ b + given, rtol=1e-5)
+
+
+def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
+    bindings.ways = 0
+    (case, *_) = cases_of(registry.get("", "MatMul"))
+    with pytest.raises(RuntimeFailure, match=r"MatMul.*: cuBLASLt 12\.9\.2 cannot multiply \[2, 3\] by \[3, 4\] of"):
+        through_the_library(case)
+    gc.collect()
+    assert all("handle" in facts for facts in bindings.alive.values()), "descriptors are left"
+
+
+def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", None)
+    monkeypatch.setitem(sys.modules, "nvmath", None)
+    library._bindings.cache_clear()
+    (case, *_) = cases_of(registry.get("", "MatMul"))
+    with pytest.raises(MissingDependency, match=r"MatMul.*cuBLASLt.*pip install 'graphkit\[cuda12\]'"):
+        through_the_library(case)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nvmath") is None, reason="nvmath is not installed")
+def test_the_stand_in_has_the_numbers_of_the_bindings() -> None:
+    real = importlib.import_module("nvmath.bindings.cublasLt")
+
+    for name in ("Epilogue", "MatmulDescAttribute", "MatrixLayoutAttribute", "MatmulPreferenceAttribute"):
+        for member in getattr(documented, name):
+            assert int(getattr(real, name)[member.name]) == member
+    made = CublasLt()
+    for mine, dtypes in (("matmul_desc", documented.DTYPES), ("matrix_layout", documented.LAYOUT_DTYPES)):
+        for attribute, dtype in dtypes.items():
+            assert (
+                np.dtype(getattr(real, f"get_{mine}_attribute_dtype")(int(attribute))).itemsize
+                == np.dtype(dtype).itemsize
+            )
+    for attribute in documented.MatmulPreferenceAttribute:
+        theirs = real.get_matmul_preference_attribute_dtype(int(attribute))
+        assert np.dtype(theirs) == made.get_matmul_preference_attribute_dtype(int(attribute))
+    assert np.dtype(real.matmul_heuristic_result_dtype) == made.matmul_heuristic_result_dtype
