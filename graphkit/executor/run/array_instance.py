@@ -56,6 +56,7 @@ class ArrayInstance:
             device.synchronize(self._stream)
         self._kept = frozenset(self._arrays)  # what lies in memory that stays
         self._bound: list[Any] = []  # what other memory the latest run has met
+        self._commit = self._first_state_written()
         self._segments = list(self._divided())
 
     def _prepared(self, node: Node, lowering: Any) -> ArrayKernel | None:
@@ -86,6 +87,18 @@ class ArrayInstance:
         kind = storage.tensor
         return self._device.view(memory, offset, kind.static_shape, kind.dtype.numpy)
 
+    def _first_state_written(self) -> int:
+        """The first position in the order whose step writes over a state; behind the last where there is none."""
+        targets, order = {*self._lowered.memory.donated.values()}, self._lowered.memory.order
+        for position, index in enumerate(order):
+            if any(
+                self._placement.root[v] in targets
+                for v in self._placement.steps[index].outputs
+                if v in self._placement.used
+            ):
+                return position
+        return len(order)
+
     # --- segments -----------------------------------------------------------------------------------------------
 
     def _divided(self) -> Iterator[_Segment]:
@@ -99,15 +112,18 @@ class ArrayInstance:
             used = (*node.operands, *(v for v in node.outputs if v in self._placement.used))
             return kernel is not None and kernel.can_be_recorded and all(self._placement.root[v] in stays for v in used)
 
-        for recorded, positions in groupby(range(len(order)), can_be_recorded):
-            steps = list(positions)
-            yield _Segment(steps, recorded and len(steps) >= LEAST_RECORDED)
+        for first, last in ((0, self._commit), (self._commit, len(order))):
+            for recorded, positions in groupby(range(first, last), can_be_recorded):
+                steps = list(positions)
+                yield _Segment(steps, recorded and len(steps) >= LEAST_RECORDED)
 
     def _run_segments(self) -> None:
         met = [self._arrays.get(v) for v in (*self._lowered.fixed, *self._states)]
         is_known = len(met) == len(self._bound) and all(a is b for a, b in zip(met, self._bound, strict=True))
         self._bound = met
         for segment in self._segments:
+            if segment.positions[0] == self._commit:
+                self._check_faults()
             if not is_known:
                 segment.replay = None
             elif segment.is_recorded and segment.replay is None:

@@ -12,7 +12,7 @@ import pytest
 from stand_in import Card
 
 import graphkit as gk
-from graphkit.errors import RuntimeFailure
+from graphkit.errors import NotFinite, RuntimeFailure
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -207,3 +207,29 @@ def test_the_stand_in_works_late(card: Card) -> None:
         assert not np.array_equal(card.copy_out(sent, None), np.ones(3)), "another stream's work"
     card.synchronize(stream)
     assert np.array_equal(card.copy_out(sent, None), np.ones(3))
+
+
+def test_a_fault_leaves_states_as_they_were(card: Card) -> None:
+    """Nothing is written over them before it is known that all went well."""
+    table = gk.parameter("table", (5, 4), init=gk.init.Normal())
+    net = gk.Model({"y": gk.nn.linear(gk.gather(table, gk.input("at", ["N"], "int64"), axis=0), 3, name="fc")})
+    run = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9), device="cuda", seed=0)
+    good = np.array([0, 4, 2]), np.array([0, 1, 2])
+    for _ in range(3):
+        run.step(*good)
+        before = {name: array.copy() for name, array in run.net.params.items()}
+        with pytest.raises(RuntimeFailure, match="index"):
+            run.step(np.array([0, 5, 2]), good[1])
+        for name, array in before.items():
+            np.testing.assert_array_equal(run.net.params[name], array)
+
+
+def test_a_loss_that_is_no_number_leaves_states_as_they_were(card: Card) -> None:
+    run = trainer("cuda")
+    for _ in range(3):
+        run.step(X, LABELS)
+        before = {name: array.copy() for name, array in run.net.params.items()}
+        with pytest.raises(NotFinite):
+            run.step(np.full_like(X, np.nan), LABELS)
+        for name, array in before.items():
+            np.testing.assert_array_equal(run.net.params[name], array)
