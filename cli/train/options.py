@@ -183,8 +183,8 @@ _RUN = (
     ),
     click.option("--seed", type=click.IntRange(0), default=None, help="Seed of data order, dropout and mixing."),
     click.option(
-        "--precision", type=click.Choice(["f32", "bf16"]), default="f32", show_default=True,
-        help="bf16: matrix work in bfloat16, parameters in float32.",
+        "--precision", type=click.Choice(["f32", "bf16", "tf32"]), default="f32", show_default=True,
+        help="bf16: matrix work in bfloat16, parameters in float32; tf32, on a card: products of float32 by 11 bits.",
     ),
     click.option("--deterministic/--no-deterministic", help="The same bits for any number of threads."),
 )  # fmt: skip

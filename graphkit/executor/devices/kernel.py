@@ -94,7 +94,8 @@ class KernelContext:
 
     `constant_inputs` maps the position of an operand to the parameter or constant that it always is: a native kernel
     may ask for it in packed form. A parameter that the caller feeds is an ordinary operand. `sizes_vary` says that
-    kernels for other sizes will follow, so that what it takes to make one counts.
+    kernels for other sizes will follow, so that what it takes to make one counts; `tf32` that a card may multiply
+    float32 matrices by their leading bits.
     """
 
     threads: int = 1
@@ -102,6 +103,7 @@ class KernelContext:
     constant_inputs: Mapping[int, VersionedArray] = field(default_factory=dict)
     used_outputs: tuple[bool, ...] = (True,)
     sizes_vary: bool = False
+    tf32: bool = False
 
 
 class DataDependentKernel(Protocol):

@@ -88,8 +88,8 @@ class Settings(NamedTuple):
     """How programs are made: the device and the switches of the executor.
 
     `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
-    against; `sizes_vary` is for kernels (see KernelContext); `collectives` carry sums over processes, `channels`
-    single values.
+    against; `sizes_vary` and `tf32` are for kernels (see KernelContext); `collectives` carry sums over processes,
+    `channels` single values.
     """
 
     device: str
@@ -103,6 +103,7 @@ class Settings(NamedTuple):
     sizes_vary: bool = False
     collectives: Collectives | None = None
     channels: Channels | None = None
+    tf32: bool = False
 
 
 class NotNative(Exception):

@@ -114,7 +114,7 @@ def kernel_context(
     root = placement.root
     constants = {i: known[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in known}
     used = tuple(v in placement.used for v in node.outputs)
-    return KernelContext(settings.threads, settings.deterministic, constants, used, settings.sizes_vary)
+    return KernelContext(settings.threads, settings.deterministic, constants, used, settings.sizes_vary, settings.tf32)
 
 
 def _lower_subgraph(

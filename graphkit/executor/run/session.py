@@ -57,8 +57,9 @@ class Executor:
     `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
-    is, `graphkit.passes.layout.bfloat16` says) and sums in float32; `deterministic=True` gives the same bits for any
-    number of threads. `declared` are shapes that a file has for the graph's values: a false one is a
+    is, `graphkit.passes.layout.bfloat16` says) and sums in float32; `precision="tf32"`, on a card, multiplies float32
+    matrices by their leading 11 bits (each off by a relative 2^-11 at most); `deterministic=True` gives the same bits
+    for any number of threads. `declared` are shapes that a file has for the graph's values: a false one is a
     DeclarationWarning. `collectives` carry the sums over processes that the graph has, each without them being that of
     one process; `channels` carry single values between processes. `check_finite=True` raises InputError for NaN or
     infinity in fed data.
@@ -101,7 +102,7 @@ class Executor:
         native = device == "cpu" and native_module() is not None
         self._settings = Settings(
             device, native, threads, deterministic, inplace, share, optimize, declared,
-            collectives=collectives, channels=channels,
+            collectives=collectives, channels=channels, tf32=precision == "tf32",
         )  # fmt: skip
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
@@ -442,9 +443,13 @@ def _computed_in_float32() -> frozenset[DType]:
 
 
 def _check_precision(precision: str, optimize: bool, device: str) -> None:
-    if precision not in ("f32", "bf16"):
-        raise UsageError(f"precision {precision!r}: expected 'f32' or 'bf16'")
+    if precision not in ("f32", "bf16", "tf32"):
+        raise UsageError(f"precision {precision!r}: expected 'f32', 'bf16' or 'tf32'")
     if precision == "f32":
+        return
+    if precision == "tf32":
+        if device == "cpu":
+            raise UnsupportedError("precision 'tf32' is one of cards, device='cuda'; use 'f32' or 'bf16'")
         return
     if not optimize:
         raise UsageError("precision 'bf16' is a rewrite of the graph, which optimize=False forbids")

@@ -90,7 +90,8 @@ class Product(NamedTuple):
     """d = alpha * op(a) @ op(b) + beta * c + bias, `batch` times; op transposes where `transposed` says so.
 
     c: of d's size; it may be d. bias: a number for each row of d. Sums have the type of the elements, those of half
-    floats float32. The library may use `workspace` bytes of scratch memory from 0 on.
+    floats float32; `tf32`: float32 elements are multiplied by their leading 11 bits. The library may use `workspace`
+    bytes of scratch memory from 0 on.
     """
 
     kind: DType
@@ -103,6 +104,7 @@ class Product(NamedTuple):
     beta: float = 0.0
     bias: Argument | None = None
     batch: int = 1
+    tf32: bool = False
     workspace: int = 0
 
 

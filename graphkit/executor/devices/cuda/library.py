@@ -17,7 +17,7 @@ from graphkit.ir.types import DType
 
 # cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
 _TYPES = {DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14}
-_FLOAT, _DOUBLE = 68, 70
+_FLOAT, _TF32, _DOUBLE = 68, 77, 70
 
 # Every array of a program begins at a multiple of so many bytes.
 _ALIGNMENT = 16
@@ -45,7 +45,8 @@ class PreparedProduct:
         wide = product.kind is DType.FLOAT64
         self._product = product
         self._handle = _handle()
-        self._description = lt.matmul_desc_create(_DOUBLE if wide else _FLOAT, int(wide))
+        computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
+        self._description = lt.matmul_desc_create(computed, int(wide))
         self._layouts = [self._layout(m) for m in (product.a, product.b, product.c or product.d, product.d)]
         scalar = np.float64 if wide else np.float32
         self._alpha, self._beta = np.array([product.alpha], scalar), np.array([product.beta], scalar)

@@ -18,7 +18,7 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, repeating, row_major, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import FLOATS
+from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import Fused, FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
@@ -36,6 +36,7 @@ class _Batch(NamedTuple):
 
 def product(
     node: Node,
+    context: KernelContext,
     a_shape: Sequence[int],
     b_shape: Sequence[int],
     *,
@@ -62,6 +63,7 @@ def product(
         transposed=(transposed[1], transposed[0]),
         alpha=alpha,
         batch=batch.products,
+        tf32=context.tf32 and kind is DType.FLOAT32,
         workspace=min(-(-_PARTS * size // 256) * 256, _MOST_WORKSPACE),
     )
 
@@ -89,7 +91,7 @@ def _mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
     a, b = (shape(v) for v in node.inputs)
     if math.prod(shape(node.output)) == 0:
         return CardKernel(())
-    return _kernel(product(node, (1, *a) if len(a) == 1 else a, (*b, 1) if len(b) == 1 else b))
+    return _kernel(product(node, context, (1, *a) if len(a) == 1 else a, (*b, 1) if len(b) == 1 else b))
 
 
 @register_launched("cuda", "", "Gemm")
@@ -98,7 +100,7 @@ def _gemm(node: Node, context: KernelContext) -> CardKernel | None:
     a, b, y = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
     if math.prod(y) == 0:
         return CardKernel(())
-    made = product(node, a, b, transposed=(op.transA, op.transB), alpha=op.alpha)
+    made = product(node, context, a, b, transposed=(op.transA, op.transB), alpha=op.alpha)
     added = operand(node, 2)
     if made is None or added is None or op.beta == 0:
         return _kernel(made)
@@ -117,7 +119,7 @@ def _fused_mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
     if math.prod(shape(node.output)) == 0:
         return CardKernel(())
     a, b = shape(node.inputs[0]), shape(node.inputs[1])
-    made = product(node, a, b, transposed=(op.transA, op.transB), alpha=op.alpha)
+    made = product(node, context, a, b, transposed=(op.transA, op.transB), alpha=op.alpha)
     bias, residual = operand(node, 2), operand(node, 3)
     if made is None:
         return None

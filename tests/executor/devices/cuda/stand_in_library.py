@@ -81,7 +81,7 @@ class CublasLt:
     # --- descriptors ----------------------------------------------------------------------------------------------
 
     def matmul_desc_create(self, compute: int, scale: int) -> int:
-        assert (compute, scale) in ((68, 0), (70, 1))
+        assert (compute, scale) in ((68, 0), (77, 0), (70, 1))
         return self._made(compute=compute, scale=scale)
 
     def matrix_layout_create(self, kind: int, rows: int, columns: int, leading: int) -> int:

@@ -17,7 +17,7 @@ from emulator import Emulator
 from stand_in_library import STREAM, CublasLt
 
 import graphkit as gk
-from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda import card, library
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Product
 from graphkit.executor.devices.kernel import KernelContext
@@ -188,6 +188,21 @@ def test_a_bias_elsewhere_is_found_there(bindings: CublasLt) -> None:
         y = np.zeros((3, 5), np.float32)
         launched([HostArray(x) for x in (a, b, given)], [HostArray(y)], scratch)
         np.testing.assert_allclose(y, a @ b + given, rtol=1e-5)
+
+
+def test_tf32(bindings: CublasLt) -> None:
+    """Where it is asked for, of float32 alone."""
+    asked = []
+    for dtype in (np.float32, np.float64):
+        node = node_of(registry.get("", "MatMul")(), random(2, 3, dtype=dtype), random(3, 4, dtype=dtype))
+        for tf32 in (False, True):
+            kernel = make_launched("cuda", node, KernelContext(tf32=tf32))
+            launched = card._Launched(CARD, node, kernel, None)  # type: ignore[arg-type]
+            asked += [facts["compute"] for facts in bindings.alive.values() if "compute" in facts]
+            del launched
+    assert asked == [68, 77, 70, 70]
+    with pytest.raises(UnsupportedError, match="'tf32' is one of cards, device='cuda'"):
+        gk.models.build("mlp").compile(precision="tf32")
 
 
 def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
