@@ -59,16 +59,18 @@ def package_version(package: str) -> str:
 
 
 def _card() -> dict[str, Any]:
-    from graphkit.executor.devices.cuda import compiler, device
+    from graphkit.executor.devices.cuda import compiler, device, library
 
     try:
         found: dict[str, Any] = dict(device().facts())
     except GraphkitError as error:
         found = {"card": f"none: {error}"}
-    try:
-        return {**found, "NVRTC": compiler.version()}
-    except GraphkitError as error:
-        return {**found, "NVRTC": f"none: {error}"}
+    for name, version in (("NVRTC", compiler.version), ("cuBLASLt", library.version)):
+        try:
+            found[name] = version()
+        except GraphkitError as error:
+            found[name] = f"none: {error}"
+    return found
 
 
 def _engine() -> dict[str, Any]:

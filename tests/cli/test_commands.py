@@ -383,6 +383,7 @@ def test_doctor(call):
     assert facts["packages"]["onnx"] != "not installed"
     assert facts["card"]["card"]
     assert facts["card"]["NVRTC"]
+    assert facts["card"]["cuBLASLt"]
 
 
 def test_build_from_a_python_file(call, tmp_path):

@@ -128,8 +128,11 @@ class PreparedProduct:
 
 
 def version() -> str:
-    """Of cuBLASLt. Raises MissingDependency."""
-    number = _bindings().get_version()
+    """Of cuBLASLt. Raises MissingDependency without the bindings, RuntimeFailure without the library or a driver."""
+    try:
+        number = _bindings().get_version()
+    except RuntimeError as error:
+        raise RuntimeFailure(f"cuBLASLt: {error}") from error
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
