@@ -34,6 +34,16 @@ static inline unsigned __float_as_uint(float x) { return host_bits<unsigned>(x);
 static inline double __longlong_as_double(long long x) { return host_bits<double>(x); }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 
+// Of x times pi.
+static inline void sincospi(double x, double* sine, double* cosine) {
+    *sine = sin(M_PI * x);
+    *cosine = cos(M_PI * x);
+}
+static inline void sincospif(float x, float* sine, float* cosine) {
+    *sine = (float)sin(M_PI * (double)x);
+    *cosine = (float)cos(M_PI * (double)x);
+}
+
 // IEEE 754 binary16, rounded to even.
 static inline unsigned short gk_host_to_f16(float x) {
     const unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u;
