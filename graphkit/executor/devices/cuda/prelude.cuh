@@ -220,6 +220,11 @@ template <typename T>
 GK_INLINE T gk_shuffle_xor(T x, int far) {
     return (T)__shfl_xor_sync(0xffffffffu, x, far);
 }
+// That of the thread `far` before this one; x where there is none.
+template <typename T>
+GK_INLINE T gk_shuffle_up(T x, int far) {
+    return (T)__shfl_up_sync(0xffffffffu, x, far);
+}
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------
 
