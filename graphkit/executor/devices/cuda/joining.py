@@ -49,9 +49,8 @@ def joined(name: str, join: str, together: int) -> list[str]:
 def scanned(name: str, join: str) -> list[str]:
     """Lines behind which the variable `name` of every thread of a block is the join of those up to the thread's own.
 
-    join: an expression of `a`, which comes first, and `b`. Their type is A. Behind it, `{name}_before` is the join of
-    those before the thread's own, but in thread 0, and `{name}_whole` that of all. The lines are a block of code that may
-    stand in a loop.
+    join: an expression of `a`, which comes first, and `b`. Their type is A. `{name}_before` is the join of those before
+    the thread's own, but in thread 0, and `{name}_whole` that of all. The lines may stand in a loop.
     """
     warps = THREADS // WARP
     return [

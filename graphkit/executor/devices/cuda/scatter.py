@@ -1,14 +1,14 @@
 """Slices and elements written, or combined, by index; the gradient of Gather among them.
 
-Where updates are combined, what each index points at is a key, and `sorting` brings equal keys together, in the order of
-the updates. The result begins as a copy of the operand, or as zeros; then the first update of each element combines all
-of that element, in their order, and writes once. Where very many updates meet one element, stretches of them that have
-no other are combined beforehand. No step is longer than about twice the root of the number of updates, and no sum
-depends on which thread comes first: the result has the same bits every time. Of n updates and a table, the updates are
-read once, the table is written once and once more where it has updates; what is sorted are 8 bytes for each index.
+Where updates are combined, what each index points at is a key, and `sorting` brings equal keys together, in the order
+of the updates. The result begins as a copy of the operand, or as zeros; then the first update of each element combines
+all of that element, in their order, and writes once. Where very many updates meet in one element, stretches of them that
+have no other are combined beforehand: no thread combines more than a few times the root of their number. Nothing depends
+on which thread comes first: the result has the same bits every time. The updates are read once, a table is written once,
+and once more where it has updates; what is sorted are 8 bytes for each index.
 
-What replaces elements is written at once: indices must not repeat. Where runs are to be deterministic even where they do,
-the last update of an element is chosen by the same sort.
+What replaces elements is written at once: indices must not repeat. Where runs are to be deterministic even where they
+do, the last update of an element is chosen by the same sort.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Scatter:
             (f"{places.index} elements", places.number(count)),
         ]
         if self.base is None:
-            lines = [*place, f"gk_pack<{kind}, {width}> zero = {{}};", f"gk_store(y + first, zero, left);"]
+            lines = [*place, f"gk_pack<{kind}, {width}> zero = {{}};", "gk_store(y + first, zero, left);"]
         else:
             given.insert(0, (f"const {kind}* x", self.base))
             load = f"gk_load<{kind}, {width}>(x + first, left)"
@@ -145,7 +145,8 @@ class _Scatter:
                 *found,
                 f"const gk_u32 j = {pick};",
                 "if (j + 1 < picks && keys[j + 1] == keys[j]) {", "    return;", "}",
-                f"y[({places.index})keys[j] * isize1 + {place}] = updates[({places.index})order[j] * isize1 + {place}];",
+                f"const {places.index} to = keys[j], from = order[j];",
+                f"y[to * isize1 + {place}] = updates[from * isize1 + {place}];",
             ]  # fmt: skip
             return for_each("replaced", sizes, places, given, lines)
         sizes = (*self.address.sizes, inner)

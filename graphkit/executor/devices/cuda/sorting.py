@@ -1,10 +1,10 @@
 """Numbers in order, with where they stood: what brings together updates of the same element.
 
 A radix sort of eight bits a pass, from the lowest on, which is stable (Knuth, TAOCP 3, 5.2.5). A block goes over a
-stretch of the keys. Of each pass a first launch counts the digits of every stretch, and a second adds up, for the digits
-of its own stretch, how many keys go before them, and moves these; warps rank their keys by comparing digits. Keys are
-read twice and written once a pass, with their places. What is counted does not depend on an order, so that the result
-has the same bits every time.
+stretch of the keys. Of each pass a first launch counts the digits of every stretch; a second adds up, for the digits of
+its own stretch, how many keys go before them, and moves these, ranked within a warp by comparing digits. A pass reads
+keys twice, and writes them and their places once. What is counted does not depend on an order: the result has the same
+bits every time.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def unknown(op: Op, *arrays: Any) -> Node:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES[-4:])
 def test_uniform_numbers_have_the_references_bits(size: int, dtype: str, emulator: Emulator) -> None:
     op = registry.get("", "RandomUniform")(shape=(size,), dtype=dtype, low=-0.3, high=7.1, stream=0xFFFFFFFE)
     node = node_of(op, RNG)
@@ -56,7 +56,7 @@ def test_uniform_numbers_have_the_references_bits(size: int, dtype: str, emulato
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("size", [*SIZES, 100_001])
+@pytest.mark.parametrize("size", [1, 6, 100_001])
 def test_normal_numbers(size: int, dtype: str, emulator: Emulator) -> None:
     node = node_of(registry.get("", "RandomNormal")(shape=(size,), dtype=dtype, stream=5), RNG)
     (wanted,) = run_node(node, [RNG])
