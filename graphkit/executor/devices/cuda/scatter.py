@@ -2,10 +2,10 @@
 
 Where updates are combined, what each index points at is a key, and `sorting` brings equal keys together, in the order
 of the updates. The result begins as a copy of the operand, or as zeros; then the first update of each element combines
-all of that element, in their order, and writes once. Where very many updates meet in one element, stretches of them that
-have no other are combined beforehand: no thread combines more than a few times the root of their number. Nothing depends
-on which thread comes first: the result has the same bits every time. The updates are read once, a table is written once,
-and once more where it has updates; what is sorted are 8 bytes for each index.
+all of that element, in their order, and writes once. Where very many updates meet in one element, stretches of them
+that have no other are combined beforehand: no thread combines more than a few times the root of their number. Nothing
+depends on which thread comes first: the result has the same bits every time. The updates are read once, a table is
+written once, and once more where it has updates; what is sorted are 8 bytes for each index.
 
 What replaces elements is written at once: indices must not repeat. Where runs are to be deterministic even where they
 do, the last update of an element is chosen by the same sort.
@@ -85,7 +85,7 @@ class _Scatter:
         launches = [begun, self._keys(), *ordered.launches]
         end = ordered.scratch_bytes
         if reduction == "none":
-            launches.append(self._replaced(unit, ordered))
+            launches.append(self._replaced_by_last(unit, ordered))
         else:
             combined = _Combined(self, ordered, _JOINS[reduction])
             launches += combined.launches()
@@ -130,25 +130,15 @@ class _Scatter:
         lines = [*found, *address.lines(places, "at", coordinates, "target = 0;"), "keys[at] = (gk_u32)target;"]
         return for_each("keys", address.sizes, places, [("gk_u32* keys", Scratch(0)), *address.given(places)], lines)
 
-    def _replaced(self, unit: int, ordered: Sorted | None = None) -> Launch:
-        """Slices that are written at once, or the last one of each key."""
+    def _moved(self, unit: int) -> tuple[int, list[tuple[str, Argument]]]:
+        """Units of up to 16 bytes in a slice, and the memory that they are moved from and to."""
         times = math.gcd(16 // unit, self.inner)
-        inner, kind = self.inner // times, UNITS[unit * times]
-        given: list[tuple[str, Argument]] = [(f"const {kind}* updates", Input(self.updates)), (f"{kind}* y", Output(0))]
-        if ordered is not None:
-            sizes = self.address.count, inner
-            places = self.places(*sizes)
-            given += [("const gk_u32* keys", ordered.keys), ("const gk_u32* order", ordered.places)]
-            given.append(("gk_u32 picks", np.uint32(self.address.count)))
-            found, (pick, place) = places.lines("at")
-            lines = [
-                *found,
-                f"const gk_u32 j = {pick};",
-                "if (j + 1 < picks && keys[j + 1] == keys[j]) {", "    return;", "}",
-                f"const {places.index} to = keys[j], from = order[j];",
-                f"y[to * isize1 + {place}] = updates[from * isize1 + {place}];",
-            ]  # fmt: skip
-            return for_each("replaced", sizes, places, given, lines)
+        kind = UNITS[unit * times]
+        return self.inner // times, [(f"const {kind}* updates", Input(self.updates)), (f"{kind}* y", Output(0))]
+
+    def _replaced(self, unit: int) -> Launch:
+        """Slices that are written at once."""
+        inner, given = self._moved(unit)
         sizes = (*self.address.sizes, inner)
         places = self.places(*sizes)
         found, (*coordinates, place) = places.lines("at")
@@ -160,6 +150,23 @@ class _Scatter:
             f"y[target * {last} + {place}] = updates[at];",
         ]
         return for_each("replaced", sizes, places, [*given, *self.address.given(places)], lines)
+
+    def _replaced_by_last(self, unit: int, ordered: Sorted) -> Launch:
+        """Slices of which the last one of each key is written."""
+        inner, given = self._moved(unit)
+        sizes = self.address.count, inner
+        places = self.places(*sizes)
+        given += [("const gk_u32* keys", ordered.keys), ("const gk_u32* order", ordered.places)]
+        given.append(("gk_u32 picks", np.uint32(self.address.count)))
+        found, (pick, place) = places.lines("at")
+        lines = [
+            *found,
+            f"const gk_u32 j = {pick};",
+            "if (j + 1 < picks && keys[j + 1] == keys[j]) {", "    return;", "}",
+            f"const {places.index} to = keys[j], from = order[j];",
+            f"y[to * isize1 + {place}] = updates[from * isize1 + {place}];",
+        ]  # fmt: skip
+        return for_each("replaced_by_last", sizes, places, given, lines)
 
 
 @dataclass(frozen=True)
@@ -255,7 +262,7 @@ class _Combined:
         index = places.index
         found, (block, pick, place) = places.lines("at")
         update = self._updates(places, block, place)
-        given = [
+        given: list[tuple[str, Argument]] = [
             (f"{stored}* y", Output(0)), *([(f"const {stored}* x", scatter.base)] if scatter.base else []),
             (f"{index} targets", places.number(scatter.address.targets)), *self._given(places),
         ]  # fmt: skip
