@@ -7,6 +7,8 @@ that on CuPy's arrays. What has no factory is interpreted on CuPy's arrays.
 from __future__ import annotations
 
 from graphkit.executor.devices.cuda import card as card
+from graphkit.executor.devices.cuda import cumulative as cumulative
+from graphkit.executor.devices.cuda import extremes as extremes
 from graphkit.executor.devices.cuda import gather as gather
 from graphkit.executor.devices.cuda import movement as movement
 from graphkit.executor.devices.cuda import pointwise as pointwise
