@@ -9,6 +9,7 @@ from __future__ import annotations
 from graphkit.executor.devices.cuda import card as card
 from graphkit.executor.devices.cuda import cumulative as cumulative
 from graphkit.executor.devices.cuda import extremes as extremes
+from graphkit.executor.devices.cuda import fill as fill
 from graphkit.executor.devices.cuda import gather as gather
 from graphkit.executor.devices.cuda import movement as movement
 from graphkit.executor.devices.cuda import pointwise as pointwise

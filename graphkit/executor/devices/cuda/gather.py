@@ -1,4 +1,4 @@
-"""Elements and slices that are taken by index: a thread for up to 16 bytes of the result, side by side.
+"""Elements and slices that are taken by index, or in reverse: a thread for up to 16 bytes of the result, side by side.
 
 What lies side by side in the result lies side by side in the operand as far as a slice goes. Each index is read by the
 threads of its slice.
@@ -10,7 +10,7 @@ import math
 
 from graphkit.executor.devices.cuda.addressing import INDEX_TYPES, ElementAddress, TupleAddress
 from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output
 from graphkit.executor.devices.cuda.movement import UNITS, unit_of
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
@@ -18,6 +18,7 @@ from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.gather import GatherElements, GatherND
+from graphkit.ops.tensor.layout import ReverseSequence
 
 
 @register_launched("cuda", "", "GatherElements")
@@ -63,3 +64,38 @@ def _gather_nd(node: Node, context: KernelContext) -> CardKernel | None:
     given: list[tuple[str, Argument]] = [(f"const {UNITS[unit]}* x", Input(0)), (f"{UNITS[unit]}* y", Output(0))]
     launch = for_each("gather_nd", (*address.sizes, inner), places, [*given, *address.given(places)], lines)
     return CardKernel((launch,), fault=address.fault)
+
+
+@register_launched("cuda", "", "ReverseSequence")
+def _reverse_sequence(node: Node, context: KernelContext) -> CardKernel | None:
+    x, unit = shape(node.inputs[0]), unit_of(node.output)
+    if unit not in UNITS:
+        return None
+    if math.prod(x) == 0:
+        return None if x[0] and x[1] else CardKernel(())
+    inner = math.prod(x[2:])
+    times = math.gcd(16 // unit, inner)
+    sizes, kind = (*x[:2], inner // times), UNITS[unit * times]
+    places = Coordinates("i", 3, math.prod(sizes) + THREADS < 1 << 31)
+    index = places.index
+    found, (first, second, place) = places.lines("at")
+    batch_first = operator(node, ReverseSequence).batch_axis == 0
+    batch, step = (first, second) if batch_first else (second, first)
+    steps = x[1] if batch_first else x[0]
+    source = f"{batch} * isize1 + from" if batch_first else f"from * isize1 + {batch}"
+    lines = [
+        *found,
+        f"const gk_i64 length = lengths[{batch}];",
+        "if (length > (gk_i64)steps) {",
+        "    *fault = 1;",
+        "    return;",
+        "}",
+        f"const {index} from = (gk_i64){step} < length ? ({index})length - 1 - {step} : {step};",
+        f"y[at] = x[({source}) * isize2 + {place}];",
+    ]
+    given: list[tuple[str, Argument]] = [
+        (f"const {kind}* x", Input(0)), ("const gk_i64* lengths", Input(1)), (f"{kind}* y", Output(0)),
+        ("unsigned* fault", Fault()), (f"{index} steps", places.number(steps)),
+    ]  # fmt: skip
+    launch = for_each("reverse_sequence", sizes, places, given, lines)
+    return CardKernel((launch,), fault=f"a sequence is longer than the {steps} steps of {list(x)}")
