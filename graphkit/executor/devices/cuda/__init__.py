@@ -17,6 +17,7 @@ from graphkit.executor.devices.cuda import random as random
 from graphkit.executor.devices.cuda import reduce as reduce
 from graphkit.executor.devices.cuda import rows as rows
 from graphkit.executor.devices.cuda import scatter as scatter
+from graphkit.executor.devices.cuda import top_k as top_k
 from graphkit.executor.devices.cuda.card import CudaDevice, device, load
 
 __all__ = ["CudaDevice", "device", "load"]

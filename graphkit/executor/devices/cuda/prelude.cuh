@@ -409,6 +409,28 @@ GK_INLINE gk_placed<T> gk_extreme(gk_placed<T> a, gk_placed<T> b) {
     return wins ? b : a;
 }
 
+// Whole numbers in the order of elements: zeros are equal, and NaN comes last.
+GK_INLINE gk_u32 gk_ordered(float x) {
+    const gk_u32 bits = __float_as_uint(x == 0 ? 0.0f : x);
+    return x != x ? 0xffffffffu : (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+GK_INLINE gk_u64 gk_ordered(double x) {
+    const gk_u64 bits = (gk_u64)__double_as_longlong(x == 0 ? 0.0 : x);
+    return x != x ? ~0ULL : (bits >> 63) != 0 ? ~bits : bits | 1ULL << 63;
+}
+GK_INLINE gk_u32 gk_ordered(gk_i32 x) {
+    return (gk_u32)x ^ 0x80000000u;
+}
+GK_INLINE gk_u32 gk_ordered(gk_u32 x) {
+    return x;
+}
+GK_INLINE gk_u64 gk_ordered(gk_i64 x) {
+    return (gk_u64)x ^ 1ULL << 63;
+}
+GK_INLINE gk_u64 gk_ordered(gk_u64 x) {
+    return x;
+}
+
 // --- functions of floats ---------------------------------------------------------------------------------------------
 
 #define GK_FUNCTION(name)                   \

@@ -32,6 +32,7 @@ static inline float __int_as_float(int x) { return host_bits<float>(x); }
 static inline float __uint_as_float(unsigned x) { return host_bits<float>(x); }
 static inline unsigned __float_as_uint(float x) { return host_bits<unsigned>(x); }
 static inline double __longlong_as_double(long long x) { return host_bits<double>(x); }
+static inline long long __double_as_longlong(double x) { return host_bits<long long>(x); }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 

@@ -133,3 +133,54 @@ def test_large_operands_count_in_64_bits() -> None:
     x = Value(TensorType("float32", (1 << 16, 1 << 16)))
     node = Node(registry.get("", "ArgMax")(axis=1), [x])
     assert "gk_u64" in kernel_of(node).launches[0].source.parameters
+
+
+# --- the largest and smallest -----------------------------------------------------------------------
+
+TOPS = [  # shape, axis, k
+    ((5, 40), 1, 7),
+    ((3, 300), -1, 300),
+    ((2, 2500), 1, 50),  # chosen first
+    ((2, 2100, 2), 1, 2048),
+    ((4, 9, 3), 1, 1),
+    ((1, 1), 0, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint64", "int64"])
+@pytest.mark.parametrize("largest", [False, True])
+def test_the_largest_and_smallest(largest: bool, dtype: str, emulator: Emulator) -> None:
+    rng = np.random.default_rng(0)
+    cases = []
+    for shape, axis, k in TOPS:
+        x = rng.integers(0, 300, shape).astype(dtype)
+        if x.dtype.kind == "f":
+            x = np.where(rng.random(shape) < 0.1, rng.choice([np.nan, -0.0, np.inf, -np.inf], shape), x - 150)
+        arrays = [x.astype(dtype), np.array([k])]
+        cases.append((node_of(registry.get("", "TopK")(axis=axis, largest=largest), *arrays), arrays))
+    emulator.compile(source for node, _ in cases for source in kernel_of(node).sources)
+    for node, arrays in cases:
+        found: list[list[Any]] = []
+        for order in (0, 1):
+            found.append([np.full(v.tensor.static_shape, 9, v.dtype.numpy) for v in node.outputs])
+            assert not emulator.run(kernel_of(node), arrays, found[-1], order=order)
+        for a, b, wanted in zip(*found, run_node(node, arrays), strict=True):
+            assert a.tobytes() == b.tobytes() == wanted.tobytes()
+
+
+def test_one_result_of_two(emulator: Emulator) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 2500)).astype(np.float32)
+    node = node_of(registry.get("", "TopK")(), x, np.array([4]))
+    wanted = run_node(node, [x, np.array([4])])
+    for position in (0, 1):
+        kernel = make_launched("cuda", node, KernelContext(used_outputs=(position == 0, position == 1)))
+        assert isinstance(kernel, CardKernel)
+        found = [np.empty_like(w) if i == position else None for i, w in enumerate(wanted)]
+        emulator.run(kernel, [x, None], found)
+        np.testing.assert_array_equal(found[position], wanted[position])
+
+
+def test_more_than_a_block_sorts_has_no_kernel() -> None:
+    x = np.zeros((1, 5000), np.float32)
+    node = node_of(registry.get("", "TopK")(), x, np.array([2049]))
+    assert make_launched("cuda", node, KernelContext()) is None

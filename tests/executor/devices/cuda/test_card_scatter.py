@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from card_cases import node_of
 from emulator import Emulator
+from stand_in import Card
 
+import graphkit as gk
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.cuda.sorting import sort
 from graphkit.executor.devices.kernel import KernelContext
@@ -285,3 +287,24 @@ def test_booleans_are_not_combined() -> None:
     x, indices = np.zeros(4, bool), np.zeros((2, 1), np.int64)
     node = node_of(registry.get("", "ScatterND")(reduction="max"), x, indices, x[:2])
     assert make_launched("cuda", node, KernelContext()) is None
+
+
+# --- in a program -----------------------------------------------------------------------------------
+
+
+def test_an_embedding_is_trained(card: Card) -> None:
+    """With dropout, whose masks are the processor's: the losses are, too."""
+
+    def network() -> gk.Model:
+        words = gk.input("words", ["N", 6], dtype="int64")
+        rows = gk.nn.embedding(words, 40, 8, name="table")
+        hidden = gk.nn.dropout(gk.flatten(rows), 0.5)
+        return gk.Model({"y": gk.nn.linear(hidden, 3, name="fc")})
+
+    data = np.random.default_rng(0).integers(0, 40, (16, 6)), np.arange(16) % 3
+    losses = {}
+    for device in ("cpu", "cuda"):
+        trainer = gk.Trainer(network(), "softmax_cross_entropy", gk.optim.Adam(0.01), device=device)
+        losses[device] = [float(trainer.step(*data)) for _ in range(5)]
+    assert {"Gather", "GatherGrad", "Dropout"} <= set(card.launched)
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-4)
