@@ -4,7 +4,7 @@ A radix sort of eight bits a pass, from the lowest on, which is stable (Knuth, T
 stretch of the keys. Of each pass a first launch counts the digits of every stretch; a second adds up, for the digits of
 its own stretch, how many keys go before them, and moves these, ranked within a warp by comparing digits. A pass reads
 keys twice, and writes them and their places once. What is counted does not depend on an order: the result has the same
-bits every time.
+bits every time. What one block can sort is sorted by one launch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _WARPS = THREADS // WARP
 # Stretches at most; each of them reads what all have counted. Keys of one at least, as long as there are fewer.
 _MOST_STRETCHES, _LEAST = 256, 4 * THREADS
 _ALIGNMENT = 256
+# Keys that a block sorts alone.
+ALONE = 1024
 
 
 class Sorted(NamedTuple):
@@ -46,6 +48,15 @@ def sort(count: int, bound: int, begin: int) -> Sorted:
 
     count: from 1 to 2^31 - 1. Working memory is taken behind the keys.
     """
+    size = aligned(count * 4)
+    if count <= ALONE:
+        keys, places = Scratch(begin + size), Scratch(begin + 2 * size)
+        sizes = np.uint32(count), np.uint32(1 << (count - 1).bit_length())
+        return Sorted(keys, places, (Launch(_ALL, 1, (Scratch(begin), keys, places, *sizes)),), begin + 3 * size)
+    return _by_digits(count, bound, begin)
+
+
+def _by_digits(count: int, bound: int, begin: int) -> Sorted:
     stretches = min(-(-count // _LEAST), _MOST_STRETCHES)
     length = -(-count // stretches)
     stretches = -(-count // length)
@@ -66,6 +77,48 @@ def sort(count: int, bound: int, begin: int) -> Sorted:
         places.reverse()
     end = counts.offset + aligned(stretches * THREADS * 4)
     return Sorted(keys[0], places[0], tuple(launches), end)
+
+
+# Sorts `padded` pairs, a power of two, of `keys`, numbers of type K, and `spots`, in shared memory (Batcher 1968).
+BITONIC = [
+    "for (gk_u32 span = 2; span <= padded; span *= 2) {",
+    "    for (gk_u32 far = span / 2; far > 0; far /= 2) {",
+    f"        for (gk_u32 t = threadIdx.x; t < padded / 2; t += {THREADS}u) {{",
+    "            const gk_u32 a = 2 * t - (t & (far - 1)), b = a + far;",
+    "            const bool later = keys[a] > keys[b] || (keys[a] == keys[b] && spots[a] > spots[b]);",
+    "            if (later == ((a & span) == 0)) {",
+    "                const K key = keys[a];",
+    "                const gk_u32 spot = spots[a];",
+    "                keys[a] = keys[b];",
+    "                spots[a] = spots[b];",
+    "                keys[b] = key;",
+    "                spots[b] = spot;",
+    "            }",
+    "        }",
+    "        __syncthreads();",
+    "    }",
+    "}",
+]
+
+
+def _all() -> Source:
+    lines = [
+        "typedef gk_u32 K;",
+        f"__shared__ K keys[{ALONE}];",
+        f"__shared__ gk_u32 spots[{ALONE}];",
+        f"for (gk_u32 t = threadIdx.x; t < padded; t += {THREADS}u) {{",
+        "    keys[t] = t < count ? given[t] : ~(K)0;",
+        "    spots[t] = t;",
+        "}",
+        "__syncthreads();",
+        *BITONIC,
+        f"for (gk_u32 t = threadIdx.x; t < count; t += {THREADS}u) {{",
+        "    new_keys[t] = keys[t];",
+        "    new_places[t] = spots[t];",
+        "}",
+    ]
+    parameters = ["const gk_u32* given", "gk_u32* new_keys", "gk_u32* new_places", "gk_u32 count", "gk_u32 padded"]
+    return source_of("sort_all", parameters, lines)
 
 
 def _count() -> Source:
@@ -139,4 +192,4 @@ def _place(moved: bool) -> Source:
     return source_of("sort_place", parameters, lines)
 
 
-_COUNT, _PLACE = _count(), (_place(False), _place(True))
+_ALL, _COUNT, _PLACE = _all(), _count(), (_place(False), _place(True))

@@ -1,6 +1,6 @@
 """The k largest or smallest elements of rows, in order: a block for a row.
 
-A short row is sorted whole, in shared memory (Batcher 1968). Of a longer one the k-th key is found by radix selection:
+A short row is sorted whole, in shared memory. Of a longer one the k-th key is found by radix selection:
 of each eight bits, from the highest on, how many keys have which; what comes before it, and as many of its equals as
 are left, in the order of their positions, are sorted alike. So a long row is read once for every eight bits, and once
 more.
@@ -25,6 +25,7 @@ from graphkit.executor.devices.cuda.launches import (
     Output,
     source_of,
 )
+from graphkit.executor.devices.cuda.sorting import BITONIC
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
 from graphkit.executor.devices.registry import register_launched
@@ -74,7 +75,7 @@ def _top_k(node: Node, context: KernelContext) -> CardKernel | None:
         f"const {kind}* row = x + block * size * inner + column;",
         f"for (gk_u32 t = threadIdx.x; t < padded; t += {THREADS}u) {{",
         "    keys[t] = ~(K)0;", "    spots[t] = 0xffffffffu;", "}",
-        *(_all_of(key) if whole else _chosen(key, 64 if wide else 32)), *_BITONIC,
+        *(_all_of(key) if whole else _chosen(key, 64 if wide else 32)), *BITONIC,
         f"for (gk_u32 t = threadIdx.x; t < wanted; t += {THREADS}u) {{",
         f"    const {places.index} to = (block * wanted + t) * inner + column;",
         *(["    values[to] = row[(gk_u64)spots[t] * inner];"] if used[0] else []),
@@ -143,25 +144,3 @@ def _chosen(key: str, bits: int) -> list[str]:
         "}",
         "__syncthreads();",
     ]
-
-
-# Sorts `padded` pairs, a power of two.
-_BITONIC = [
-    "for (gk_u32 span = 2; span <= padded; span *= 2) {",
-    "    for (gk_u32 far = span / 2; far > 0; far /= 2) {",
-    f"        for (gk_u32 t = threadIdx.x; t < padded / 2; t += {THREADS}u) {{",
-    "            const gk_u32 a = 2 * t - (t & (far - 1)), b = a + far;",
-    "            const bool later = keys[a] > keys[b] || (keys[a] == keys[b] && spots[a] > spots[b]);",
-    "            if (later == ((a & span) == 0)) {",
-    "                const K key = keys[a];",
-    "                const gk_u32 spot = spots[a];",
-    "                keys[a] = keys[b];",
-    "                spots[a] = spots[b];",
-    "                keys[b] = key;",
-    "                spots[b] = spot;",
-    "            }",
-    "        }",
-    "        __syncthreads();",
-    "    }",
-    "}",
-]

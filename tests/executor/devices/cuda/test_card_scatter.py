@@ -48,7 +48,8 @@ def run(emulator: Emulator, node: Node, arrays: list[Any], deterministic: bool =
 
 
 @pytest.mark.parametrize(
-    ("count", "bound"), [(1, 1), (5, 3), (300, 1), (1024, 256), (1025, 257), (5000, 70_000), (3000, 1 << 31)]
+    ("count", "bound"),
+    [(1, 1), (5, 3), (300, 1), (1024, 1 << 31), (1025, 1), (1025, 257), (5000, 70_000), (3000, 1 << 31)],
 )
 def test_equal_keys_keep_their_order(count: int, bound: int, emulator: Emulator) -> None:
     begin = 256
