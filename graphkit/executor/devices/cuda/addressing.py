@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from graphkit.executor.devices.cuda.axes import merged
 from graphkit.executor.devices.cuda.indexing import Coordinates
-from graphkit.executor.devices.cuda.launches import Argument, Fault, Input
+from graphkit.executor.devices.cuda.launches import Fault, Given, Input
 from graphkit.executor.devices.operands import row_major
 from graphkit.ir.types import DType
 
@@ -37,7 +37,7 @@ class Address:
     def fault(self) -> str:
         raise NotImplementedError(f"{type(self).__name__}.fault")
 
-    def given(self, places: Coordinates) -> list[tuple[str, Argument]]:
+    def given(self, places: Coordinates) -> Given:
         """The parameters that the lines need, with their arguments; `fault` among them."""
         return [
             (f"const {self.kind}* indices", Input(self.position)), ("unsigned* fault", Fault()),

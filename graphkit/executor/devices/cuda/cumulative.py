@@ -15,8 +15,8 @@ from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.joining import joined, scanned
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
-    Argument,
     CardKernel,
+    Given,
     Input,
     Launch,
     Output,
@@ -83,7 +83,7 @@ class _Scan:
         """The pass that makes the totals of slices, or the one behind it."""
         stored, held = STORED[self.stored], STORED[self.held]
         places = Coordinates("i", 3, self.short)
-        given: list[tuple[str, Argument]] = [(f"const {stored}* x", Input(0))]
+        given: Given = [(f"const {stored}* x", Input(0))]
         if not totals:
             given.append((f"{stored}* y", Output(0)))
         if slices > 1:
@@ -109,7 +109,7 @@ class _Scan:
         return f"size - 1 - ({place})" if self.reverse else place
 
     def _of_row(
-        self, places: Coordinates, slices: int, given: list[tuple[str, Argument]], begin: list[str],
+        self, places: Coordinates, slices: int, given: Given, begin: list[str],
         carried: list[str], totals: bool,
     ) -> Launch:  # fmt: skip
         index = places.index
@@ -168,7 +168,7 @@ class _Scan:
         ]
 
     def _of_column(
-        self, places: Coordinates, slices: int, given: list[tuple[str, Argument]], begin: list[str],
+        self, places: Coordinates, slices: int, given: Given, begin: list[str],
         carried: list[str], totals: bool,
     ) -> Launch:  # fmt: skip
         outer, _, inner = self.sizes

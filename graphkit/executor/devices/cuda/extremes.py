@@ -9,8 +9,8 @@ from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.joining import joined, threads_for
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
-    Argument,
     CardKernel,
+    Given,
     Input,
     Launch,
     Output,
@@ -41,7 +41,7 @@ def _arg_extreme(node: Node, largest: bool) -> CardKernel | None:
     begin = [f"typedef gk_placed<{held}> A;", "A part;", "part.at = -1;"]
     join = f"gk_extreme<{str(largest).lower()}, {str(op.select_last_index).lower()}>(a, b)"
     short = outer * size * inner + THREADS < 1 << 31
-    memory: list[tuple[str, Argument]] = [(f"const {STORED[x.dtype]}* x", Input(0)), ("gk_i64* y", Output(0))]
+    memory: Given = [(f"const {STORED[x.dtype]}* x", Input(0)), ("gk_i64* y", Output(0))]
     make = _of_rows if inner == 1 else _of_columns
     return CardKernel((make((outer, size, inner), short, memory, begin, join),))
 
@@ -56,9 +56,7 @@ def _step(index: str, first: str, step: str, address: str, join: str) -> list[st
     ]
 
 
-def _of_rows(
-    sizes: tuple[int, int, int], short: bool, memory: list[tuple[str, Argument]], begin: list[str], join: str
-) -> Launch:
+def _of_rows(sizes: tuple[int, int, int], short: bool, memory: Given, begin: list[str], join: str) -> Launch:
     rows, size, _ = sizes
     numbers, together = Coordinates("i", 1, short), threads_for(size)
     index = numbers.index
@@ -74,9 +72,7 @@ def _of_rows(
     return Launch(source_of("extreme_of_row", parameters, lines), -(-rows // (THREADS // together)), arguments)
 
 
-def _of_columns(
-    sizes: tuple[int, int, int], short: bool, memory: list[tuple[str, Argument]], begin: list[str], join: str
-) -> Launch:
+def _of_columns(sizes: tuple[int, int, int], short: bool, memory: Given, begin: list[str], join: str) -> Launch:
     outer, size, inner = sizes
     places = Coordinates("i", 2, short)
     found, (block, column) = places.lines("at")

@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from graphkit.executor.devices.cuda.expressions import STORED
-from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.indexing import Coordinates, for_each, for_each_run
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Output
 from graphkit.executor.devices.cuda.movement import UNITS, unit_of
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
@@ -20,13 +20,12 @@ from graphkit.ops._base import operator
 from graphkit.ops.tensor.fill import ConstantOfShape, EyeLike, OneHot
 from graphkit.ops.tensor.select import Trilu
 
-Given = list[tuple[str, Argument]]
 # Bytes of one access.
 _ACCESS = 16
 
 
 def _places(*sizes: int) -> Coordinates:
-    return Coordinates("i", len(sizes), math.prod(sizes) + THREADS * _ACCESS < 1 << 31)
+    return Coordinates("i", len(sizes), math.prod(sizes) + THREADS < 1 << 31)
 
 
 @register_launched("cuda", "", "ConstantOfShape")
@@ -40,18 +39,13 @@ def _constant_of_shape(node: Node, context: KernelContext) -> CardKernel | None:
     element = np.zeros(1, np.float32) if value is None else value.array.reshape(1)
     (bits,) = element.view(f"u{unit}")
     kind, width = UNITS[unit], _ACCESS // unit
-    groups = -(-count // width)
-    places = _places(count)
     lines = [
-        f"const {places.index} first = at * {width}u;",
-        f"const int left = elements - first < {width}u ? (int)(elements - first) : {width};",
         f"gk_pack<{kind}, {width}> filled;",
         f"for (int k = 0; k < {width}; ++k) {{", "    filled.e[k] = element;", "}",
         "gk_store(y + first, filled, left);",
     ]  # fmt: skip
     given: Given = [(f"{kind}* y", Output(0)), (f"{kind} element", bits)]
-    given.append((f"{places.index} elements", places.number(count)))
-    return CardKernel((for_each("fill", (groups,), places, given, lines),))
+    return CardKernel((for_each_run("fill", count, width, given, lines),))
 
 
 @register_launched("cuda", "", "Range")

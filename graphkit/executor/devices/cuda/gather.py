@@ -10,7 +10,7 @@ import math
 
 from graphkit.executor.devices.cuda.addressing import INDEX_TYPES, ElementAddress, TupleAddress
 from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Given, Input, Output
 from graphkit.executor.devices.cuda.movement import UNITS, unit_of
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
@@ -34,7 +34,7 @@ def _gather_elements(node: Node, context: KernelContext) -> CardKernel | None:
     places = Coordinates("i", len(address.sizes), max(address.count, address.targets) + THREADS < 1 << 31)
     found, coordinates = places.lines("at")
     lines = [*found, *address.lines(places, "at", coordinates, "return;"), "y[at] = x[target];"]
-    given: list[tuple[str, Argument]] = [(f"const {UNITS[unit]}* x", Input(0)), (f"{UNITS[unit]}* y", Output(0))]
+    given: Given = [(f"const {UNITS[unit]}* x", Input(0)), (f"{UNITS[unit]}* y", Output(0))]
     launch = for_each("gather_elements", address.sizes, places, [*given, *address.given(places)], lines)
     return CardKernel((launch,), fault=address.fault)
 
@@ -61,7 +61,7 @@ def _gather_nd(node: Node, context: KernelContext) -> CardKernel | None:
         *address.lines(places, "tuple", (block, pick), "return;"),
         f"y[at] = x[target * isize2 + {place}];",
     ]
-    given: list[tuple[str, Argument]] = [(f"const {UNITS[unit]}* x", Input(0)), (f"{UNITS[unit]}* y", Output(0))]
+    given: Given = [(f"const {UNITS[unit]}* x", Input(0)), (f"{UNITS[unit]}* y", Output(0))]
     launch = for_each("gather_nd", (*address.sizes, inner), places, [*given, *address.given(places)], lines)
     return CardKernel((launch,), fault=address.fault)
 
@@ -93,7 +93,7 @@ def _reverse_sequence(node: Node, context: KernelContext) -> CardKernel | None:
         f"const {index} from = (gk_i64){step} < length ? ({index})length - 1 - {step} : {step};",
         f"y[at] = x[({source}) * isize2 + {place}];",
     ]
-    given: list[tuple[str, Argument]] = [
+    given: Given = [
         (f"const {kind}* x", Input(0)), ("const gk_i64* lengths", Input(1)), (f"{kind}* y", Output(0)),
         ("unsigned* fault", Fault()), (f"{index} steps", places.number(steps)),
     ]  # fmt: skip

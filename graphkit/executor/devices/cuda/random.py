@@ -18,9 +18,9 @@ from graphkit.executor.devices.cuda.expressions import STORED
 from graphkit.executor.devices.cuda.indexing import Coordinates
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
-    Argument,
     CardKernel,
     Fault,
+    Given,
     Input,
     Launch,
     Output,
@@ -37,8 +37,6 @@ from graphkit.ops.math.philox import FOLD_STREAM
 
 # Words of a block of Philox; words that a node may draw, above which the block's number would wrap around.
 _WORDS, _MOST_WORDS = 4, 1 << 34
-
-Given = list[tuple[str, Argument]]
 
 
 class _Drawing(NamedTuple):

@@ -21,8 +21,8 @@ import numpy as np
 
 from graphkit.executor.devices.cuda.addressing import INDEX_TYPES, Address, ElementAddress, TupleAddress
 from graphkit.executor.devices.cuda.expressions import STORED
-from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Launch, Output, Scratch
+from graphkit.executor.devices.cuda.indexing import Coordinates, for_each, for_each_run
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Launch, Output, Scratch
 from graphkit.executor.devices.cuda.movement import UNITS, unit_of
 from graphkit.executor.devices.cuda.sorting import Sorted, aligned, sort
 from graphkit.executor.devices.kernel import KernelContext
@@ -104,23 +104,14 @@ class _Scatter:
     def _begun(self, unit: int) -> Launch:
         """The result as it is without an update, 16 bytes at a time; nothing where it lies in its operand's place."""
         kind, count, width = UNITS[unit], self.outer * self.address.targets * self.inner, 16 // unit
-        groups = -(-count // width)
-        places = self.places(groups)
-        place = [
-            f"const {places.index} first = at * {width}u;",
-            f"const int left = elements - first < {width}u ? (int)(elements - first) : {width};",
-        ]
-        given: list[tuple[str, Argument]] = [
-            (f"{kind}* y", Output(0)),
-            (f"{places.index} elements", places.number(count)),
-        ]
+        given: Given = [(f"{kind}* y", Output(0))]
         if self.base is None:
-            lines = [*place, f"gk_pack<{kind}, {width}> zero = {{}};", "gk_store(y + first, zero, left);"]
+            lines = [f"gk_pack<{kind}, {width}> zero = {{}};", "gk_store(y + first, zero, left);"]
         else:
-            given.insert(0, (f"const {kind}* x", self.base))
+            given.append((f"const {kind}* x", self.base))
             load = f"gk_load<{kind}, {width}>(x + first, left)"
-            lines = ["if (x == y) {", "    return;", "}", *place, f"gk_store(y + first, {load}, left);"]
-        return for_each("begun", (groups,), places, given, lines)
+            lines = ["if (x == y) {", "    return;", "}", f"gk_store(y + first, {load}, left);"]
+        return for_each_run("begun", count, width, given, lines)
 
     def _keys(self) -> Launch:
         """The slice that each update goes to, as a key; that of an index out of range is any."""
@@ -130,7 +121,7 @@ class _Scatter:
         lines = [*found, *address.lines(places, "at", coordinates, "target = 0;"), "keys[at] = (gk_u32)target;"]
         return for_each("keys", address.sizes, places, [("gk_u32* keys", Scratch(0)), *address.given(places)], lines)
 
-    def _moved(self, unit: int) -> tuple[int, list[tuple[str, Argument]]]:
+    def _moved(self, unit: int) -> tuple[int, Given]:
         """Units of up to 16 bytes in a slice, and the memory that they are moved from and to."""
         times = math.gcd(16 // unit, self.inner)
         kind = UNITS[unit * times]
@@ -205,7 +196,7 @@ class _Combined:
     def launches(self) -> list[Launch]:
         return [*([self._stretched()] if self.stretches else []), self._whole()]
 
-    def _given(self, places: Coordinates) -> list[tuple[str, Argument]]:
+    def _given(self, places: Coordinates) -> Given:
         stored, scatter = STORED[self.scatter.dtype], self.scatter
         return [
             (f"const {stored}* updates", Input(scatter.updates)),
@@ -262,7 +253,7 @@ class _Combined:
         index = places.index
         found, (block, pick, place) = places.lines("at")
         update = self._updates(places, block, place)
-        given: list[tuple[str, Argument]] = [
+        given: Given = [
             (f"{stored}* y", Output(0)), *([(f"const {stored}* x", scatter.base)] if scatter.base else []),
             (f"{index} targets", places.number(scatter.address.targets)), *self._given(places),
         ]  # fmt: skip

@@ -18,8 +18,8 @@ from graphkit.executor.devices.cuda.indexing import Coordinates
 from graphkit.executor.devices.cuda.joining import scanned
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
-    Argument,
     CardKernel,
+    Given,
     Input,
     Launch,
     Output,
@@ -58,7 +58,7 @@ def _top_k(node: Node, context: KernelContext) -> CardKernel | None:
         return None
     kind = STORED[x.dtype]
     places = Coordinates("i", 1, outer * size * inner + THREADS < 1 << 31)
-    given: list[tuple[str, Argument]] = [
+    given: Given = [
         (f"const {kind}* x", Input(0)), *([(f"{kind}* values", Output(0))] if used[0] else []),
         *([("gk_i64* positions", Output(1))] if used[1] else []),
         (f"{places.index} inner", places.number(inner)), ("gk_u32 size", np.uint32(size)),
