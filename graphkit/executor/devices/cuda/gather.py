@@ -17,8 +17,59 @@ from graphkit.executor.devices.operands import shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
-from graphkit.ops.tensor.gather import GatherElements, GatherND
+from graphkit.ops.tensor.gather import Gather, GatherElements, GatherND
 from graphkit.ops.tensor.layout import ReverseSequence
+
+
+@register_launched("cuda", "", "Gather")
+def _gather(node: Node, context: KernelContext) -> CardKernel | None:
+    x, indices = (shape(v) for v in node.inputs)
+    axis = operator(node, Gather).axis % max(len(x), 1)
+    assert node.inputs[1] is not None
+    kind, unit = INDEX_TYPES[node.inputs[1].dtype], unit_of(node.output)
+    if unit not in UNITS or not x:
+        return None
+    address = TupleAddress.of_axis(x, axis, math.prod(indices), kind, 1)
+    return _slices("gather", address, math.prod(x[:axis]), math.prod(x[axis + 1 :]), unit)
+
+
+@register_launched("cuda", "", "GatherND")
+def _gather_nd(node: Node, context: KernelContext) -> CardKernel | None:
+    x, indices = (shape(v) for v in node.inputs)
+    batch = operator(node, GatherND).batch_dims
+    address = TupleAddress.of(x, indices, batch, "gk_i64", 1)
+    unit = unit_of(node.output)
+    if unit not in UNITS or address is None:
+        return None
+    return _slices("gather_nd", address, 1, math.prod(x[batch + address.depth :]), unit)
+
+
+def _slices(name: str, address: TupleAddress, outer: int, inner: int, unit: int) -> CardKernel | None:
+    """Slices of `inner` elements of `unit` bytes; `outer` times over, 1 for an address with a batch of its own."""
+    batch, picks = address.sizes
+    if outer * address.count * inner == 0:
+        # Indices out of range are an error of empty slices, too.
+        return None if address.count else CardKernel(())
+    times = math.gcd(16 // unit, inner)
+    inner, kind = inner // times, UNITS[unit * times]
+    sizes = outer * batch, picks, inner
+    places = Coordinates("i", 3, outer * max(address.count, address.targets) * inner + THREADS < 1 << 31)
+    found, (block, pick, place) = places.lines("at")
+    if batch == 1:
+        number, own, from_slice = pick, "0", f"({block} * targets + target)"
+    else:
+        number, own, from_slice = f"{block} * isize1 + {pick}", block, "target"
+    lines = [
+        *found,
+        f"const {places.index} number = {number};",
+        *address.lines(places, "number", (own, pick), "return;"),
+        f"y[at] = x[{from_slice} * isize2 + {place}];",
+    ]
+    given: Given = [
+        (f"const {kind}* x", Input(0)), (f"{kind}* y", Output(0)),
+        (f"{places.index} targets", places.number(address.targets)), *address.given(places),
+    ]  # fmt: skip
+    return CardKernel((for_each(name, sizes, places, given, lines),), fault=address.fault)
 
 
 @register_launched("cuda", "", "GatherElements")
@@ -36,33 +87,6 @@ def _gather_elements(node: Node, context: KernelContext) -> CardKernel | None:
     lines = [*found, *address.lines(places, "at", coordinates, "return;"), "y[at] = x[target];"]
     given: Given = [(f"const {UNITS[unit]}* x", Input(0)), (f"{UNITS[unit]}* y", Output(0))]
     launch = for_each("gather_elements", address.sizes, places, [*given, *address.given(places)], lines)
-    return CardKernel((launch,), fault=address.fault)
-
-
-@register_launched("cuda", "", "GatherND")
-def _gather_nd(node: Node, context: KernelContext) -> CardKernel | None:
-    x, indices = (shape(v) for v in node.inputs)
-    batch = operator(node, GatherND).batch_dims
-    address = TupleAddress.of(x, indices, batch, "gk_i64", 1)
-    unit = unit_of(node.output)
-    if unit not in UNITS or address is None:
-        return None
-    inner = math.prod(x[batch + address.depth :])
-    if address.count * inner == 0:
-        # Indices out of range are an error of empty slices, too.
-        return None if address.count else CardKernel(())
-    times = math.gcd(16 // unit, inner)
-    inner, unit = inner // times, unit * times
-    places = Coordinates("i", 3, max(address.count, address.targets) * inner + THREADS < 1 << 31)
-    found, (block, pick, place) = places.lines("at")
-    lines = [
-        *found,
-        f"const {places.index} tuple = {block} * isize1 + {pick};",
-        *address.lines(places, "tuple", (block, pick), "return;"),
-        f"y[at] = x[target * isize2 + {place}];",
-    ]
-    given: Given = [(f"const {UNITS[unit]}* x", Input(0)), (f"{UNITS[unit]}* y", Output(0))]
-    launch = for_each("gather_nd", (*address.sizes, inner), places, [*given, *address.given(places)], lines)
     return CardKernel((launch,), fault=address.fault)
 
 

@@ -1,4 +1,4 @@
-"""Elements that are moved: regular views, parts that are joined or split, rows that are taken by index.
+"""Elements that are moved: regular views, parts that are joined or split.
 
 Elements are known by their size alone, and as many neighbours as lie side by side on both ends are moved at once, up to
 16 bytes.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.axes import merged
 from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Launch, Output
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Launch, Output
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import row_major, shape
 from graphkit.executor.devices.registry import register_launched
@@ -21,7 +21,6 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.concat import Concat, Split
-from graphkit.ops.tensor.gather import Gather
 
 # C types by the bytes that are moved at once.
 UNITS = {1: "gk_u8", 2: "gk_u16", 4: "gk_u32", 8: "gk_u64", 16: "gk_pair"}
@@ -138,44 +137,3 @@ def _split(node: Node, context: KernelContext) -> CardKernel | None:
             for i, (sizes, own, place) in enumerate(parts)
         ],
     )
-
-
-# --- by index ---------------------------------------------------------------------------------------
-
-_INDICES = {"int32": "gk_i32", "int64": "gk_i64"}
-
-
-@register_launched("cuda", "", "Gather")
-def _gather(node: Node, context: KernelContext) -> CardKernel | None:
-    x, indices = (shape(v) for v in node.inputs)
-    axis = operator(node, Gather).axis % max(len(x), 1)
-    outer, size, inner = math.prod(x[:axis]), x[axis], math.prod(x[axis + 1 :])
-    unit, picks = unit_of(node.inputs[0]), math.prod(indices)
-    assert node.inputs[1] is not None
-    kind = _INDICES.get(node.inputs[1].dtype.value)
-    if unit not in UNITS or kind is None:
-        return None
-    count = outer * picks * inner
-    if count == 0:
-        return CardKernel(()) if picks == 0 or size else None
-    times = math.gcd(16 // unit, inner)
-    inner, unit, count = inner // times, unit * times, count // times
-    places = Coordinates("i", 3, max(count, outer * size * inner) + THREADS < 1 << 31)
-    index = places.index
-    found, (block, pick, place) = places.lines("at")
-    lines = [
-        *found,
-        f"gk_i64 index = indices[{pick}];",
-        "index += index < 0 ? (gk_i64)size : 0;",
-        "if (index < 0 || index >= (gk_i64)size) {",
-        "    *fault = 1;",
-        "    return;",
-        "}",
-        f"y[at] = x[({block} * size + ({index})index) * isize2 + {place}];",
-    ]
-    given: list[tuple[str, Argument]] = [
-        (f"const {UNITS[unit]}* x", Input(0)), (f"const {kind}* indices", Input(1)),
-        (f"{UNITS[unit]}* y", Output(0)), ("unsigned* fault", Fault()), (f"{index} size", places.number(size)),
-    ]  # fmt: skip
-    launch = for_each("gather", (outer, picks, inner), places, given, lines)
-    return CardKernel((launch,), fault=f"an index is outside axis {axis} of {list(x)}")
