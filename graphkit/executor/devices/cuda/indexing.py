@@ -89,3 +89,16 @@ def for_each(
         "}",
     ]
     return Launch(source_of(name, parameters, [*place, *lines]), -(-count // THREADS), arguments)
+
+
+def for_each_run(
+    name: str, count: int, width: int, given: Sequence[tuple[str, Argument]], lines: Sequence[str]
+) -> Launch:
+    """The launch with a thread for each `width` neighbours of `count` elements: `left` of them, from `first` on."""
+    places = Coordinates("i", 1, count + width * THREADS < 1 << 31)
+    place = [
+        f"const {places.index} first = at * {width}u;",
+        f"const int left = elements - first < {width}u ? (int)(elements - first) : {width};",
+    ]
+    numbered = [*given, (f"{places.index} elements", places.number(count))]
+    return for_each(name, (-(-count // width),), places, numbered, [*place, *lines])

@@ -1,4 +1,7 @@
-"""How the threads of one row put their partial results together: by shuffles, and for blocks by shared memory."""
+"""How the threads of one row put their partial results together: by shuffles, and for blocks by shared memory.
+
+The order in which they are joined is that of the threads' numbers: a result has the same bits every time.
+"""
 
 from __future__ import annotations
 
@@ -40,4 +43,41 @@ def joined(name: str, join: str, together: int) -> list[str]:
         "__syncthreads();",
         f"{name} = {name}_parts[threadIdx.x % {warps}u];",
         *over(warps // 2),
+    ]
+
+
+def scanned(name: str, join: str) -> list[str]:
+    """Lines behind which the variable `name` of every thread of a block is the join of those up to the thread's own.
+
+    join: an expression of `a`, which comes first, and `b`. Their type is A. `{name}_before` is the join of those before
+    the thread's own, but in thread 0, and `{name}_whole` that of all. The lines may stand in a loop.
+    """
+    warps = THREADS // WARP
+    return [
+        f"__shared__ A {name}_parts[{warps}];",
+        f"for (int far = 1; far < {WARP}; far *= 2) {{",
+        f"    const A a = gk_shuffle_up({name}, far), b = {name};",
+        f"    {name} = (int)(threadIdx.x % {WARP}u) < far ? b : {join};",
+        "}",
+        f"A {name}_before = gk_shuffle_up({name}, 1);",
+        f"if (threadIdx.x % {WARP}u == {WARP - 1}u) {{",
+        f"    {name}_parts[threadIdx.x / {WARP}u] = {name};",
+        "}",
+        "__syncthreads();",
+        f"A {name}_whole = {name}_parts[0], {name}_warps = {name}_whole;",
+        f"for (int warp = 1; warp < {warps}; ++warp) {{",
+        f"    const A a = {name}_whole, b = {name}_parts[warp];",
+        f"    {name}_whole = {join};",
+        f"    {name}_warps = warp < (int)(threadIdx.x / {WARP}u) ? {name}_whole : {name}_warps;",
+        "}",
+        f"if (threadIdx.x >= {WARP}u) {{",
+        f"    const A a = {name}_warps;",
+        "    {",
+        f"        const A b = {name};",
+        f"        {name} = {join};",
+        "    }",
+        f"    const A b = {name}_before;",
+        f"    {name}_before = threadIdx.x % {WARP}u == 0 ? a : {join};",
+        "}",
+        "__syncthreads();",
     ]

@@ -66,6 +66,9 @@ class Fault(NamedTuple):
 # Numbers are numpy scalars: their type is the parameter's.
 Argument: TypeAlias = Input | Output | Scratch | Fault | np.generic
 
+# Parameters, as C declares them, with what they are given.
+Given: TypeAlias = list[tuple[str, Argument]]
+
 
 class Launch(NamedTuple):
     """A source on so many blocks of THREADS. Blocks of a launch run in any order, launches one by one."""

@@ -181,6 +181,35 @@ GK_INLINE void gk_store(T* y, const gk_pack<T, N>& x, int count) {
     }
 }
 
+// As many as `left`, at most N, of a run of elements that begins at a multiple of its size or of 16 bytes.
+template <typename T, int N>
+struct gk_run {
+    static const int width = N * sizeof(T) <= 16 ? N : 16 / (int)sizeof(T);  // of one access
+
+    GK_INLINE void load(const T* x, int left, T* y) {
+#pragma unroll
+        for (int first = 0; first < N; first += width) {
+            const gk_pack<T, width> p = gk_load<T, width>(x + first, left - first < width ? left - first : width);
+#pragma unroll
+            for (int k = 0; k < width; ++k) {
+                y[first + k] = p.e[k];
+            }
+        }
+    }
+
+    GK_INLINE void store(T* y, int left, const T* x) {
+#pragma unroll
+        for (int first = 0; first < N; first += width) {
+            gk_pack<T, width> p;
+#pragma unroll
+            for (int k = 0; k < width; ++k) {
+                p.e[k] = x[first + k];
+            }
+            gk_store<T, width>(y + first, p, left - first < width ? left - first : width);
+        }
+    }
+};
+
 // Division of a number below 2^31 by a known one (Granlund, Montgomery 1994, figure 4.1).
 GK_INLINE gk_u32 gk_quotient(gk_u32 n, gk_u32 multiplier, gk_u32 shift) {
     return (__umulhi(n, multiplier) + n) >> shift;
@@ -190,6 +219,11 @@ GK_INLINE gk_u32 gk_quotient(gk_u32 n, gk_u32 multiplier, gk_u32 shift) {
 template <typename T>
 GK_INLINE T gk_shuffle_xor(T x, int far) {
     return (T)__shfl_xor_sync(0xffffffffu, x, far);
+}
+// That of the thread `far` before this one; x where there is none.
+template <typename T>
+GK_INLINE T gk_shuffle_up(T x, int far) {
+    return (T)__shfl_up_sync(0xffffffffu, x, far);
 }
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -348,6 +382,55 @@ GK_INLINE T gk_pow(T a, T b, unsigned* fault) {
     return (T)result;
 }
 
+// An element of an axis and its position; -1 where there is none.
+template <typename T>
+struct gk_placed {
+    T x;
+    gk_i64 at;
+};
+
+template <typename T>
+GK_INLINE gk_placed<T> gk_shuffle_xor(gk_placed<T> a, int far) {
+    gk_placed<T> b;
+    b.x = gk_shuffle_xor(a.x, far);
+    b.at = gk_shuffle_xor(a.at, far);
+    return b;
+}
+
+// The largest or smallest of two, NaN before all others; of equal ones the last or first.
+template <bool Largest, bool Last, typename T>
+GK_INLINE gk_placed<T> gk_extreme(gk_placed<T> a, gk_placed<T> b) {
+    if (a.at < 0 || b.at < 0) {
+        return a.at < 0 ? b : a;
+    }
+    const bool a_nan = a.x != a.x, b_nan = b.x != b.x;
+    const bool tie = a_nan == b_nan && (a_nan || a.x == b.x);
+    const bool wins = tie ? (b.at > a.at) == Last : a_nan != b_nan ? b_nan : (Largest ? b.x > a.x : b.x < a.x);
+    return wins ? b : a;
+}
+
+// Whole numbers in the order of elements: zeros are equal, and NaN comes last.
+GK_INLINE gk_u32 gk_ordered(float x) {
+    const gk_u32 bits = __float_as_uint(x == 0 ? 0.0f : x);
+    return x != x ? 0xffffffffu : (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+GK_INLINE gk_u64 gk_ordered(double x) {
+    const gk_u64 bits = (gk_u64)__double_as_longlong(x == 0 ? 0.0 : x);
+    return x != x ? ~0ULL : (bits >> 63) != 0 ? ~bits : bits | 1ULL << 63;
+}
+GK_INLINE gk_u32 gk_ordered(gk_i32 x) {
+    return (gk_u32)x ^ 0x80000000u;
+}
+GK_INLINE gk_u32 gk_ordered(gk_u32 x) {
+    return x;
+}
+GK_INLINE gk_u64 gk_ordered(gk_i64 x) {
+    return (gk_u64)x ^ 1ULL << 63;
+}
+GK_INLINE gk_u64 gk_ordered(gk_u64 x) {
+    return x;
+}
+
 // --- functions of floats ---------------------------------------------------------------------------------------------
 
 #define GK_FUNCTION(name)                   \
@@ -436,4 +519,68 @@ GK_INLINE float gk_to_odd(double a) {
         bits += fabs(wide) < fabs(a) ? 1u : ~0u;
     }
     return __uint_as_float(bits);
+}
+
+// --- random numbers --------------------------------------------------------------------------------------------------
+
+struct gk_words {
+    gk_u32 w[4];
+};
+
+// Block `block` of a stream: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011).
+GK_INLINE gk_words gk_philox(gk_u64 seed, gk_u64 step, gk_u32 stream, gk_u32 block) {
+    gk_u32 c0 = block, c1 = stream, c2 = (gk_u32)step, c3 = (gk_u32)(step >> 32);
+    gk_u32 k0 = (gk_u32)seed, k1 = (gk_u32)(seed >> 32);
+#pragma unroll
+    for (int turn = 0; turn < 10; ++turn) {
+        const gk_u64 p0 = (gk_u64)c0 * 0xD2511F53u, p1 = (gk_u64)c2 * 0xCD9E8D57u;
+        c0 = (gk_u32)(p1 >> 32) ^ c1 ^ k0;
+        c2 = (gk_u32)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (gk_u32)p1;
+        c3 = (gk_u32)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// Fractions in [0, 1), of one word and of two.
+GK_INLINE double gk_fraction24(gk_u32 word) {
+    return (double)(word >> 8) * 0x1p-24;
+}
+GK_INLINE double gk_fraction53(gk_u32 high, gk_u32 low) {
+    return ((double)(high >> 5) * 0x1p26 + (double)(low >> 6)) * 0x1p-53;
+}
+
+// Two standard normal numbers of two words (Box, Muller 1958), to a few units in the last place: what a float would lose
+// of the words beside 1 and beside the quarters of a turn is taken from the integers.
+GK_INLINE void gk_normals(gk_u32 radial, gk_u32 turn, float* z) {
+    const float logarithm =
+        radial < 0x80000000u ? logf((float)(radial + 1) * 0x1p-32f) : log1pf(-(float)(~radial) * 0x1p-32f);
+    const float radius = sqrtf(-2.0f * logarithm);
+    const gk_u32 quarter = (turn + 0x20000000u) >> 30;
+    float sine, cosine;
+    sincospif((float)(gk_i32)(turn - (quarter << 30)) * 0x1p-31f, &sine, &cosine);
+    const float a = quarter & 1u ? sine : cosine, b = quarter & 1u ? cosine : sine;
+    z[0] = radius * (quarter == 1 || quarter == 2 ? -a : a);
+    z[1] = radius * (quarter >= 2 ? -b : b);
+}
+GK_INLINE void gk_normals(gk_words w, double* z) {
+    const double radius = sqrt(-2.0 * log(gk_fraction53(w.w[0], w.w[1]) + 0x1p-53));
+    double sine, cosine;
+    sincospi(2.0 * gk_fraction53(w.w[2], w.w[3]), &sine, &cosine);
+    z[0] = radius * cosine;
+    z[1] = radius * sine;
+}
+
+// A number in double precision, rounded once.
+GK_INLINE void gk_round_to(gk_f16& y, double x) {
+    y = gk_to_f16(gk_to_odd(x));
+}
+GK_INLINE void gk_round_to(gk_bf16& y, double x) {
+    y = gk_to_bf16((float)x);
+}
+template <typename T>
+GK_INLINE void gk_round_to(T& y, double x) {
+    y = (T)x;
 }

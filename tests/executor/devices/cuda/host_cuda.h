@@ -32,7 +32,25 @@ static inline float __int_as_float(int x) { return host_bits<float>(x); }
 static inline float __uint_as_float(unsigned x) { return host_bits<float>(x); }
 static inline unsigned __float_as_uint(float x) { return host_bits<unsigned>(x); }
 static inline double __longlong_as_double(long long x) { return host_bits<double>(x); }
+static inline long long __double_as_longlong(double x) { return host_bits<long long>(x); }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+static inline unsigned atomicAdd(unsigned* x, unsigned more) {
+    const unsigned before = *x;
+    *x += more;
+    return before;
+}
+
+// Of x times pi.
+static inline void sincospi(double x, double* sine, double* cosine) {
+    *sine = sin(M_PI * x);
+    *cosine = cos(M_PI * x);
+}
+static inline void sincospif(float x, float* sine, float* cosine) {
+    *sine = (float)sin(M_PI * (double)x);
+    *cosine = (float)cos(M_PI * (double)x);
+}
 
 // IEEE 754 binary16, rounded to even.
 static inline unsigned short gk_host_to_f16(float x) {
@@ -91,6 +109,30 @@ static T __shfl_xor_sync(unsigned, T x, int far) {
     memcpy(&other, host_fibers[self ^ (unsigned)far].slot, sizeof other);
     host_wait(HOST_AT_WARP);
     return other;
+}
+
+template <typename T>
+static T __shfl_up_sync(unsigned, T x, int far) {
+    const unsigned self = threadIdx.x, lane = self % kHostWarp;
+    memcpy(host_fibers[self].slot, &x, sizeof x);
+    host_wait(HOST_AT_WARP);
+    T other;
+    memcpy(&other, host_fibers[lane < (unsigned)far ? self : self - (unsigned)far].slot, sizeof other);
+    host_wait(HOST_AT_WARP);
+    return other;
+}
+
+// The lanes whose x is that of the thread.
+static inline unsigned __match_any_sync(unsigned, unsigned x) {
+    const unsigned self = threadIdx.x, first = self / kHostWarp * kHostWarp;
+    memcpy(host_fibers[self].slot, &x, sizeof x);
+    host_wait(HOST_AT_WARP);
+    unsigned found = 0;
+    for (unsigned lane = 0; lane < kHostWarp; ++lane) {
+        found |= (unsigned)(memcmp(host_fibers[first + lane].slot, &x, sizeof x) == 0) << lane;
+    }
+    host_wait(HOST_AT_WARP);
+    return found;
 }
 
 static void host_fiber() {
