@@ -23,7 +23,7 @@ from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.loss_grad import fuse_loss_grad
 from graphkit.passes.fuse.matmul import fuse_matmul
 from graphkit.passes.fuse.pointwise import fuse_pointwise
-from graphkit.passes.fuse.softmax import fuse_softmax
+from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.layout.channels_last import channels_last
@@ -101,10 +101,12 @@ def inference_passes(
 
 
 def array_passes(fusable: Callable[[Node], bool]) -> tuple[Pass[...], ...]:
-    """After CLEANUP, for devices with arrays of their own: pointwise nodes for which `fusable` holds are fused."""
+    """After CLEANUP, for devices with arrays of their own: gradients, and pointwise nodes for which `fusable` holds,
+    are fused."""
     regions = fuse_pointwise.with_options(fusable=fusable)
-    # There are no kernels that would take anything in before.
-    return pipeline(eliminate_expand, regions, given=_HELD | regions.requires)
+    rows = ordered(eliminate_expand, fuse_softmax_grad, fuse_loss_grad)
+    # There are no products that would take anything in before.
+    return pipeline(*rows, regions, given=_HELD | regions.requires)
 
 
 # What becomes possible when the shapes of a prepared graph are known.

@@ -7,10 +7,11 @@ that on CuPy's arrays. What has no factory is interpreted on CuPy's arrays.
 from __future__ import annotations
 
 from graphkit.executor.devices.cuda import card as card
+from graphkit.executor.devices.cuda import layer_norm as layer_norm
 from graphkit.executor.devices.cuda import movement as movement
 from graphkit.executor.devices.cuda import pointwise as pointwise
 from graphkit.executor.devices.cuda import reduce as reduce
-from graphkit.executor.devices.cuda import rows as rows
+from graphkit.executor.devices.cuda import softmax as softmax
 from graphkit.executor.devices.cuda.card import CudaDevice, device, load
 
 __all__ = ["CudaDevice", "device", "load"]
