@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from graphkit.executor.devices.cuda import card as card
 from graphkit.executor.devices.cuda import layer_norm as layer_norm
+from graphkit.executor.devices.cuda import losses as losses
 from graphkit.executor.devices.cuda import movement as movement
 from graphkit.executor.devices.cuda import pointwise as pointwise
 from graphkit.executor.devices.cuda import reduce as reduce
