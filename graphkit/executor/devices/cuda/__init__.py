@@ -6,8 +6,10 @@ that on CuPy's arrays. What has no factory is interpreted on CuPy's arrays.
 
 from __future__ import annotations
 
+from graphkit.executor.devices.cuda import batch_norm as batch_norm
 from graphkit.executor.devices.cuda import card as card
 from graphkit.executor.devices.cuda import layer_norm as layer_norm
+from graphkit.executor.devices.cuda import layer_norm_grad as layer_norm_grad
 from graphkit.executor.devices.cuda import losses as losses
 from graphkit.executor.devices.cuda import movement as movement
 from graphkit.executor.devices.cuda import pointwise as pointwise
