@@ -26,6 +26,7 @@ class SoftmaxGrad(Op):
     outputs = ("dx",)
     types = {"dy": FLOATS, "y": "dy"}
     inplace = ((0, 0), (1, 0))
+    composite = True
     samples = (
         Sample((2, 5), (2, 5)),
         Sample((2, 5), (2, 5), log=True),

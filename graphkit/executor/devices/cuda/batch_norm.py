@@ -145,8 +145,9 @@ def _of_groups(node: Node, groups: int, epsilon: float) -> CardKernel | None:
     each, pixels = channels // groups, math.prod(spatial)
     over = Groups.over((count * groups, each * pixels), [1], held)
     within = Coordinates("c", 2, over.short)
-    # One channel is known ahead of its elements.
-    found, channel = ([], "0") if each == 1 else (lambda lines, places: (lines, places[0]))(*within.lines("e"))
+    found, (channel, _) = within.lines("e")
+    if each == 1:  # the channel is known ahead of its elements
+        found, channel = [], "0"
     given = _memory(node, ("x", "scale", "b"), ("y",), (True,))
     given += [
         _number("epsilon", epsilon, held),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from graphkit.executor.devices.cuda.expressions import STORED
 from graphkit.executor.devices.cuda.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.indexing import Coordinates
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output, Scratch
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch
 from graphkit.executor.devices.cuda.repeated import repeated
 from graphkit.executor.devices.cuda.rows import held_type
 from graphkit.executor.devices.kernel import KernelContext
@@ -102,7 +102,8 @@ class _Gradient:
     def kernel(self, parts: Sequence[tuple[Groups, Work]], kept: int, inplace: bool) -> CardKernel:
         """kept: bytes at the begin of scratch that all parts share. inplace: whether nothing reads the operands after
         the result of their shape was written."""
-        launches, most = [], 0
+        launches: list[Launch] = []
+        most = 0
         for groups, work in parts:
             launches += groups.launches(work, kept)
             most = max(most, groups.scratch_bytes(work))
@@ -136,7 +137,7 @@ def _layer_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     outputs = [output for output, read in enumerate(sums, 1) if read]
     a = STORED[found.held]
     kept = 0 if known else 2 * found.statistic_bytes
-    places = [Input(3), Input(4)] if known else [Scratch(0), Scratch(found.statistic_bytes)]
+    places: list[Argument] = [Input(3), Input(4)] if known else [Scratch(0), Scratch(found.statistic_bytes)]
     kind = STORED[mean.dtype] if mean is not None and known else a
     statistics = [
         (f"{'const ' if known else ''}{kind}* {n}", p) for n, p in zip(("means", "inverses"), places, strict=True)
