@@ -14,6 +14,7 @@ from graphkit.executor.devices.cuda import losses as losses
 from graphkit.executor.devices.cuda import movement as movement
 from graphkit.executor.devices.cuda import pointwise as pointwise
 from graphkit.executor.devices.cuda import reduce as reduce
+from graphkit.executor.devices.cuda import rotary as rotary
 from graphkit.executor.devices.cuda import softmax as softmax
 from graphkit.executor.devices.cuda.card import CudaDevice, device, load
 
