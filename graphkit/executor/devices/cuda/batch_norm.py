@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.executor.devices.cuda.expressions import STORED
-from graphkit.executor.devices.cuda.groups import Groups, Pass, Work
+from graphkit.executor.devices.cuda.groups import Groups, Pass, Work, written
 from graphkit.executor.devices.cuda.indexing import Coordinates
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
 from graphkit.executor.devices.cuda.rows import held_type
@@ -40,10 +40,6 @@ def _held(node: Node, x: int = 0) -> DType | None:
     if math.prod(shape(node.inputs[x])) == 0 or any(held_type(kind) is None for kind in kinds):
         return None
     return DType.FLOAT64 if DType.FLOAT64 in kinds else DType.FLOAT32
-
-
-def _write(name: str, kind: DType, place: str, value: str) -> str:
-    return f"gk_write({name}[{place}], ({'double' if kind is DType.FLOAT64 else 'float'})({value}));"
 
 
 def _memory(
@@ -85,13 +81,13 @@ def _batch_normalization(node: Node, context: KernelContext) -> CardKernel | Non
         given += [_number("keep", op.momentum, held), _number("take", 1 - op.momentum, held)]
         kind = node.outputs[1].dtype
         for name, read in zip(("mean", "var"), used[1:], strict=True):
-            running = _write(f"running_{name}", kind, "g", f"(A)gk_read(input_{name}[g]) * keep + {name} * take")
+            running = written(f"running_{name}", kind, "g", f"(A)gk_read(input_{name}[g]) * keep + {name} * take")
             once += [running] if read else []
     else:
         statistics = ["const A mean = (A)gk_read(input_mean[g]);", "const A var = (A)gk_read(input_var[g]);"]
     ahead = [*statistics, "const A factor = (A)gk_read(scale[g]) / gk_sqrt(var + epsilon);",
              "const A shift = (A)gk_read(b[g]);"]  # fmt: skip
-    y = _write("y", node.outputs[0].dtype, "at", "((A)gk_read(x[at]) - mean) * factor + shift")
+    y = written("y", node.outputs[0].dtype, "at", "((A)gk_read(x[at]) - mean) * factor + shift")
     work = Work("batch_norm", given, passes, [y] if used[0] else [], ahead, once)
     return Groups.over(sizes, channel_axes(len(sizes)), held).kernel(work, inplace=((0, 0),))
 
@@ -110,10 +106,10 @@ def _batch_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     passes = [_MOMENTS, Pass("gk_sums<A, 2>", 2, [*read, "p1.s[0] += d;", "p1.s[1] += d * h;"], statistics)]
     ahead = ["const A factor = (A)gk_read(scale[g]) * r;", "const A mean_d = p1.s[0] / (A)count;",
              "const A mean_dh = p1.s[1] / (A)count;"]  # fmt: skip
-    dx = _write("dx", node.outputs[0].dtype, "at", "factor * (d - mean_d - h * mean_dh)")
+    dx = written("dx", node.outputs[0].dtype, "at", "factor * (d - mean_d - h * mean_dh)")
     kind = node.outputs[1].dtype
     once = [
-        _write(name, kind, "g", f"p1.s[{i}]")
+        written(name, kind, "g", f"p1.s[{i}]")
         for name, i, wanted in (("dscale", 1, used[1]), ("db", 0, used[2]))
         if wanted
     ]
@@ -159,7 +155,7 @@ def _of_groups(node: Node, groups: int, epsilon: float) -> CardKernel | None:
         f"const {over.index} first = g % divided * channels;",
     ]
     value = "((A)gk_read(x[at]) - p0.mean) * r * (A)gk_read(scale[c]) + (A)gk_read(b[c])"
-    lines = [*found, f"const {over.index} c = first + {channel};", _write("y", node.output.dtype, "at", value)]
+    lines = [*found, f"const {over.index} c = first + {channel};", written("y", node.output.dtype, "at", value)]
     places = [] if each == 1 else [(within, (each, pixels))]
     work = Work("group_norm", given, [_MOMENTS], lines, ahead, places=places)
     return over.kernel(work, inplace=((0, 0),))
@@ -171,7 +167,7 @@ def _mean_variance_normalization(node: Node, context: KernelContext) -> CardKern
     if held is None:
         return None
     ahead = ["const A divisor = gk_sqrt(p0.deviations / (A)count) + (A)1e-9;"]
-    y = _write("y", node.output.dtype, "at", "((A)gk_read(x[at]) - p0.mean) / divisor")
+    y = written("y", node.output.dtype, "at", "((A)gk_read(x[at]) - p0.mean) / divisor")
     work = Work("mean_variance_norm", _memory(node, ("x",), ("y",), (True,)), [_MOMENTS], [y], ahead)
     return Groups.over(sizes, op.axes or range(len(sizes)), held).kernel(work, inplace=((0, 0),))
 
@@ -184,6 +180,6 @@ def _lp_normalization(node: Node, context: KernelContext) -> CardKernel | None:
     size = "gk_abs(v)" if op.p == 1 else "v * v"
     passes = [Pass("gk_sums<A, 1>", 1, ["const A v = (A)gk_read(x[at]);", f"p0.s[0] += {size};"])]
     ahead = [f"const A norm = {'p0.s[0]' if op.p == 1 else 'gk_sqrt(p0.s[0])'};"]
-    y = _write("y", node.output.dtype, "at", "norm == 0 ? (A)0 : (A)gk_read(x[at]) / norm")
+    y = written("y", node.output.dtype, "at", "norm == 0 ? (A)0 : (A)gk_read(x[at]) / norm")
     work = Work("lp_norm", _memory(node, ("x",), ("y",), (True,)), passes, [y], ahead)
     return Groups.over(shape(node.inputs[0]), [op.axis], held).kernel(work, inplace=((0, 0),))

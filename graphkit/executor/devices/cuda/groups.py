@@ -222,6 +222,11 @@ class Groups:
         ]
 
 
+def written(name: str, kind: DType, place: str, value: str) -> str:
+    """The line that writes `value`, a float or a double, to memory of a type."""
+    return f"gk_write({name}[{place}], ({'double' if kind is DType.FLOAT64 else 'float'})({value}));"
+
+
 def _power(number: int) -> int:
     """The smallest power of two that is not below."""
     return 1 << max(number - 1, 0).bit_length()

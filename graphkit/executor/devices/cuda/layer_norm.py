@@ -1,4 +1,8 @@
-"""Normalisations of the last axes: a row stays in registers where it is short."""
+"""Normalisations of the last axes.
+
+A row that is short is read once and stays in registers. Longer ones, and those whose factors do not lie along them, are
+read twice.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,14 @@ import math
 from collections.abc import Sequence
 
 from graphkit.executor.devices.cuda.expressions import STORED
+from graphkit.executor.devices.cuda.groups import Groups, Pass, Work, written
+from graphkit.executor.devices.cuda.indexing import Coordinates
 from graphkit.executor.devices.cuda.joining import joined
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
-from graphkit.executor.devices.cuda.rows import Rows, rows_of
+from graphkit.executor.devices.cuda.repeated import repeated
+from graphkit.executor.devices.cuda.rows import Rows, held_type, rows_of
 from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
@@ -40,10 +48,14 @@ def _factor(node: Node, position: int, size: int) -> tuple[str, DType] | None:
 def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, LayerNormalization)
     rows, factors = _normalised(node, op, range(1, len(node.operands)))
-    narrow = op.stash is DType.FLOAT64 and node.operands[0].dtype in HALVES
-    if rows is None or factors is None or op.stash not in STORED or narrow:
-        return None
     used = [*context.used_outputs, True, True, True][:3]
+    if op.stash not in STORED:
+        return None
+    narrow = op.stash is DType.FLOAT64 and node.operands[0].dtype in HALVES
+    if rows is None or factors is None or not rows.kept or narrow:
+        ahead = ["const A mean = p0.mean;", "const A r = (A)1 / gk_sqrt(p0.deviations / (A)count + epsilon);"]
+        moments = Pass("gk_moments<A>", 3, ["p0.take((A)gk_read(x[at]));"])
+        return _grouped(node, op, used, moments, ahead, "((A)gk_read(x[at]) - mean) * r")
     statistic = STORED[op.stash]
     scaled = "(v - mean) * r" + "".join(f" {sign} (A){f}" for sign, (f, _) in zip("*+", factors, strict=False))
     stash = "double" if op.stash is DType.FLOAT64 else "float"
@@ -71,8 +83,10 @@ def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
 def _rms_norm(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, RMSNormalization)
     rows, factors = _normalised(node, op, (1,))
-    if rows is None or factors is None or node.output.dtype is not node.operands[0].dtype:
-        return None
+    if rows is None or factors is None or not rows.kept or node.output.dtype is not node.operands[0].dtype:
+        squares = Pass("gk_sums<A, 1>", 1, ["const A v = (A)gk_read(x[at]);", "p0.s[0] += v * v;"])
+        ahead = ["const A r = (A)1 / gk_sqrt(p0.s[0] / (A)count + epsilon);"]
+        return _grouped(node, op, (True,), squares, ahead, "(A)gk_read(x[at]) * r")
     lines = [
         "A squares = 0;",
         *rows.each("squares += v * v;"),
@@ -112,3 +126,42 @@ def _normalising(
     arguments: list[Argument] = [*map(Input, given), *(output for _, output in outputs), epsilon]
     written = f"typedef {'double' if rows.stored is DType.FLOAT64 else 'float'} R;"
     return CardKernel((rows.launch(name, parameters, arguments, [written, *lines]),))
+
+
+def _grouped(
+    node: Node, op: NormOfLastAxes, used: Sequence[bool], statistics: Pass, ahead: Sequence[str], value: str
+) -> CardKernel | None:
+    """The kernel for rows of any size and factors of any shape. used: whether y, mean and inverse deviation are read.
+
+    ahead: lines that say the latter two, as `mean` and `r`; value: what the factors multiply and are added to.
+    """
+    kinds = {v.dtype for v in node.operands}
+    sizes = node.operands[0].tensor.static_shape
+    if math.prod(sizes) == 0 or any(held_type(kind) is None for kind in kinds):
+        return None
+    held = DType.FLOAT64 if DType.FLOAT64 in kinds or op.stash is DType.FLOAT64 else DType.FLOAT32
+    size = math.prod(sizes[op.axes(len(sizes))[0] :])
+    groups = Groups.over((math.prod(sizes) // size, size), [1], held)
+    given: list[tuple[str, Argument]] = [(f"const {STORED[node.operands[0].dtype]}* x", Input(0))]
+    lines: list[str] = []
+    places: list[tuple[Coordinates, Sequence[int]]] = []
+    for position, sign in zip(range(1, len(node.inputs)), "*+", strict=False):
+        factor = operand(node, position)
+        if factor is None:
+            continue
+        lies = repeated(f"i{position}", shape(factor), sizes, groups.short, size)
+        given += [(f"const {STORED[factor.dtype]}* f{position}", Input(position)), *lies.given]
+        lines += lies.lines
+        places += lies.coordinates
+        value += f" {sign} (A)gk_read(f{position}[{lies.place}])"
+    results = list(zip(("y", "means", "inverses"), node.outputs, used, strict=False))
+    given += [(f"{STORED[v.dtype]}* {name}", Output(i)) for i, (name, v, read) in enumerate(results) if read]
+    given.append((f"{STORED[held]} epsilon", held.numpy.type(op.epsilon)))
+    lines.append(written("y", node.outputs[0].dtype, "at", value))
+    once = [
+        written(name, v.dtype, "g", made)
+        for (name, v, read), made in zip(results[1:], ("mean", "r"), strict=False)
+        if read
+    ]
+    work = Work(f"{op.name}_rows", given, [statistics], lines if used[0] else [], ahead, once, places)
+    return groups.kernel(work)

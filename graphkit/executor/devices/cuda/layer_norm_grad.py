@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphkit.executor.devices.cuda.expressions import STORED
-from graphkit.executor.devices.cuda.groups import Groups, Pass, Work
+from graphkit.executor.devices.cuda.groups import Groups, Pass, Work, written
 from graphkit.executor.devices.cuda.indexing import Coordinates
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch
 from graphkit.executor.devices.cuda.repeated import repeated
@@ -74,7 +74,7 @@ class _Gradient:
         each = []
         if dx:
             given.append((f"{STORED[x.dtype]}* dx", Output(0)))
-            each = [*read, f"gk_write(dx[at], ({_written(x.dtype)})({dx}));"]
+            each = [*read, written("dx", x.dtype, "at", dx)]
         passes = [Pass(p.partial, p.numbers, [*read, *p.lines], p.ahead) for p in passes]
         return groups, Work(f"{self.op.name}_rows", given, passes, each, ahead, once, factor.coordinates)
 
@@ -94,7 +94,7 @@ class _Gradient:
         lines += [f"p0.s[{i}] += {sums[output]};" for i, output in enumerate(outputs)]
         given = [*self.operands, *statistics]
         given += [(f"{STORED[scale.dtype]}* sum{output}", Output(output)) for output in outputs]
-        once = [f"gk_write(sum{y}[g], ({_written(scale.dtype)})p0.s[{i}]);" for i, y in enumerate(outputs)]
+        once = [written(f"sum{y}", scale.dtype, "g", f"p0.s[{i}]") for i, y in enumerate(outputs)]
         passes = [Pass(f"gk_sums<A, {len(outputs)}>", len(outputs), lines)]
         places = [(rows, (self.rows, self.size))]
         return groups, Work(f"{self.op.name}_columns", given, passes, once=once, places=places)
@@ -110,10 +110,6 @@ class _Gradient:
         dy, x = self.node.operands[:2]
         pairs = ((0, 0), (1, 0)) if dy.dtype is x.dtype else ((1, 0),)
         return CardKernel(tuple(launches), kept + most, pairs if inplace else ())
-
-
-def _written(stored: DType) -> str:
-    return "double" if stored is DType.FLOAT64 else "float"
 
 
 def _gradient(node: Node, op: NormOfLastAxes, statistic: DType | None) -> _Gradient | None:

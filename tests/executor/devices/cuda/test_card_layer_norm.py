@@ -8,8 +8,6 @@ from card_cases import node_of
 from card_runs import run
 from emulator import Emulator
 
-from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import make_launched
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
 
@@ -31,12 +29,27 @@ def test_layer_normalization(size: int, emulator: Emulator) -> None:
         np.testing.assert_allclose(alone[1], expected[1], rtol=tolerance)
 
 
-def test_factors_that_do_not_lie_along_rows_have_no_kernel() -> None:
-    x, across = np.zeros((4, 4, 6), np.float32), np.ones((4, 1), np.float32)
-    assert make_launched("cuda", node_of(registry.get("", "LayerNormalization")(), x, across), KernelContext()) is None
-    wide = np.ones((4, 6), np.float32)
-    node = node_of(registry.get("", "LayerNormalization")(axis=1), x, wide)
-    assert make_launched("cuda", node, KernelContext()) is not None
+# The factors of rows: across them, repeated along some of their axes, one for all; and rows in slices.
+@pytest.mark.parametrize(
+    ("shape", "axis", "factors"),
+    [
+        ((4, 4, 6), -1, [(4, 1), (4, 1, 6)]),
+        ((4, 3, 6), 1, [(3, 1), (1, 6)]),
+        ((4, 3, 6), 1, [(3, 6), ()]),
+        ((2, 70000), 1, [(70000,), (2, 1)]),
+    ],
+    ids=str,
+)
+def test_factors_of_any_shape(
+    shape: tuple[int, ...], axis: int, factors: list[tuple[int, ...]], emulator: Emulator
+) -> None:
+    rng = np.random.default_rng(0)
+    x, *given = (np.asarray(rng.standard_normal(s), np.float32) for s in (shape, *factors))
+    for name, arrays in (("LayerNormalization", [x, *given]), ("RMSNormalization", [x, given[0]])):
+        node = node_of(registry.get("", name)(axis=axis, epsilon=1e-2), *arrays)
+        expected = run_node(node, [a.astype(np.float64) for a in arrays])
+        for found, wanted in zip(run(emulator, node, arrays), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,4 +1,4 @@
-"""Networks that train on the stand-in for the card: what the processor computes, by kernels alone where there are some."""
+"""Networks that train on the stand-in for the card: what the processor computes, by kernels of the card's."""
 
 from __future__ import annotations
 
