@@ -101,10 +101,10 @@ def inference_passes(
 
 
 def array_passes(fusable: Callable[[Node], bool]) -> tuple[Pass[...], ...]:
-    """After CLEANUP, for devices with arrays of their own: gradients, and pointwise nodes for which `fusable` holds,
-    are fused."""
+    """After CLEANUP, for devices with arrays of their own: formulas of what goes over rows are operators, and pointwise
+    nodes for which `fusable` holds are fused."""
     regions = fuse_pointwise.with_options(fusable=fusable)
-    rows = ordered(eliminate_expand, fuse_softmax_grad, fuse_loss_grad)
+    rows = ordered(eliminate_expand, fuse_layer_norm, fuse_softmax, fuse_softmax_grad, fuse_loss_grad)
     # There are no products that would take anything in before.
     return pipeline(*rows, regions, given=_HELD | regions.requires)
 

@@ -49,10 +49,10 @@ def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, LayerNormalization)
     rows, factors = _normalised(node, op, range(1, len(node.operands)))
     used = [*context.used_outputs, True, True, True][:3]
-    if op.stash not in STORED:
-        return None
     narrow = op.stash is DType.FLOAT64 and node.operands[0].dtype in HALVES
-    if rows is None or factors is None or not rows.kept or narrow:
+    if op.stash not in STORED or narrow:
+        return None
+    if rows is None or factors is None or not rows.kept:
         ahead = ["const A mean = p0.mean;", "const A r = (A)1 / gk_sqrt(p0.deviations / (A)count + epsilon);"]
         moments = Pass("gk_moments<A>", 3, ["p0.take((A)gk_read(x[at]));"])
         return _grouped(node, op, used, moments, ahead, "((A)gk_read(x[at]) - mean) * r")
@@ -158,10 +158,7 @@ def _grouped(
     given += [(f"{STORED[v.dtype]}* {name}", Output(i)) for i, (name, v, read) in enumerate(results) if read]
     given.append((f"{STORED[held]} epsilon", held.numpy.type(op.epsilon)))
     lines.append(written("y", node.outputs[0].dtype, "at", value))
-    once = [
-        written(name, v.dtype, "g", made)
-        for (name, v, read), made in zip(results[1:], ("mean", "r"), strict=False)
-        if read
-    ]
+    statistics_of = zip(results[1:], ("mean", "r"), strict=False)
+    once = [written(name, v.dtype, "g", made) for (name, v, read), made in statistics_of if read]
     work = Work(f"{op.name}_rows", given, [statistics], lines if used[0] else [], ahead, once, places)
     return groups.kernel(work)
