@@ -9,6 +9,7 @@ import pytest
 from stand_in import Card
 
 import graphkit as gk
+from graphkit.errors import RuntimeFailure
 
 NETWORKS: dict[str, tuple[Callable[[gk.Value], gk.Value], set[str]]] = {
     "layers": (
@@ -48,3 +49,29 @@ def test_training(name: str, card: Card) -> None:
         np.testing.assert_allclose(found[key], array, rtol=1e-3, atol=1e-5)
     assert wanted | {"SoftmaxCrossEntropyWithGrad"} <= set(card.launched)
     assert not wanted & set(card.interpreted)
+
+
+def test_a_label_out_of_range_is_an_error(card: Card) -> None:
+    scores, labels = gk.input("scores", ["N", 4]), gk.input("labels", ["N"], dtype="int64")
+    loss, _ = gk.softmax_cross_entropy_loss(scores, labels)
+    exe = gk.Model({"loss": loss}).compile("cuda")
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(RuntimeFailure, match=r"SoftmaxCrossEntropyLoss.*a label is outside \[0, 4\)"):
+        exe.run({"scores": x, "labels": np.array([1, 4])})
+    np.testing.assert_allclose(exe.run({"scores": x, "labels": np.array([1, 3])})["loss"], np.log(4), rtol=1e-6)
+
+
+def test_formulas_are_operators_with_kernels(card: Card) -> None:
+    """Softmax and layer normalisation in the nodes of older exporters."""
+    x = gk.input("x", [4, 6])
+    axes = np.array([1])
+    raised = gk.exp(x - gk.reduce_max(x, axes))
+    centred = x - gk.reduce_mean(x, axes)
+    normal = centred / gk.sqrt(gk.reduce_mean(centred * centred, axes) + 1e-5)
+    net = gk.Model({"p": raised / gk.reduce_sum(raised, axes), "n": normal})
+    feed = {"x": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)}
+    found, wanted = net.compile("cuda").run(feed), net.compile("cpu").run(feed)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    assert sorted(card.launched) == ["LayerNormalization", "Softmax"]
+    assert not card.interpreted
