@@ -23,7 +23,7 @@ from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.loss_grad import fuse_loss_grad
 from graphkit.passes.fuse.matmul import fuse_matmul
 from graphkit.passes.fuse.pointwise import fuse_pointwise
-from graphkit.passes.fuse.softmax import fuse_softmax
+from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.layout.channels_last import channels_last
@@ -101,7 +101,8 @@ def inference_passes(
 
 
 def array_passes(fusable: Callable[[Node], bool]) -> tuple[Pass[...], ...]:
-    """After CLEANUP, for devices with arrays of their own: pointwise nodes for which `fusable` holds are fused."""
+    """After CLEANUP, for devices with arrays of their own: formulas are operators, products and convolutions have taken
+    in what is around them, and pointwise nodes for which `fusable` holds are fused."""
     products = (
         *ordered(
             known_ranks, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax,
@@ -109,10 +110,10 @@ def array_passes(fusable: Callable[[Node], bool]) -> tuple[Pass[...], ...]:
         ),
         eliminate_reshape,
     )  # fmt: skip
-    regions = fuse_pointwise.with_options(fusable=fusable)
+    regions = ordered(fuse_softmax_grad, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
     # Half floats are computed as they are; there are no kernels for what the passes that are missing make.
-    missing = regions.requires | {Property.HALVES_WIDENED, Property.ATTENTION_FUSED}
-    return pipeline(*products, *CLEANUP, regions, given=_HELD | missing)
+    missing = fuse_pointwise.requires | {Property.HALVES_WIDENED, Property.ATTENTION_FUSED}
+    return pipeline(*products, *CLEANUP, *regions, given=_HELD | missing)
 
 
 # What becomes possible when the shapes of a prepared graph are known.

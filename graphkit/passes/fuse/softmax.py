@@ -1,4 +1,4 @@
-"""Softmax from its nodes, and its logarithm."""
+"""Softmax from its nodes, its logarithm, and their gradients."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import operator
+from graphkit.ops.internal.softmax_grad import SoftmaxGrad
 from graphkit.ops.nn.softmax import LogSoftmax, Softmax
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import axes_of, same_type
-from graphkit.passes.core.pattern import Match, Op, Some, match
+from graphkit.passes.core.pattern import Op, Some, match
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
 _LOGARITHM = Op("Log", Op("Softmax", Some("x"), name="softmax"))
@@ -18,6 +19,12 @@ _QUOTIENT = Op(
     "Div",
     Op("Exp", Op("Sub", Some("x"), Op("ReduceMax", Some("x"), name="max", rest=True), name="difference"), name="exp"),
     Op("ReduceSum", Some("exp"), name="sum", rest=True),
+)
+# dy * y - y * sum(dy * y), and dy - exp(y) * sum(dy).
+_WEIGHTED = Op("Mul", Some("dy"), Some("y"), name="weighted")
+_GRADIENT = Op("Sub", _WEIGHTED, Op("Mul", Some("y"), Op("ReduceSum", Some("weighted"), name="sum", rest=True)))
+_OF_LOGARITHM = Op(
+    "Sub", Some("dy"), Op("Mul", Op("Exp", Some("y")), Op("ReduceSum", Some("dy"), name="sum", rest=True))
 )
 
 
@@ -34,7 +41,7 @@ def fuse_softmax(graph: Graph) -> Graph:
             axis = operator(softmax, Softmax).axis
             return (fused_node(LogSoftmax(axis=axis), softmax.inputs, (softmax, node)),)
         for found in match(_QUOTIENT, node, readers):
-            last = _axis(found, node)
+            last = _axis(node, found.values["x"], found.node("sum"), found.node("max"))
             if last is not None:
                 return (fused_node(Softmax(axis=last), (found.values["x"],), (found.node("difference"), node)),)
         return None
@@ -42,11 +49,26 @@ def fuse_softmax(graph: Graph) -> Graph:
     return fuse(graph, rule, needs=("ReduceMax", "Softmax"), at=("Log", "Div"))
 
 
-def _axis(found: Match, node: Node) -> int | None:
-    """The one axis, counted from the last, of both reductions."""
-    total, maximum, x = found.node("sum"), found.node("max"), found.values["x"]
-    axes = axes_of(total)
-    if axes is None or len(axes) != 1 or axes_of(maximum) != axes or not same_type(x, node.output):
+@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART])
+def fuse_softmax_grad(graph: Graph) -> Graph:
+    """Replace the gradients of Softmax and LogSoftmax along one axis by SoftmaxGrad. Linear."""
+
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        for pattern, log in ((_GRADIENT, False), (_OF_LOGARITHM, True)):
+            for found in match(pattern, node, readers):
+                dy, y = found.values["dy"], found.values["y"]
+                axis = _axis(node, y, found.node("sum")) if same_type(dy, y) else None
+                if axis is not None:
+                    return (fused_node(SoftmaxGrad(axis=axis, log=log), (dy, y), (found.node("sum"), node)),)
         return None
-    kept = all(reduction.op.attributes()["keepdims"] for reduction in (total, maximum))
+
+    return fuse(graph, rule, needs=("ReduceSum",), at=("Sub",))
+
+
+def _axis(node: Node, x: Value, *reductions: Node) -> int | None:
+    """The one axis, counted from the last, of all reductions of values of x's shape, which is that of the node."""
+    axes = axes_of(reductions[0])
+    if axes is None or len(axes) != 1 or any(axes_of(r) != axes for r in reductions) or not same_type(x, node.output):
+        return None
+    kept = all(reduction.op.attributes()["keepdims"] for reduction in reductions)
     return axes[0] - len(x.tensor.known_shape) if kept else None

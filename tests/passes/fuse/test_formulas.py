@@ -15,7 +15,7 @@ from graphkit.ops import F
 from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
-from graphkit.passes.fuse.softmax import fuse_softmax
+from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 
 
 def data(*shape: Any, name: str = "x") -> Value:
@@ -137,6 +137,26 @@ def test_softmax(apply: Any) -> None:
     assert apply([x], [F.log(y), y], fuse_softmax, N=2) == {"Softmax": 1, "Log": 1}
     raised = F.exp(x)
     assert apply([x], raised / F.reduce_sum(raised, np.array([1])), fuse_softmax, N=2)["Softmax"] == 0
+
+
+def test_gradients_of_softmax(apply: Any) -> None:
+    x, dy = data("N", 4, 6), data("N", 4, 6)
+    for axis in (0, 1, -1):
+        for op in (F.softmax, F.log_softmax):
+            y = op(x, axis=axis)
+            gradient = y.node.op.grad(y.node, dy)
+            left = {op.__name__.title().replace("_", ""): 1, "SoftmaxGrad": 1}
+            assert apply([x, dy], [gradient, y], fuse_softmax_grad, N=2) == left
+    along = np.array([1])
+    weighted = dy * x
+    total = F.reduce_sum(weighted, along)
+    assert apply([x, dy], [weighted - x * total, total], fuse_softmax_grad, N=2)["SoftmaxGrad"] == 0
+    assert apply([x, dy], x * total - weighted, fuse_softmax_grad, N=2)["SoftmaxGrad"] == 0
+    assert apply([x, dy], weighted - dy * total, fuse_softmax_grad, N=2)["SoftmaxGrad"] == 1  # it is symmetric
+    both = F.reduce_sum(weighted, np.array([0, 1]))
+    assert apply([x, dy], weighted - x * both, fuse_softmax_grad, N=2)["SoftmaxGrad"] == 0
+    row = data("N", 1, 6)
+    assert apply([x, row], row - F.exp(x) * F.reduce_sum(row, along), fuse_softmax_grad, N=2)["SoftmaxGrad"] == 0
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from graphkit.executor.devices.operands import row_major
+
 
 class Axes(NamedTuple):
     """sizes: outermost first, at least one. strides: along them, in elements, of each memory that is gone through."""
@@ -34,3 +36,14 @@ def merged(sizes: Sequence[int], *strides: Sequence[int]) -> Axes:
         for before, step in zip(steps, new, strict=True):
             before.append(step)
     return Axes(tuple(kept) or (1,), tuple(tuple(s) or (0,) for s in steps))
+
+
+def parted(shape: Sequence[int], axes: Sequence[int]) -> tuple[Axes, Axes]:
+    """Of a C-contiguous array: the axes that are kept, and those of `axes`."""
+    gone = {axis % len(shape) for axis in axes} if shape else set()
+    strides = row_major(shape)
+    kept, reduced = (
+        merged(*([of[axis] for axis in range(len(shape)) if (axis in gone) is wanted] for of in (shape, strides)))
+        for wanted in (False, True)
+    )
+    return kept, reduced

@@ -17,7 +17,7 @@ from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Source
 from graphkit.shelf import CacheFailure, Shelf
 
-PRELUDE = Path(__file__).with_name("prelude.cuh").read_text()
+PRELUDE = "\n".join(Path(__file__).with_name(name).read_text() for name in ("prelude.cuh", "partials.cuh"))
 
 # Products and sums are joined where the program says so, as on a processor, and nowhere else.
 _OPTIONS = ("-std=c++17", "--fmad=false", "--ptxas-options=-v")

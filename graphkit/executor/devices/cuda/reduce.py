@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.axes import Axes, merged
+from graphkit.executor.devices.cuda.axes import Axes, parted
 from graphkit.executor.devices.cuda.expressions import STORED
 from graphkit.executor.devices.cuda.indexing import Coordinates
 from graphkit.executor.devices.cuda.joining import joined, threads_for
@@ -26,7 +26,6 @@ from graphkit.executor.devices.cuda.launches import (
     source_of,
 )
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import row_major
 from graphkit.executor.devices.reductions import reduced_axes, repeated_axes
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
@@ -70,12 +69,7 @@ def reduction(name: str, x: Sequence[int], axes: Sequence[int], kind: DType) -> 
         return None
     if math.prod(x) == 0:
         return None
-    gone = {axis % len(x) for axis in axes} if x else set()
-    strides = row_major(x)
-    reduced, kept = (
-        merged(*([of[axis] for axis in range(len(x)) if (axis in gone) is wanted] for of in (x, strides)))
-        for wanted in (True, False)
-    )
+    kept, reduced = parted(x, axes)
     return _Reduction(name, function, kind, DType.FLOAT32 if kind in HALVES else kind, kept, reduced).kernel()
 
 

@@ -1,0 +1,35 @@
+"""A node's kernel on the processor, with threads in both orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from emulator import Emulator
+
+from graphkit.executor.devices.cuda.launches import CardKernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_launched
+from graphkit.ir.graph import Node
+
+
+def kernel_of(node: Node, used: tuple[bool, ...] = (True,) * 5) -> CardKernel:
+    kernel = make_launched("cuda", node, KernelContext(used_outputs=used))
+    assert isinstance(kernel, CardKernel)
+    return kernel
+
+
+def run(emulator: Emulator, node: Node, arrays: list[Any], used: tuple[bool, ...] = (True,) * 5) -> list[Any]:
+    """The results, None for those that are not used."""
+    kernel = kernel_of(node, used)
+    found = []
+    for order in (0, 1):
+        results = [
+            np.full(v.tensor.static_shape, 77, v.dtype.numpy) if read else None
+            for v, read in zip(node.outputs, used, strict=False)
+        ]
+        assert not emulator.run(kernel, arrays, results, order=order)
+        found.append(results)
+    for a, b in zip(*found, strict=True):
+        assert a is None or a.tobytes() == b.tobytes(), "what comes out depends on which thread comes first"
+    return found[0]

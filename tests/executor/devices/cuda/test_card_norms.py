@@ -1,0 +1,141 @@
+"""Normalisations of channels of the card, and all gradients: few groups and many, slices, one pixel, unused results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from card_cases import node_of
+from card_runs import kernel_of, run
+from emulator import Emulator
+
+from graphkit.ops import registry
+from graphkit.ops.evaluate import run_node
+
+# Rows of few pixels and of many, one pixel, channels that are no multiple of a tile, slices.
+IMAGES = [(3, 5, 7, 3), (2, 4, 9000), (300, 70), (9000, 3), (40, 6, 2), (17,)]
+
+
+def check(emulator: Emulator, name: str, options: dict[str, Any], arrays: list[Any], used: tuple[bool, ...]) -> None:
+    """Against the reference in float64."""
+    domain = "ai.graphkit" if name.endswith("Grad") else ""
+    node = node_of(registry.get(domain, name)(**options), *arrays)
+    expected = run_node(node, [None if a is None else a.astype(np.float64) for a in arrays])
+    tolerance = 2e-5 if all(a is None or a.dtype == np.float32 for a in arrays) else 1e-2
+    for y, wanted, read in zip(run(emulator, node, arrays, used), expected, used, strict=True):
+        assert (y is None) is not read
+        if read:
+            np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=tolerance * max(1, np.abs(wanted).max()))
+
+
+def drawn(*shapes: tuple[int, ...], kind: type = np.float32) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(kind) for shape in shapes]
+
+
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+def test_batch_normalization(shape: tuple[int, ...], emulator: Emulator) -> None:
+    channels = (*shape, 1)[1]
+    x, dy, scale, b, mean, noise = drawn(shape, shape, *((channels,) for _ in range(4)))
+    x, var = 7 + 2 * x, np.abs(noise) + np.float32(0.1)
+    few = shape[0] % 2 == 0
+    for options, used in (({}, (True,)), ({"training_mode": True, "momentum": 0.75}, (True, few, True))):
+        check(emulator, "BatchNormalization", options, [x, scale, b, mean, var], used)
+    if len(shape) > 1:
+        check(emulator, "BatchNormGrad", {"epsilon": 1e-3}, [dy, x, scale], (True, True, few))
+
+
+def test_vectors_of_other_types_than_images(emulator: Emulator) -> None:
+    x, dy = drawn((4, 3, 50), (4, 3, 50), kind=np.float16)
+    scale, b, mean = drawn((3,), (3,), (3,))
+    arrays = [x, scale, b, mean, np.abs(mean)]
+    check(emulator, "BatchNormalization", {"training_mode": True}, arrays, (True, True, True))
+    check(emulator, "BatchNormGrad", {}, [dy, x, scale], (True, True, True))
+
+
+def test_statistics_of_a_large_mean(emulator: Emulator) -> None:
+    """A sum of squares would lose all of the variance."""
+    x = (30000 + np.random.default_rng(0).standard_normal((2, 3, 30000))).astype(np.float32)
+    one = np.ones(3, np.float32)
+    node = node_of(registry.get("", "BatchNormalization")(training_mode=True, momentum=0.0), x, one, one, one, one)
+    assert len(kernel_of(node).launches) == 2
+    _, mean, var = run(emulator, node, [x, one, one, one, one])
+    np.testing.assert_allclose(mean, x.astype(np.float64).mean(axis=(0, 2)), rtol=1e-6)
+    np.testing.assert_allclose(var, x.astype(np.float64).var(axis=(0, 2)), rtol=1e-3)
+
+
+def test_one_channel_of_nan_leaves_the_others(emulator: Emulator) -> None:
+    x, scale = drawn((6, 5, 40), (5,))
+    x[2, 3, 7] = np.nan
+    node = node_of(registry.get("", "BatchNormalization")(training_mode=True), x, scale, scale, scale, np.abs(scale))
+    y, mean, _ = run(emulator, node, [x, scale, scale, scale, np.abs(scale)])
+    assert np.flatnonzero(np.isnan(mean)).tolist() == [3]
+    assert np.isnan(y).any(axis=(0, 2)).tolist() == np.isnan(y).all(axis=(0, 2)).tolist() == np.isnan(mean).tolist()
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 3, 5), (1, 4, 30000), (40, 12, 1)], ids=str)
+def test_instances_and_groups(shape: tuple[int, ...], emulator: Emulator) -> None:
+    x, scale, b = drawn(shape, shape[1:2], shape[1:2])
+    for name, options in (("InstanceNormalization", {}), ("GroupNormalization", {"num_groups": 2})):
+        check(emulator, name, {"epsilon": 1e-2, **options}, [3 + x, scale, b], (True,))
+
+
+def test_other_axes(emulator: Emulator) -> None:
+    for shape, axes in (((3, 5, 4, 7), (0, 2, 3)), ((70, 300), (1,)), ((3, 4, 5, 6), (1, -1))):
+        check(emulator, "MeanVarianceNormalization", {"axes": axes}, [5 + drawn(shape)[0]], (True,))
+    for shape, axis in (((30, 70), 1), ((3, 70, 40), 1), ((1, 70000), 1)):
+        x = drawn(shape)[0]
+        x[0, :] *= 1 if shape[0] == 1 else 0
+        check(emulator, "LpNormalization", {"axis": axis, "p": 1}, [x], (True,))
+        check(emulator, "LpNormalization", {"axis": axis, "p": 2}, [x], (True,))
+
+
+# --- gradients of the normalisations of rows --------------------------------------------------------
+
+# The operand, the factor, and the first axis: along rows, across them, repeated in both, one for all.
+ROWS = [
+    ((9, 40), (40,), -1), ((2000, 24), (24,), -1), ((2, 9000), (9000,), -1), ((4, 3, 10), (3, 1), 1),
+    ((4, 3, 10), (4, 1, 10), 2), ((4, 3, 10), (4, 3, 10), 1), ((4, 3, 10), (), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_gradients_of_rows(case: tuple[tuple[int, ...], tuple[int, ...], int], emulator: Emulator) -> None:
+    shape, factor, axis = case
+    x, dy, scale = (np.asarray(a, np.float32) for a in drawn(shape, shape, factor))
+    x += 3
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    mean, inverse = x.mean(axis=axes, keepdims=True), 1 / np.sqrt(x.var(axis=axes, keepdims=True) + 1e-5)
+    for statistics, used in (([mean, inverse], (True, True, True)), ([], (True, len(shape) == 2, True))):
+        check(emulator, "LayerNormGrad", {"axis": axis}, [dy, x, scale, *statistics], used)
+    check(emulator, "RMSNormGrad", {"axis": axis, "epsilon": 1e-3}, [dy, x, scale], (True, True))
+
+
+def test_gradients_of_which_some_are_unused(emulator: Emulator) -> None:
+    x, dy, scale = drawn((9, 40), (9, 40), (40,))
+    for used in ((False, True, True), (True, False, False), (False, False, True)):
+        check(emulator, "LayerNormGrad", {}, [dy, x, scale], used)
+    for flags in ((False, True), (True, False)):
+        check(emulator, "RMSNormGrad", {}, [dy, x, scale], flags)
+
+
+def test_results_in_the_place_of_operands(emulator: Emulator) -> None:
+    x, dy, scale = drawn((4, 3, 7000), (4, 3, 7000), (3,))
+    cases: list[tuple[str, dict[str, Any], list[Any], tuple[bool, ...]]] = [
+        ("BatchNormGrad", {}, [dy, x, scale], (True, True, True)),
+        ("LayerNormGrad", {"axis": 1}, [dy, x, scale[:1]], (True, False, False)),
+        ("RMSNormGrad", {"axis": 1}, [dy, x, scale[:1]], (True, False)),
+    ]
+    for name, options, arrays, used in cases:
+        node = node_of(registry.get("ai.graphkit", name)(**options), *arrays)
+        expected = run_node(node, arrays)[0]
+        kernel = kernel_of(node, used)
+        assert list(kernel.inplace) == [(0, 0), (1, 0)]
+        for place in (0, 1):
+            operands = [a.copy() for a in arrays]
+            others = [np.zeros(v.tensor.static_shape, v.dtype.numpy) for v in node.outputs[1:]]
+            emulator.run(kernel, operands, [operands[place], *others])
+            np.testing.assert_allclose(operands[place], expected, rtol=1e-3, atol=1e-5)
+    node = node_of(registry.get("ai.graphkit", "LayerNormGrad")(), dy, x, np.ones(7000, np.float32))
+    assert not kernel_of(node).inplace  # the sums over rows read the operands again

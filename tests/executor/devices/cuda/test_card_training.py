@@ -1,0 +1,77 @@
+"""Networks that train on the stand-in for the card: what the processor computes, by kernels of the card's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from stand_in import Card
+
+import graphkit as gk
+from graphkit.errors import RuntimeFailure
+
+NETWORKS: dict[str, tuple[Callable[[gk.Value], gk.Value], set[str]]] = {
+    "layers": (
+        lambda x: gk.nn.rms_norm(gk.tanh(gk.nn.layer_norm(gk.nn.linear(gk.flatten(x), 12)))),
+        {"LayerNormalization", "LayerNormGrad", "RMSNormalization", "RMSNormGrad"},
+    ),
+    "batches": (lambda x: gk.nn.linear(gk.flatten(gk.nn.batch_norm(x)), 5), {"BatchNormalization", "BatchNormGrad"}),
+    "images": (
+        lambda x: gk.nn.linear(gk.flatten(gk.nn.group_norm(gk.nn.instance_norm(x), 2)), 5),
+        {"InstanceNormalization", "GroupNormalization"},
+    ),
+    "attention": (
+        lambda x: gk.softmax(gk.nn.linear(gk.flatten(x), 7)) + gk.log_softmax(gk.nn.linear(gk.flatten(x), 7), axis=0),
+        {"Softmax", "LogSoftmax", "SoftmaxGrad"},
+    ),
+}
+
+
+def trained(build: Callable[[gk.Value], gk.Value], device: str) -> tuple[list[float], dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    net = gk.Model({"y": build(gk.input("x", ["N", 4, 3, 3]))}, name="net", seed=3)
+    trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device=device, seed=1)
+    losses = []
+    for _ in range(3):
+        images, labels = rng.standard_normal((6, 4, 3, 3)).astype(np.float32), rng.integers(0, 5, 6)
+        losses.append(float(trainer.step(images, labels)))
+    return losses, dict(net.params)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training(name: str, card: Card) -> None:
+    build, wanted = NETWORKS[name]
+    here, params = trained(build, "cpu")
+    there, found = trained(build, "cuda")
+    np.testing.assert_allclose(there, here, rtol=1e-5)
+    for key, array in params.items():
+        np.testing.assert_allclose(found[key], array, rtol=1e-3, atol=1e-5)
+    assert wanted | {"SoftmaxCrossEntropyWithGrad"} <= set(card.launched)
+    assert not wanted & set(card.interpreted)
+
+
+def test_a_label_out_of_range_is_an_error(card: Card) -> None:
+    scores, labels = gk.input("scores", ["N", 4]), gk.input("labels", ["N"], dtype="int64")
+    loss, _ = gk.softmax_cross_entropy_loss(scores, labels)
+    exe = gk.Model({"loss": loss}).compile("cuda")
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(RuntimeFailure, match=r"SoftmaxCrossEntropyLoss.*a label is outside \[0, 4\)"):
+        exe.run({"scores": x, "labels": np.array([1, 4])})
+    np.testing.assert_allclose(exe.run({"scores": x, "labels": np.array([1, 3])})["loss"], np.log(4), rtol=1e-6)
+
+
+def test_formulas_are_operators_with_kernels(card: Card) -> None:
+    """Softmax and layer normalisation in the nodes of older exporters."""
+    x = gk.input("x", [4, 6])
+    axes = np.array([1])
+    raised = gk.exp(x - gk.reduce_max(x, axes))
+    centred = x - gk.reduce_mean(x, axes)
+    normal = centred / gk.sqrt(gk.reduce_mean(centred * centred, axes) + 1e-5)
+    net = gk.Model({"p": raised / gk.reduce_sum(raised, axes), "n": normal})
+    feed = {"x": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)}
+    found, wanted = net.compile("cuda").run(feed), net.compile("cpu").run(feed)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    assert sorted(card.launched) == ["LayerNormalization", "Softmax"]
+    assert not card.interpreted
