@@ -7,6 +7,7 @@ that on CuPy's arrays. What has no factory is interpreted on CuPy's arrays.
 from __future__ import annotations
 
 from graphkit.executor.devices.cuda import card as card
+from graphkit.executor.devices.cuda import conv as conv
 from graphkit.executor.devices.cuda import movement as movement
 from graphkit.executor.devices.cuda import pointwise as pointwise
 from graphkit.executor.devices.cuda import pool as pool

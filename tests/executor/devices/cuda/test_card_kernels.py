@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import registers
 from card_cases import OPERATORS, CardCase, cases_of
 from emulator import Emulator, waits
 
 from graphkit.checks.verify import compare_outputs
-from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cuda import compiler
 from graphkit.executor.devices.cuda.launches import source_of
 from graphkit.ops import Op
 from graphkit.ops.evaluate import run_node
 
-# Bytes that a thread may put aside of its registers: what calls of slow paths (a remainder, a power) take.
-MOST_SPILLED = 32
 GUARD = 64
 
 
@@ -65,14 +63,6 @@ def test_every_sample(cls: type[Op], emulator: Emulator) -> None:
 # --- for cards --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def nvrtc() -> None:
-    try:
-        compiler.version()
-    except MissingDependency as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize(
     "architecture", ["sm_90", *(pytest.param(a, marks=pytest.mark.full) for a in ("sm_80", "sm_100"))]
 )
@@ -80,12 +70,7 @@ def nvrtc() -> None:
 def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc: None) -> None:
     """And keeps its values in registers, as the compiled code itself says."""
     sources = list(dict.fromkeys(source for case in cases_of(cls) for source in case.kernel.sources))
-    found = compiler.compile_text(compiler.text_of(sources), architecture)
-    assert found.code[:4] == b"\x7fELF"
-    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
-    assert len(spilled) >= len(sources), found.log[:2000]
-    assert max(int(n) for pair in spilled for n in pair) <= MOST_SPILLED
-    assert max(map(int, re.findall(r"Used (\d+) registers", found.log))) <= 128
+    registers.check(sources, architecture)
 
 
 def test_what_was_compiled_is_kept(nvrtc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
