@@ -29,8 +29,8 @@ from graphkit.ir.types import DType
 # Steps of the sum in shared memory, threads along either side of a tile, and results of a thread in a row.
 DEPTH, SIDE, WIDE = 16, 16, 4
 COLUMNS = SIDE * WIDE
-# Rows of a thread at most.
-_MOST_ROWS = 8
+# Bytes of a thread's column of results at most: that many rows stay in registers.
+_TALLEST = 32
 # Blocks that keep a card busy, and the least that one adds up before there is another slice.
 _BUSY, _LEAST = 512, 16 * DEPTH
 
@@ -77,11 +77,11 @@ class Product:
     @property
     def per_thread(self) -> int:
         """Rows of a thread: as many as there are rows for, a power of 2."""
-        found = 1
-        while found < _MOST_ROWS and found * SIDE < self.rows:
+        found, most = 1, _TALLEST // self.held.itemsize
+        while found < most and found * SIDE < self.rows:
             found *= 2
         # Tall tiles where these are enough to keep a card busy.
-        if found == _MOST_ROWS and self._tiles(found) < _BUSY:
+        if found == most and self._tiles(found) < _BUSY:
             found //= 2
         return found
 
