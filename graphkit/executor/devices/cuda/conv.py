@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphkit.executor.devices.cuda import depthwise
 from graphkit.executor.devices.cuda.epilogues import NOTHING, Finish, finish
 from graphkit.executor.devices.cuda.expressions import STORED
 from graphkit.executor.devices.cuda.indexing import Coordinates, Divisor
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input
 from graphkit.executor.devices.cuda.tiles import COLUMNS, SIDE, WIDE, Factor, Product
+from graphkit.executor.devices.cuda.windows import Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import row_major, shape
 from graphkit.executor.devices.registry import register_launched
@@ -26,6 +28,7 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.conv import Convolution, ConvTranspose, Geometry
+from graphkit.ops.nn.sliding_window import Window
 
 _MOST_AXES = 3
 
@@ -237,6 +240,14 @@ class Convolved:
             Factor(lines, given, once, before), self.held, result, self.short, by_depth=True,
         )  # fmt: skip
 
+    def depthwise(self) -> Windows | None:
+        """The windows over planes, where every channel has one filter; else None."""
+        g = self.geometry
+        if not g.group == self.x[1] == self.w[0]:
+            return None
+        window = Window(self.w[2:], g.strides, g.dilations, g.begin, g.end)
+        return Windows(self.x[0], self.x[1], self.x[2:], self.y[2:], window)
+
 
 # --- operators ----------------------------------------------------------------------------------------
 
@@ -274,7 +285,10 @@ def _conv(node: Node, context: KernelContext) -> CardKernel | None:
     if _is_empty(found):
         return CardKernel(())
     kind = node.output.dtype
-    return found.forward(kind, finish(node, kind, found.held)).kernel()
+    result, windows = finish(node, kind, found.held), found.depthwise()
+    if windows is not None:
+        return depthwise.forward(windows, kind, found.held, result)
+    return found.forward(kind, result).kernel()
 
 
 register_launched("cuda", "", "Conv")(_conv)
@@ -290,6 +304,8 @@ def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
         return CardKernel(())
     kind = node.output.dtype
     result = finish(node, kind, found.held) if isinstance(node.op, ConvTranspose) else NOTHING
+    if (windows := found.depthwise()) is not None:
+        return depthwise.by_data(windows, kind, found.held, result)
     return found.by_data(kind, result).kernel()
 
 
@@ -302,4 +318,9 @@ def _by_weights(node: Node, context: KernelContext) -> CardKernel | None:
     found = _convolved(node, node.inputs[0], node.output, node.inputs[1])
     if found is None or _is_empty(found):
         return CardKernel(()) if found is not None and 0 in found.w else None
-    return found.by_weights(node.operands[0].dtype, node.output.dtype).kernel()
+    kinds = node.operands[0].dtype, node.output.dtype
+    if (windows := found.depthwise()) is not None:
+        kernel = depthwise.by_weights(windows, kinds[0], found.held, kinds[1])
+        if kernel is not None:
+            return kernel
+    return found.by_weights(*kinds).kernel()

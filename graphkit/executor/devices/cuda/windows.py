@@ -105,7 +105,7 @@ class Windows:
         outer, inner = coordinates[0], coordinates[-1] if self.last else "0"
         begin = [
             *found,
-            f"const {index} plane = {outer}, channel = {inner};",
+            f"const {index} plane = {outer}, within = {inner};",
             *(f"const {self.signed} p{axis} = ({self.signed}){coordinates[1 + axis]};" for axis in self.axes),
         ]
         return for_each(name, sizes, self.places, [*given, *self.given()], [*begin, *lines])
@@ -133,15 +133,17 @@ class Windows:
     def elements_of(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each element of the window of an element of y: number k0, k1, ... in the window, `from` in x."""
         signed, index = self.signed, self.places.index
-        before: list[str] = []
-        for a in self.axes:
-            before.append(f"const {signed} start{a} = p{a} * stride{a} - begin{a};")
-            before += self._span(a, "first", "last", "0", f"size{a}")
-        offset = f"plane * xplane + channel{''.join(f' + ({index})({self.place(a)}) * xstep{a}' for a in self.axes)}"
+        before = [line for a in self.axes for line in self.begun(a)]
+        offset = f"plane * xplane + within{''.join(f' + ({index})({self.place(a)}) * xstep{a}' for a in self.axes)}"
         loops: list[tuple[str, list[str]]] = [
             (f"{signed} k{a} = first{a}; k{a} < last{a}; ++k{a}", []) for a in self.axes
         ]
-        return [*before, *_nested(loops, [f"const {index} from = {offset};", *lines])]
+        return [*before, *nested(loops, [f"const {index} from = {offset};", *lines])]
+
+    def begun(self, a: int) -> list[str]:
+        """Declares where the window starts along an axis, `start`, and its elements there: from `first` to `last`."""
+        start = f"const {self.signed} start{a} = p{a} * stride{a} - begin{a};"
+        return [start, *self._span(a, "first", "last", "0", f"size{a}")]
 
     def place(self, axis: int) -> str:
         """Where element k of a window lies along an axis."""
@@ -190,18 +192,23 @@ class Windows:
             else:
                 within.append(f"const {signed} k{a} = p{a} - start{a};")
             loops.append((f"{signed} w{a} = first{a}; w{a} < last{a}; ++w{a}", [*within, *(inside or {}).get(a, [])]))
-        offset = "plane * yplane + channel" + "".join(f" + ({index})w{a} * ystep{a}" for a in self.axes)
-        return [*before, *_nested(loops, [f"const {index} from = {offset};", *lines])]
+        offset = "plane * yplane + within" + "".join(f" + ({index})w{a} * ystep{a}" for a in self.axes)
+        return [*before, *nested(loops, [f"const {index} from = {offset};", *lines])]
 
     def number_in_window(self) -> str:
         """Of element k0, k1, ..., in row-major order."""
-        number = "k0"
-        for a in self.axes[1:]:
-            number = f"({number}) * kernel{a} + k{a}"
-        return number
+        return self.number_along(self.axes)
+
+    @staticmethod
+    def number_along(axes: Sequence[int]) -> str:
+        """The same of element k of some axes."""
+        number = ""
+        for a in axes:
+            number = f"({number}) * kernel{a} + k{a}" if number else f"k{a}"
+        return number or "0"
 
 
-def _nested(loops: Sequence[tuple[str, list[str]]], lines: Sequence[str]) -> list[str]:
+def nested(loops: Sequence[tuple[str, list[str]]], lines: Sequence[str]) -> list[str]:
     """Loops, outermost first: the head of each, and lines at the beginning of its body."""
     for head, first in reversed(loops):
         lines = [f"for ({head}) {{", *("    " + line for line in (*first, *lines)), "}"]
