@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from graphkit.executor.devices.cuda import card as card
 from graphkit.executor.devices.cuda import conv as conv
+from graphkit.executor.devices.cuda import im2col as im2col
 from graphkit.executor.devices.cuda import movement as movement
+from graphkit.executor.devices.cuda import pad as pad
 from graphkit.executor.devices.cuda import pointwise as pointwise
 from graphkit.executor.devices.cuda import pool as pool
 from graphkit.executor.devices.cuda import reduce as reduce
+from graphkit.executor.devices.cuda import resize as resize
 from graphkit.executor.devices.cuda import rows as rows
 from graphkit.executor.devices.cuda.card import CudaDevice, device, load
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda.compiler import compiled
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source, Table
 from graphkit.executor.devices.device import ArrayKernel
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
@@ -112,6 +112,8 @@ class _Launched:
             raise RuntimeFailure(f"{node.describe()}: {error}") from error
         self.may_fail = bool(kernel.fault)
         self._fault = card.word() if self.may_fail else None
+        arguments = (argument for launch in kernel.launches for argument in launch.arguments)
+        self._tables = {table: card.copy_in(table.array) for table in arguments if isinstance(table, Table)}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for launch, function in zip(self._kernel.launches, self._functions, strict=True):
@@ -126,6 +128,8 @@ class _Launched:
                         given.append(scratch[offset:])
                     case Fault():
                         given.append(self._fault)
+                    case Table():
+                        given.append(self._tables[argument])
                     case _:
                         given.append(argument)
             function((launch.blocks,), (THREADS,), tuple(given))

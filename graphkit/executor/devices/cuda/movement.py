@@ -24,7 +24,7 @@ from graphkit.ops.tensor.concat import Concat, Split
 from graphkit.ops.tensor.gather import Gather
 
 # C types by the bytes that are moved at once.
-_UNITS = {1: "gk_u8", 2: "gk_u16", 4: "gk_u32", 8: "gk_u64", 16: "gk_pair"}
+UNITS = {1: "gk_u8", 2: "gk_u16", 4: "gk_u32", 8: "gk_u64", 16: "gk_pair"}
 
 
 class End(NamedTuple):
@@ -56,7 +56,7 @@ def _widened(copy: _Copy) -> _Copy:
 def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argument, y: Argument) -> Launch | None:
     """The launch that moves elements of `unit` bytes; None without one, or for a size that there is no move for."""
     count = math.prod(sizes)
-    if count == 0 or unit not in _UNITS:
+    if count == 0 or unit not in UNITS:
         return None
     axes = merged(sizes, source.strides, target.strides)
     x_strides, y_strides = axes.strides
@@ -66,7 +66,7 @@ def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argumen
         for end in (copy.source, copy.target)
     ]
     places = Coordinates("i", len(copy.sizes), max(count + THREADS, *reach) < 1 << 31)
-    kind, signed = _UNITS[copy.unit], "gk_i32" if places.short else "gk_i64"
+    kind, signed = UNITS[copy.unit], "gk_i32" if places.short else "gk_i64"
     found, coordinates = places.lines("at")
     given: list[tuple[str, Argument]] = [(f"const {kind}* x", x), (f"{kind}* y", y)]
     for name, end in (("from", copy.source), ("to", copy.target)):
@@ -78,7 +78,7 @@ def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argumen
     return for_each("copy", copy.sizes, places, given, [*found, "y[to_at] = x[from_at];"])
 
 
-def _unit(value: Value | None) -> int:
+def unit_of(value: Value | None) -> int:
     """Bytes of an element; 0 for what is no number."""
     assert value is not None
     is_number = isinstance(value.type, TensorType) and value.dtype.numpy.kind != "O"
@@ -87,7 +87,7 @@ def _unit(value: Value | None) -> int:
 
 def _kernel(node: Node, launches: Sequence[Launch | None]) -> CardKernel | None:
     """Of several copies; None where the elements cannot be moved."""
-    if any(_unit(v) not in _UNITS for v in (node.inputs[0], node.outputs[0])):
+    if any(unit_of(v) not in UNITS for v in (node.inputs[0], node.outputs[0])):
         return None
     return CardKernel(tuple(launch for launch in launches if launch is not None))
 
@@ -97,7 +97,7 @@ def _view(node: Node, context: KernelContext) -> CardKernel | None:
     if view is None:
         return None
     source, target = End(view.strides, view.offset), End(tuple(row_major(view.sizes)))
-    return _kernel(node, [copied(view.sizes, source, target, _unit(node.inputs[0]), Input(0), Output(0))])
+    return _kernel(node, [copied(view.sizes, source, target, unit_of(node.inputs[0]), Input(0), Output(0))])
 
 
 for _name in VIEWS:
@@ -119,7 +119,7 @@ def _parts(whole: Sequence[int], axis: int, sizes: Sequence[int]) -> list[tuple[
 def _concat(node: Node, context: KernelContext) -> CardKernel | None:
     axis, whole = operator(node, Concat).axis, shape(node.output)
     parts = _parts(whole, axis, [shape(x)[axis] for x in node.inputs])
-    unit = _unit(node.output)
+    unit = unit_of(node.output)
     return _kernel(
         node, [copied(sizes, own, place, unit, Input(i), Output(0)) for i, (sizes, own, place) in enumerate(parts)]
     )
@@ -130,7 +130,7 @@ def _split(node: Node, context: KernelContext) -> CardKernel | None:
     axis, whole = operator(node, Split).axis, shape(node.inputs[0])
     parts = _parts(whole, axis, [shape(y)[axis] for y in node.outputs])
     used = [*context.used_outputs, *[True] * len(parts)]
-    unit = _unit(node.inputs[0])
+    unit = unit_of(node.inputs[0])
     return _kernel(
         node,
         [
@@ -150,10 +150,10 @@ def _gather(node: Node, context: KernelContext) -> CardKernel | None:
     x, indices = (shape(v) for v in node.inputs)
     axis = operator(node, Gather).axis % max(len(x), 1)
     outer, size, inner = math.prod(x[:axis]), x[axis], math.prod(x[axis + 1 :])
-    unit, picks = _unit(node.inputs[0]), math.prod(indices)
+    unit, picks = unit_of(node.inputs[0]), math.prod(indices)
     assert node.inputs[1] is not None
     kind = _INDICES.get(node.inputs[1].dtype.value)
-    if unit not in _UNITS or kind is None:
+    if unit not in UNITS or kind is None:
         return None
     count = outer * picks * inner
     if count == 0:
@@ -174,8 +174,8 @@ def _gather(node: Node, context: KernelContext) -> CardKernel | None:
         f"y[at] = x[({block} * size + ({index})index) * isize2 + {place}];",
     ]
     given: list[tuple[str, Argument]] = [
-        (f"const {_UNITS[unit]}* x", Input(0)), (f"const {kind}* indices", Input(1)),
-        (f"{_UNITS[unit]}* y", Output(0)), ("unsigned* fault", Fault()), (f"{index} size", places.number(size)),
+        (f"const {UNITS[unit]}* x", Input(0)), (f"const {kind}* indices", Input(1)),
+        (f"{UNITS[unit]}* y", Output(0)), ("unsigned* fault", Fault()), (f"{index} size", places.number(size)),
     ]  # fmt: skip
     launch = for_each("gather", (outer, picks, inner), places, given, lines)
     return CardKernel((launch,), fault=f"an index is outside axis {axis} of {list(x)}")

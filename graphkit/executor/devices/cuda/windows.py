@@ -27,7 +27,7 @@ class Windows:
     """Where windows lie in `lead * channels` planes of x, and their results in those of y.
 
     spatial, positions: sizes of a plane of x and of y. Elements are in the order [lead, channels, *axes], or
-    [lead, *axes, channels] if `last`.
+    [lead, *axes, channels] if `last`. each: how many elements of y there are for each position.
     """
 
     lead: int
@@ -36,6 +36,7 @@ class Windows:
     positions: tuple[int, ...]
     window: Window
     last: bool = False
+    each: int = 1
 
     @property
     def axes(self) -> range:
@@ -56,7 +57,7 @@ class Windows:
         planes, w = self.lead * self.channels, self.window
         axes = zip(self.spatial, self.positions, w.kernel, w.strides, w.dilations, w.begin, w.end, strict=True)
         reach = [size + p * s + k * d + abs(b) + abs(e) for size, p, k, s, d, b, e in axes]
-        counts = planes * math.prod(self.spatial), planes * math.prod(self.positions), self.elements
+        counts = planes * math.prod(self.spatial), planes * math.prod(self.positions) * self.each, self.elements
         return bool(max(*counts, *reach) + THREADS < 1 << 31)
 
     @property

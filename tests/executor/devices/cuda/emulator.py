@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cuda.compiler import PRELUDE
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Output, Scratch, Source, Table
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 _HEADER = Path(__file__).with_name("host_cuda.h")
@@ -87,6 +87,8 @@ class Emulator:
                         cells.append(ctypes.c_void_p(scratch.ctypes.data + offset))
                     case Fault():
                         cells.append(ctypes.c_void_p(fault.ctypes.data))
+                    case Table():
+                        cells.append(ctypes.c_void_p(argument.array.ctypes.data))
                     case _:
                         cells.append(np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item()))
             assert len(cells) == len(launch.source.parameters)
