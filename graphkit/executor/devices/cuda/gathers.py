@@ -1,7 +1,7 @@
 """Elements copied from places that are known along each axis: padding, nearest elements.
 
-A thread copies one element, or as many neighbours as 16 bytes hold along axes that stay as they are. Each element of the
-result is written once; what it is copied from is read as often as it is copied.
+A thread copies one element, or as many neighbours as 16 bytes hold along axes that stay as they are. Each element of
+the result is written once; what it is copied from is read as often as it is copied.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKerne
 from graphkit.executor.devices.cuda.movement import UNITS
 from graphkit.executor.devices.operands import row_major
 
-# Of the number of an axis and the type of places: lines that turn coordinate `i`, such as i0, into `place`, and what they
-# are given.
+# Of the number of an axis, such as 0, and the type of places: lines that make `place0` of the coordinate `i0_at`, and
+# what they are given.
 Places = Callable[[int, str], tuple[list[str], list[tuple[str, Argument]]]]
 
 
@@ -49,50 +49,50 @@ def gathered(name: str, axes: Sequence[Along], unit: int, fill: tuple[str, Argum
 
     fill: the C expression of the fill value, and the operand or the number that it names as `fill`; None for zeros.
     """
-    count = math.prod(axis.results for axis in axes)
     if unit not in UNITS or any(axis.size >= 1 << 31 for axis in axes if axis.places is not None):
         return None
-    if count == 0:
+    if math.prod(axis.results for axis in axes) == 0:
         return CardKernel(())
     axes = joined_axes(axes)
     wide = math.gcd(16 // unit, axes[-1].size) if axes[-1].places is None else 1
-    axes = [*axes[:-1], Along(axes[-1].size // wide, axes[-1].results // wide, *axes[-1][2:])]
-    short = max(count, math.prod(axis.size for axis in axes) * wide) + THREADS < 1 << 31
-    coordinates = Coordinates("i", len(axes), short)
-    index, signed = coordinates.index, "gk_i32" if short else "gk_i64"
-    kind = UNITS[unit]
+    last = axes[-1]._replace(size=axes[-1].size // wide, results=axes[-1].results // wide)
+    return _launched(name, [*axes[:-1], last], UNITS[unit], wide, fill)
+
+
+def _launched(name: str, axes: Sequence[Along], kind: str, wide: int, fill: tuple[str, Argument] | None) -> CardKernel:
+    """Of elements of `wide` times a C type."""
+    sizes, results = [axis.size for axis in axes], [axis.results for axis in axes]
+    coordinates = Coordinates("i", len(axes), max(math.prod(sizes), math.prod(results)) + THREADS < 1 << 31)
+    index, signed = coordinates.index, "gk_i32" if coordinates.short else "gk_i64"
     moved = kind if wide == 1 else f"gk_pack<{kind}, {wide}>"
     given: list[tuple[str, Argument]] = [(f"const {moved}* x", Input(0)), (f"{moved}* y", Output(0))]
-    found, places = coordinates.lines("at")
-    lines, terms, inside = list(found), [], []
-    for number, (axis, place, step) in enumerate(
-        zip(axes, places, row_major([axis.size for axis in axes]), strict=True)
-    ):
-        given.append((f"{index} step{number}", coordinates.number(step)))
+    lines, places = coordinates.lines("at")
+    terms, inside = [], []
+    for a, (axis, place, step) in enumerate(zip(axes, places, row_major(sizes), strict=True)):
+        given.append((f"{index} step{a}", coordinates.number(step)))
         if axis.places is None:
-            terms.append(f"{place} * step{number}")
+            terms.append(f"{place} * step{a}")
             continue
-        more, known = axis.places(number, signed)
+        more, known = axis.places(a, signed)
         given += known
-        lines += [f"const {signed} i{number}_at = ({signed}){place};", *more]
-        terms.append(f"({index})place{number} * step{number}")
+        lines += [f"const {signed} i{a}_at = ({signed}){place};", *more]
+        terms.append(f"({index})place{a} * step{a}")
         if axis.outside:
-            given.append((f"{index} size{number}", coordinates.number(axis.size)))
-            inside.append(f"({index})place{number} < size{number}")
+            given.append((f"{index} size{a}", coordinates.number(axis.size)))
+            inside.append(f"({index})place{a} < size{a}")
     copy = f"y[at] = x[{' + '.join(terms)}];"
     if not inside:
         lines.append(copy)
     else:
-        value = f"{kind}()" if fill is None else fill[0]
-        each = f"fill_all.e[k] = {value};" if wide > 1 else f"fill_all = {value};"
-        loop = [f"for (int k = 0; k < {wide}; ++k) {{", f"    {each}", "}"] if wide > 1 else [each]
         given += [] if fill is None else [(_declared(fill[1], kind), fill[1])]
-        lines += [
-            f"if ({' && '.join(inside)}) {{", f"    {copy}", "    return;", "}",
-            f"{moved} fill_all;", *loop, "y[at] = fill_all;",
-        ]  # fmt: skip
-    sizes = [axis.results for axis in axes]
-    return CardKernel((for_each(name, sizes, coordinates, given, lines),))
+        lines += [f"if ({' && '.join(inside)}) {{", f"    {copy}", "    return;", "}"]
+        value = f"{kind}()" if fill is None else fill[0]
+        if wide == 1:
+            lines.append(f"y[at] = {value};")
+        else:
+            each = [f"for (int k = 0; k < {wide}; ++k) {{", f"    filled.e[k] = {value};", "}"]
+            lines += [f"{moved} filled;", *each, "y[at] = filled;"]
+    return CardKernel((for_each(name, results, coordinates, given, lines),))
 
 
 def _declared(fill: Argument, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Sliding blocks of an image: copied out, a thread for each element of a column, or added up, one for each of the image."""
+"""Sliding blocks of an image: a thread for each element of a column copies it, or one for each of the image adds up."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _im2col(node: Node, context: KernelContext) -> CardKernel | None:
     places = Coordinates("i", 1 + 2 * len(blocks.axes), blocks.short)
     found, (plane, *rest) = places.lines("at")
     elements, positions = rest[: len(blocks.axes)], rest[len(blocks.axes) :]
-    far = [f" * dilation{a}" if blocks.dilated else "" for a in blocks.axes]
+    far = [f"({signed}){k}" + (f" * dilation{a}" if blocks.dilated else "") for a, k in enumerate(elements)]
     inside = " && ".join(f"({places.index})place{a} < ({places.index})size{a}" for a in blocks.axes)
     offset = " + ".join(f"({places.index})place{a} * xstep{a}" for a in blocks.axes)
     lines = [
         *found,
         *(
-            f"const {signed} place{a} = ({signed}){positions[a]} * stride{a} - begin{a} + ({signed}){elements[a]}{far[a]};"
+            f"const {signed} place{a} = ({signed}){positions[a]} * stride{a} - begin{a} + {far[a]};"
             for a in blocks.axes
         ),
         f"y[at] = {inside} ? x[{plane} * xplane + {offset}] : {kind}();",

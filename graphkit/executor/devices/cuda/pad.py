@@ -54,6 +54,11 @@ def _pad(node: Node, context: KernelContext) -> CardKernel | None:
     widths = known_widths(len(x), operand(node, 1), operand(node, 3))
     if widths is None:
         return None
+    emptied = any(
+        n and size + min(before, 0) + min(after, 0) <= 0 for size, n, (before, after) in zip(x, y, widths, strict=True)
+    )
+    if mode != "constant" and emptied:
+        return None  # the reference says what is wrong
     axes = [
         Along(size, results)
         if before == after == 0

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,15 @@ class Emulator:
     def __init__(self, folder: Path):
         self._folder = folder
         self._functions: dict[str, Any] = {}
+        # A library has one block at a time: its fibers and its shared memory.
+        self._running, self._compiling = threading.Lock(), threading.Lock()
 
     def compile(self, sources: Iterable[Source]) -> None:
         """All of them as one library."""
+        with self._compiling:
+            self._compile(sources)
+
+    def _compile(self, sources: Iterable[Source]) -> None:
         new = [s for s in dict.fromkeys(sources) if s.entry not in self._functions]
         if not new:
             return
@@ -94,7 +101,8 @@ class Emulator:
             assert len(cells) == len(launch.source.parameters)
             addresses = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
             size = ctypes.c_uint(launch.blocks), ctypes.c_uint(THREADS)
-            stuck = self._functions[launch.source.entry](*size, ctypes.c_int(order), addresses)
+            with self._running:
+                stuck = self._functions[launch.source.entry](*size, ctypes.c_int(order), addresses)
             assert not stuck, f"{launch.source.entry}: threads wait for others that never come"
         return bool(fault[0])
 

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from card_cases import node_of
 from emulator import Emulator
+from stand_in import Card
 
+import graphkit as gk
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, type_of_array
-from graphkit.ops import registry
+from graphkit.ops import F, registry
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.channels_last import ChannelsLastAveragePool, ChannelsLastMaxPool
 from graphkit.ops.internal.channels_last_gradient import (
@@ -185,3 +187,22 @@ def test_one_text_for_all_sizes(op: Any) -> None:
 def test_more_axes_than_there_are_loops_for() -> None:
     x = np.zeros((1, 1, 2, 2, 2, 2), np.float32)
     assert make_launched("cuda", node_of(MaxPool(kernel_shape=(2,) * 4), x), KernelContext()) is None
+
+
+def test_training_pools_on_the_card(card: Card) -> None:
+    """The gradient of a maximum finds the windows of its pool, for sizes that are known only when it runs too."""
+    x = gk.input("x", ["N", 1, 8, 8])
+    window: Any = dict(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
+    highest, _ = F.max_pool(gk.nn.conv2d(x, 2, kernel=3, pad=1, name="conv"), **window)
+    net = gk.Model({"y": gk.nn.linear(gk.flatten(F.average_pool(highest, **window)), 4, name="fc")})
+    start = {name: np.array(value) for name, value in net.params.items()}
+    losses = {}
+    for device in ("cpu", "cuda"):
+        net.params.update(start)
+        trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device=device)
+        rng = np.random.default_rng(0)
+        losses[device] = [float(trainer.step(rng.random((n, 1, 8, 8), np.float32), np.arange(n) % 4)) for n in (16, 5)]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-4)
+    for name in ("MaxPool", "MaxPoolGrad", "AveragePool", "AveragePoolGrad", "Conv", "ConvGradWeight"):
+        assert name in card.launched
+        assert name not in card.interpreted
