@@ -202,10 +202,9 @@ def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argumen
             *("    " + line for line in inner),
             "}",
         ]
-    warps = THREADS // WARP
     lines = [
         f"typedef {STORED[held]} A;",
-        f"__shared__ A parts[{taps}][{warps}];",
+        f"__shared__ A parts[{taps}][{THREADS // WARP}];",
         f"const {index} channel = blockIdx.x % channels, slice = blockIdx.x / channels;",
         f"const {index} first = slice * length, end = count - first < length ? count : first + length;",
         f"A sums[{taps}] = {{}};",
@@ -216,6 +215,24 @@ def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argumen
         f"    const A g = gk_read(dy[plane * yplane + (r - {image} * yplane)]);",
         *("    " + line for line in inner),
         "}",
+        *_together(taps),
+    ]
+    given: list[tuple[str, Argument]] = [
+        (f"const {STORED[kind]}* x", Input(0)), (f"const {STORED[kind]}* dy", Input(1)), (f"{STORED[into]}* y", y),
+        *((f"{index} {name}", places.number(number)) for name, number in (
+            ("channels", windows.channels), ("length", length),
+            ("count", windows.lead * math.prod(windows.positions)),
+        )),
+        *windows.given(), *places.given((windows.lead, *windows.positions)),
+    ]  # fmt: skip
+    source = source_of("depthwise_grad_weights", [text for text, _ in given], lines)
+    return Launch(source, windows.channels * slices, tuple(argument for _, argument in given))
+
+
+def _together(taps: int) -> list[str]:
+    """Puts the sums of a block's threads together, by shuffles and then in the order of warps, and writes them."""
+    warps = THREADS // WARP
+    return [
         "#pragma unroll",
         f"for (int k = 0; k < {taps}; ++k) {{",
         "    A sum = sums[k];",
@@ -235,16 +252,6 @@ def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argumen
         f"    gk_write(y[(slice * channels + channel) * {taps}u + threadIdx.x], sum);",
         "}",
     ]
-    given: list[tuple[str, Argument]] = [
-        (f"const {STORED[kind]}* x", Input(0)), (f"const {STORED[kind]}* dy", Input(1)), (f"{STORED[into]}* y", y),
-        *((f"{index} {name}", places.number(number)) for name, number in (
-            ("channels", windows.channels), ("length", length),
-            ("count", windows.lead * math.prod(windows.positions)),
-        )),
-        *windows.given(), *places.given((windows.lead, *windows.positions)),
-    ]  # fmt: skip
-    source = source_of("depthwise_grad_weights", [text for text, _ in given], lines)
-    return Launch(source, windows.channels * slices, tuple(argument for _, argument in given))
 
 
 def _added(count: int, slices: int, held: DType, into: DType) -> Launch:
