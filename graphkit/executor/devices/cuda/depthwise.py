@@ -132,7 +132,7 @@ def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirror
         f"typedef {STORED[held]} A;", *_channel(windows),
         f"const {signed} start{last} = p{last} * {ACROSS * stride} - begin{last};", *before,
         f"A sums[{ACROSS}] = {{}};", *nested(loops, body),
-        f"const {index} begin_of = at / positions{last} * line_of + p{last} * {ACROSS}u;",
+        f"const {index} begin_of = {groups.places.line} * line_of + p{last} * {ACROSS}u;",
     ]  # fmt: skip
     if line % ACROSS == 0:
         lines += [

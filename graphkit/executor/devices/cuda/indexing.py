@@ -83,6 +83,11 @@ class Coordinates:
     def _size(self, axis: int) -> Divisor:
         return Divisor(f"{self.name}size{axis}", self.short)
 
+    @property
+    def line(self) -> str:
+        """The number of the line along the innermost axis, of two at least, behind `lines`."""
+        return f"{self.name}q{self.rank - 1}"
+
     def lines(self, linear: str) -> tuple[list[str], list[str]]:
         """What takes the expression `linear` apart, and the coordinates' expressions."""
         lines, places, rest = [], [], linear

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.indexing import Coordinates, for_each
+from graphkit.executor.devices.cuda.indexing import Coordinates, Divisor, for_each
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, Launch
 from graphkit.executor.devices.operands import row_major
 from graphkit.ops.nn.sliding_window import Window
@@ -95,7 +95,12 @@ class Windows:
 
     def over_x(self, name: str, given: Sequence[tuple[str, Argument]], lines: Sequence[str]) -> Launch:
         """A thread for each element of x, whose number is `at`; `lines` may hold those of `around`."""
-        return self._launch(name, self.spatial, given, lines)
+        divisors = [pair for a in self.axes for pair in self._every(a).given(self.window.strides[a])]
+        return self._launch(name, self.spatial, [*given, *divisors], lines)
+
+    def _every(self, axis: int) -> Divisor:
+        """The stride, to be divided by."""
+        return Divisor(f"every{axis}", self.short)
 
     def _launch(
         self, name: str, axes: tuple[int, ...], given: Sequence[tuple[str, Argument]], lines: Sequence[str]
@@ -178,11 +183,16 @@ class Windows:
         loops: list[tuple[str, list[str]]] = []
         for a in self.axes:
             span = f"(kernel{a} - 1)" + (f" * dilation{a}" if self.dilated else "")
+            # From the first window that ends behind the element to the last one that begins before it.
+            behind, up_to = (
+                self._every(a).quotient(f"({index})({dividend})")
+                for dividend in (f"far{a} - {span} + stride{a} - 1", f"far{a} < 0 ? 0 : far{a}")
+            )
             before += [
                 f"const {signed} far{a} = p{a} + begin{a};",
-                f"const {signed} first{a} = far{a} > {span} ? (far{a} - {span} + stride{a} - 1) / stride{a} : 0;",
-                f"const {signed} reach{a} = far{a} / stride{a} + 1;",
-                f"const {signed} last{a} = far{a} < 0 ? 0 : reach{a} < positions{a} ? reach{a} : positions{a};",
+                f"const {signed} first{a} = far{a} > {span} ? ({signed})({behind}) : 0;",
+                f"const {signed} reach{a} = far{a} < 0 ? 0 : ({signed})({up_to}) + 1;",
+                f"const {signed} last{a} = reach{a} < positions{a} ? reach{a} : positions{a};",
             ]
             within = [f"const {signed} start{a} = w{a} * stride{a} - begin{a};"]
             if self.dilated:

@@ -116,7 +116,7 @@ def test_tall_tiles(emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
-def test_tiles_stay_in_registers(kind: str, nvrtc: None) -> None:
+def test_every_tile_compiles_for_cards(kind: str, nvrtc: None) -> None:
     sources = [*kernel_of(tall(kind)).sources]
     for x, w, attrs in (CASES[3], CASES[5], CASES[6]):
         node = Node(Conv(**attrs), [Value(TensorType(kind, x)), Value(TensorType(kind, w))])
