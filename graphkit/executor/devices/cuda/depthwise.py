@@ -97,20 +97,18 @@ def _is_narrow(windows: Windows) -> bool:
 
 def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
     """A thread for ACROSS results of a line. mirrored: filters are read from behind."""
-    last, index, signed = windows.axes[-1], windows.places.index, windows.signed
-    width, stride = windows.window.kernel[-1], windows.window.strides[-1]
     line = windows.positions[-1]
-    groups = replace(windows, positions=(*windows.positions[:-1], -(-line // ACROSS)))
-    outer = list(windows.axes[:-1])
-    before: list[str] = []
-    for a in outer:
-        before += windows.begun(a)
+    groups = replace(windows, positions=(*windows.positions[:-1], -(-line // ACROSS)), each=ACROSS)
+    last, index, signed = groups.axes[-1], groups.places.index, groups.signed
+    width, stride = groups.window.kernel[-1], groups.window.strides[-1]
+    outer = list(groups.axes[:-1])
+    before = [text for a in outer for text in groups.begun(a)]
     loops: list[tuple[str, list[str]]] = [(f"{signed} k{a} = first{a}; k{a} < last{a}; ++k{a}", []) for a in outer]
     place = "filter - 1 - (tap + k)" if mirrored else "tap + k"
-    offset = "".join(f" + ({index})({windows.place(a)}) * xstep{a}" for a in outer)
+    offset = "".join(f" + ({index})({groups.place(a)}) * xstep{a}" for a in outer)
     body = [
         f"const {STORED[kind]}* line = x + (plane * xplane{offset});",
-        f"const {index} tap = ({index})({windows.number_along(outer)}) * {width}u;",
+        f"const {index} tap = ({index})({groups.number_along(outer)}) * {width}u;",
         f"A near[{(ACROSS - 1) * stride + width}];",
         "#pragma unroll",
         f"for (int k = 0; k < {(ACROSS - 1) * stride + width}; ++k) {{",
@@ -129,7 +127,7 @@ def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirror
     pack = min(ACROSS, 16 // kind.itemsize)
     each = ["A v = sums[j];", f"const {index} to = begin_of + j;", *finish.lines]
     lines = [
-        f"typedef {STORED[held]} A;", *_channel(windows),
+        f"typedef {STORED[held]} A;", *_channel(groups),
         f"const {signed} start{last} = p{last} * {ACROSS * stride} - begin{last};", *before,
         f"A sums[{ACROSS}] = {{}};", *nested(loops, body),
         f"const {index} begin_of = {groups.places.line} * line_of + p{last} * {ACROSS}u;",
@@ -151,7 +149,7 @@ def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirror
             f"    if (p{last} * {ACROSS} + j >= ({signed})line_of) {{", "        break;", "    }",
             *("    " + text for text in each), "    gk_write(y[to], v);", "}",
         ]  # fmt: skip
-    given = [*_operands(windows, kind), *finish.given, (f"{index} line_of", windows.places.number(line))]
+    given = [*_operands(groups, kind), *finish.given, (f"{index} line_of", groups.places.number(line))]
     return groups.over_y("depthwise_lines", given, lines)
 
 

@@ -131,7 +131,8 @@ def test_every_filter_compiles_for_cards(kind: str, nvrtc: None) -> None:
 
 
 def test_large_operands_count_in_64_bits() -> None:
-    for size, index in ((1 << 9, "gk_u32"), (1 << 16, "gk_u64")):
+    """Results that are many more than the elements of x, too."""
+    for size, pad, index in ((1 << 9, 0, "gk_u32"), (1 << 16, 0, "gk_u64"), (1 << 15, 1 << 14, "gk_u64")):
         x, w = (Value(TensorType("float32", shape)) for shape in ((1, 1, size, size), (1, 1, 3, 3)))
-        (launch,) = kernel_of(Node(Conv(), [x, w])).launches
+        (launch,) = kernel_of(Node(Conv(pads=(pad,) * 4), [x, w])).launches
         assert index in launch.source.parameters
