@@ -9,35 +9,18 @@ import numpy as np
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.cpu._taps import axis_taps
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.operands import constants, operand, shape
+from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.resizing import resized_axes
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.image.resize import Axis, Resize, ResizeGrad, Resizing
-
-
-def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]) -> list[Axis] | None:
-    """The resized axes of an array of `sizes`; None when an operand is not known. `first` is roi's position."""
-    op = operator(node, Resizing)
-    settings: list[Any] = []
-    for position in range(first, first + 3):
-        value = operand(node, position)
-        known: Any = None
-        if value is not None and (position > first or op.reads_roi):
-            held = context.constant_inputs.get(position)
-            known = constants(value) or value.tensor.floats
-            if known is None and value.shape != (0,):
-                if held is None:
-                    return None
-                known = held.array
-        settings.append(known)
-    return op.plan(sizes, *settings)
+from graphkit.ops.image.resize import Resize, ResizeGrad
 
 
 @kernel("Resize")
 def _resize(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, Resize)
     x, dtype = shape(node.inputs[0]), node.output.dtype
-    plan = _plan(node, context, 1, x)
+    plan = resized_axes(node, context, 1, x)
     if plan is None:
         return None
     masks = {axis.axis: op.outside(axis) for axis in plan}
@@ -58,7 +41,7 @@ def _resize(node: Node, context: KernelContext) -> Kernel | None:
 def _resize_grad(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, ResizeGrad)
     dy, dx = shape(node.inputs[0]), shape(node.output)
-    plan = _plan(node, context, 2, dx)
+    plan = resized_axes(node, context, 2, dx)
     if plan is None:
         return None
     axes = [axis_taps(axis.axis, op.taps(axis).transposed()) for axis in plan]

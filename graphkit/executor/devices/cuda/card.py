@@ -15,7 +15,17 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda.compiler import compiled
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Input, Launch, Output, Scratch, Source
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    CardKernel,
+    Fault,
+    Input,
+    Launch,
+    Output,
+    Scratch,
+    Source,
+    Table,
+)
 from graphkit.executor.devices.cuda.library import Pointers, PreparedProduct
 from graphkit.executor.devices.device import ArrayKernel
 from graphkit.executor.devices.interpreted import Interpreted
@@ -130,6 +140,8 @@ class _Launched:
             ]
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
+        arguments = (a for launch in kernel.launches if isinstance(launch, Launch) for a in launch.arguments)
+        self._tables = {table: card.copy_in(table.array) for table in arguments if isinstance(table, Table)}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         def given(argument: Any) -> Any:
@@ -142,6 +154,8 @@ class _Launched:
                     return scratch[offset:]
                 case Fault():
                     return self._fault
+                case Table():
+                    return self._tables[argument]
                 case _:
                     return argument
 

@@ -21,6 +21,35 @@ def magic(divisor: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class Divisor:
+    """A number that a kernel divides by, an argument of it: `name` is its name there.
+
+    short: what is divided has 32 bits and stays below 2^31.
+    """
+
+    name: str
+    short: bool
+
+    def parameters(self) -> list[str]:
+        if not self.short:
+            return [f"gk_u64 {self.name}"]
+        return [f"gk_u32 {self.name}", f"gk_u32 {self.name}_mul", f"gk_u32 {self.name}_shift"]
+
+    def arguments(self, value: int) -> list[np.generic]:
+        return [*map(np.uint32, (value, *magic(value)))] if self.short else [np.uint64(value)]
+
+    def given(self, value: int) -> tuple[tuple[str, Argument], ...]:
+        """The parameters with what they are given."""
+        return tuple(zip(self.parameters(), self.arguments(value), strict=True))
+
+    def quotient(self, dividend: str) -> str:
+        """The expression of dividend / divisor."""
+        if not self.short:
+            return f"{dividend} / {self.name}"
+        return f"gk_quotient({dividend}, {self.name}_mul, {self.name}_shift)"
+
+
+@dataclass(frozen=True)
 class Coordinates:
     """The axes that a linear index goes through, the outermost first; `name` tells several in one kernel apart.
 
@@ -41,32 +70,31 @@ class Coordinates:
 
     def parameters(self) -> list[str]:
         """The sizes of all axes but the outermost."""
-        found = []
-        for axis in range(1, self.rank):
-            found.append(f"{self.index} {self.name}size{axis}")
-            found += [f"gk_u32 {self.name}mul{axis}", f"gk_u32 {self.name}shift{axis}"] if self.short else []
-        return found
+        return [text for axis in range(1, self.rank) for text in self._size(axis).parameters()]
 
     def arguments(self, sizes: Sequence[int]) -> list[np.generic]:
         """sizes: of all axes."""
-        found: list[np.generic] = []
-        for size in sizes[1:]:
-            found.append(self.number(size))
-            found += [*map(np.uint32, magic(size))] if self.short else []
-        return found
+        return [number for axis in range(1, self.rank) for number in self._size(axis).arguments(sizes[axis])]
+
+    def given(self, sizes: Sequence[int]) -> tuple[tuple[str, Argument], ...]:
+        """The parameters with what they are given; sizes: of all axes."""
+        return tuple(zip(self.parameters(), self.arguments(sizes), strict=True))
+
+    def _size(self, axis: int) -> Divisor:
+        return Divisor(f"{self.name}size{axis}", self.short)
+
+    @property
+    def line(self) -> str:
+        """The number of the line along the innermost axis, of two at least, behind `lines`."""
+        return f"{self.name}q{self.rank - 1}"
 
     def lines(self, linear: str) -> tuple[list[str], list[str]]:
         """What takes the expression `linear` apart, and the coordinates' expressions."""
         lines, places, rest = [], [], linear
         for axis in reversed(range(1, self.rank)):
-            size, name = f"{self.name}size{axis}", f"{self.name}{axis}"
-            quotient = (
-                f"gk_quotient({rest}, {self.name}mul{axis}, {self.name}shift{axis})"
-                if self.short
-                else f"{rest} / {size}"
-            )
-            lines.append(f"const {self.index} {self.name}q{axis} = {quotient};")
-            lines.append(f"const {self.index} {name} = {rest} - {self.name}q{axis} * {size};")
+            size, name = self._size(axis), f"{self.name}{axis}"
+            lines.append(f"const {self.index} {self.name}q{axis} = {size.quotient(rest)};")
+            lines.append(f"const {self.index} {name} = {rest} - {self.name}q{axis} * {size.name};")
             places.append(name)
             rest = f"{self.name}q{axis}"
         return lines, [rest, *reversed(places)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -63,8 +64,15 @@ class Fault(NamedTuple):
     """A word, `unsigned`, that a kernel sets where it found what no kernel can compute."""
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Numbers that a launch reads, the same in every run: a device copies them when it prepares the kernel."""
+
+    array: np.ndarray
+
+
 # Numbers are numpy scalars: their type is the parameter's.
-Argument: TypeAlias = Input | Output | Scratch | Fault | np.generic
+Argument: TypeAlias = Input | Output | Scratch | Fault | Table | np.generic
 
 # Parameters, as C declares them, with what they are given.
 Given: TypeAlias = list[tuple[str, Argument]]

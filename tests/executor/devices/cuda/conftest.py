@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from graphkit.errors import MissingDependency
 from graphkit.executor.devices import cuda
+from graphkit.executor.devices.cuda import compiler
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,6 +22,14 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     return Emulator(Path(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    try:
+        compiler.version()
+    except MissingDependency as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

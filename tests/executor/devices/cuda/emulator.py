@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from graphkit.executor.devices.cuda.launches import (
     Product,
     Scratch,
     Source,
+    Table,
 )
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
@@ -47,9 +49,15 @@ class Emulator:
     def __init__(self, folder: Path):
         self._folder = folder
         self._functions: dict[str, Any] = {}
+        # A library has one block at a time: its fibers and its shared memory.
+        self._running, self._compiling = threading.Lock(), threading.Lock()
 
     def compile(self, sources: Iterable[Source]) -> None:
         """All of them as one library."""
+        with self._compiling:
+            self._compile(sources)
+
+    def _compile(self, sources: Iterable[Source]) -> None:
         new = [s for s in dict.fromkeys(sources) if s.entry not in self._functions]
         if not new:
             return
@@ -103,6 +111,8 @@ class Emulator:
                     return scratch[offset:]
                 case Fault():
                     return fault
+                case Table():
+                    return argument.array
                 case _:
                     return None
 
@@ -119,7 +129,8 @@ class Emulator:
             assert len(cells) == len(launch.source.parameters)
             addresses = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
             size = ctypes.c_uint(launch.blocks), ctypes.c_uint(THREADS)
-            stuck = self._functions[launch.source.entry](*size, ctypes.c_int(order), addresses)
+            with self._running:
+                stuck = self._functions[launch.source.entry](*size, ctypes.c_int(order), addresses)
             assert not stuck, f"{launch.source.entry}: threads wait for others that never come"
         return bool(fault[0])
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import registers
 from card_cases import OPERATORS, CardCase, cases_of, launched, needs_card, why_not
 from emulator import Emulator, waits
 from stand_in import Card
 
 from graphkit.checks.verify import compare_outputs
-from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda import compiler
 from graphkit.executor.devices.cuda.launches import source_of
 from graphkit.ops import Op
 from graphkit.ops.evaluate import run_node
 
-# Bytes that a thread may put aside of its registers: what calls of slow paths (a remainder, a power) take.
-MOST_SPILLED = 32
 GUARD = 64
 
 
@@ -81,14 +79,6 @@ def test_every_sample_on_the_card(cls: type[Op]) -> None:
 # --- for cards --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def nvrtc() -> None:
-    try:
-        compiler.version()
-    except MissingDependency as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize(
     "architecture", ["sm_90", *(pytest.param(a, marks=pytest.mark.full) for a in ("sm_80", "sm_100"))]
 )
@@ -98,12 +88,7 @@ def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc
     sources = list(dict.fromkeys(source for case in cases_of(cls) for source in case.kernel.sources))
     if not sources:
         pytest.skip("the card's library computes them")
-    found = compiler.compile_text(compiler.text_of(sources), architecture)
-    assert found.code[:4] == b"\x7fELF"
-    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
-    assert len(spilled) >= len(sources), found.log[:2000]
-    assert max(int(n) for pair in spilled for n in pair) <= MOST_SPILLED
-    assert max(map(int, re.findall(r"Used (\d+) registers", found.log))) <= 128
+    registers.check(sources, architecture)
 
 
 def test_what_was_compiled_is_kept(nvrtc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

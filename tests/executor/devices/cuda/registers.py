@@ -1,0 +1,22 @@
+"""What NVRTC says of compiled kernels: that they are code, and keep their values in registers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from graphkit.executor.devices.cuda import compiler
+from graphkit.executor.devices.cuda.launches import Source
+
+# Bytes that a thread may put aside of its registers: what calls of slow paths (a remainder, a power) take.
+MOST_SPILLED = 32
+MOST_REGISTERS = 128
+
+
+def check(sources: Sequence[Source], architecture: str) -> None:
+    found = compiler.compile_text(compiler.text_of(sources), architecture)
+    assert found.code[:4] == b"\x7fELF"
+    spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", found.log)
+    assert len(spilled) >= len(set(sources)), found.log[:2000]
+    assert max(int(n) for pair in spilled for n in pair) <= MOST_SPILLED
+    assert max(map(int, re.findall(r"Used (\d+) registers", found.log))) <= MOST_REGISTERS
