@@ -106,13 +106,16 @@ def array_passes(fusable: Callable[[Node], bool]) -> tuple[Pass[...], ...]:
     products = (
         *ordered(
             known_ranks, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax,
-            eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_matmul,
+            eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_matmul, fuse_conv,
         ),
         eliminate_reshape,
     )  # fmt: skip
     regions = ordered(fuse_softmax_grad, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
     # Half floats are computed as they are; there are no kernels for what the passes that are missing make.
-    missing = fuse_pointwise.requires | {Property.HALVES_WIDENED, Property.ATTENTION_FUSED}
+    missing = fuse_pointwise.requires | {
+        Property.HALVES_WIDENED, Property.ATTENTION_FUSED, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED,
+        Property.TAPS_MEET_DATA,
+    }  # fmt: skip
     return pipeline(*products, *CLEANUP, *regions, given=_HELD | missing)
 
 

@@ -188,9 +188,8 @@ class ArrayInstance:
             _copied_out(self._device, self._read(result.value), buffers.get(position))
             for position, result in enumerate(results[first:], first)
         ]
-        new = self._new_states()
         self._check_faults()
-        return [*new, *outputs]
+        return [*self._new_states(), *outputs]
 
     def _receive(self, value: Value, given: Any) -> None:
         if isinstance(given, Resident):
@@ -234,11 +233,12 @@ class ArrayInstance:
         """Raise RuntimeFailure for the first kernel that has met what no kernel can compute."""
         if not self._failures:
             return
-        found = np.flatnonzero(self._device.copy_out(self._faults, None))
+        words = self._device.copy_out(self._faults, None)
+        found = np.flatnonzero(words)
         if len(found):
             self._device.copy_in(np.zeros(len(self._failures), np.uint32), self._faults)
             node, kernel = self._failures[found[0]]
-            raise kernel.failure(node)
+            raise kernel.failure(node, int(words[found[0]]))
 
     def _refresh(self) -> None:
         """Copy parameters and constants that have changed to the device."""

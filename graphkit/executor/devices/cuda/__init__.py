@@ -13,6 +13,7 @@ from graphkit.executor.devices.cuda import cumulative as cumulative
 from graphkit.executor.devices.cuda import extremes as extremes
 from graphkit.executor.devices.cuda import fill as fill
 from graphkit.executor.devices.cuda import gather as gather
+from graphkit.executor.devices.cuda import guard as guard
 from graphkit.executor.devices.cuda import im2col as im2col
 from graphkit.executor.devices.cuda import layer_norm as layer_norm
 from graphkit.executor.devices.cuda import layer_norm_grad as layer_norm_grad

@@ -135,6 +135,6 @@ class CardKernel(NamedTuple):
     def sources(self) -> tuple[Source, ...]:
         return tuple(launch.source for launch in self.launches if isinstance(launch, Launch))
 
-    def failure(self, node: Node) -> RuntimeFailure:
-        """What to raise where the fault is set by the launches for a node."""
+    def failure(self, node: Node, word: int) -> RuntimeFailure:
+        """What to raise where the launches for a node have set the fault to `word`."""
         return RuntimeFailure(f"{node.describe()}: {self.fault}")
