@@ -17,7 +17,9 @@ from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Source
 from graphkit.shelf import CacheFailure, Shelf
 
-PRELUDE = "\n".join(Path(__file__).with_name(name).read_text() for name in ("prelude.cuh", "partials.cuh"))
+_TEXT = Path(__file__).parent / "text"
+# What stands before every kernel.
+PRELUDE = "\n".join((_TEXT / f"{name}.cuh").read_text() for name in ("types", "arithmetic", "philox", "partials"))
 
 # Products and sums are joined where the program says so, as on a processor, and nowhere else.
 _OPTIONS = ("-std=c++17", "--fmad=false", "--ptxas-options=-v")

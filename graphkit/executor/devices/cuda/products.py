@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.axes import merged
+from graphkit.executor.devices.cuda.elementwise.pointwise import pointwise
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Matrix, Output, Product
-from graphkit.executor.devices.cuda.movement import End, copied
-from graphkit.executor.devices.cuda.pointwise import pointwise
+from graphkit.executor.devices.cuda.movement.copies import End, copied
+from graphkit.executor.devices.cuda.text.axes import merged
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, repeating, row_major, shape
 from graphkit.executor.devices.registry import register_launched

@@ -11,7 +11,7 @@ from card_cases import node_of
 from emulator import Emulator
 
 from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.cuda.movement import End, copied
+from graphkit.executor.devices.cuda.movement.copies import End, copied
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value

@@ -11,9 +11,9 @@ import pytest
 from card_cases import node_of
 from emulator import Emulator
 
-from graphkit.executor.devices.cuda.axes import Axes, merged
-from graphkit.executor.devices.cuda.indexing import magic
 from graphkit.executor.devices.cuda.launches import THREADS, CardKernel
+from graphkit.executor.devices.cuda.text.axes import Axes, merged
+from graphkit.executor.devices.cuda.text.indexing import magic
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import repeating
 from graphkit.executor.devices.registry import make_launched

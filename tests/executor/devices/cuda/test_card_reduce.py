@@ -10,7 +10,7 @@ import pytest
 from emulator import Emulator
 
 from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.cuda.reduce import FUNCTIONS, reduction
+from graphkit.executor.devices.cuda.rows.reduce import FUNCTIONS, reduction
 from graphkit.ir.types import DType, dtype_of
 
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [  # shape, axes, launches

@@ -13,7 +13,7 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.cuda.sorting import sort
+from graphkit.executor.devices.cuda.movement.sorting import sort
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value

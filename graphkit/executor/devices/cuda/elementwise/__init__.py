@@ -1,0 +1,1 @@
+"""What computes each element for itself: pointwise regions, fills, random numbers, guards."""

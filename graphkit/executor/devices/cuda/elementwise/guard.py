@@ -1,0 +1,53 @@
+"""FiniteGuard: a value that is passed on, and a fault where another one is not finite.
+
+Programs look at faults before they write over a state, so that nobody waits for the guard itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+from graphkit.errors import NotFinite
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Fault, Given, Input, Output
+from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
+from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN
+
+# What the fault says of the token, from 1 on.
+_VALUES = ("nan", "inf", "-inf")
+
+
+class _Guard(CardKernel):
+    def failure(self, node: Node, word: int) -> NotFinite:
+        return NotFinite(f"{node.describe()}: {_VALUES[word - 1]}")
+
+
+@register_launched("cuda", DOMAIN, "FiniteGuard")
+def _finite_guard(node: Node, context: KernelContext) -> CardKernel | None:
+    unit, token = unit_of(node.output), node.operands[1].dtype
+    if unit not in UNITS or token not in STORED:
+        return None
+    count = math.prod(shape(node.output))
+    places = Coordinates("i", 1, count + THREADS < 1 << 31)
+    given: Given = [
+        (f"const {UNITS[unit]}* x", Input(0)), (f"const {STORED[token]}* token", Input(1)),
+        (f"{UNITS[unit]}* y", Output(0)), ("unsigned* fault", Fault()),
+        (f"{places.index} elements", places.number(count)),
+    ]  # fmt: skip
+    lines = [
+        "if (at < elements) {", "    y[at] = x[at];", "}",
+        "if (at == 0) {",
+        "    const auto value = gk_read(token[0]);",
+        "    if (value - value != 0) {",
+        "        *fault = value != value ? 1 : value > 0 ? 2 : 3;",
+        "    }",
+        "}",
+    ]  # fmt: skip
+    # The token is looked at even where there is nothing to pass on.
+    launch = for_each("guard", (max(count, 1),), places, given, lines)
+    return _Guard((launch,), inplace=((0, 0),), fault="a value is not finite")

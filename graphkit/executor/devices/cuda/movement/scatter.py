@@ -1,0 +1,343 @@
+"""Slices and elements written, or combined, by index; the gradient of Gather among them.
+
+Where updates are combined, what each index points at is a key, and `sorting` brings equal keys together, in the order
+of the updates. The result begins as a copy of the operand, or as zeros; then the first update of each element combines
+all of that element, in their order, and writes once. Where very many updates meet in one element, stretches of them
+that have no other are combined beforehand: no thread combines more than a few times the root of their number. Nothing
+depends on which thread comes first: the result has the same bits every time. The updates are read once, a table is
+written once, and once more where it has updates; what is sorted are 8 bytes for each index.
+
+What replaces elements is written at once: indices must not repeat. Where runs are to be deterministic even where they
+do, the last update of an element is chosen by the same sort.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Launch, Output, Scratch
+from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES, Address, ElementAddress, TupleAddress
+from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
+from graphkit.executor.devices.cuda.movement.sorting import Sorted, aligned, sort
+from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import HALVES, DType
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.tensor.gather import GatherGrad
+from graphkit.ops.tensor.scatter import ScatterElements, ScatterND
+
+_JOINS = {
+    "add": "gk_add(a, b)",
+    "mul": "gk_mul(a, b)",
+    "max": "gk_maximum(a, b)",
+    "min": "gk_minimum(a, b)",
+}
+# Fewer updates than these have no stretches.
+_LEAST_STRETCHED = 512
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """Updates of `address.targets` slices of `inner` elements, `outer` times over; they are the operand at `updates`.
+
+    base: the operand that the result begins as, None for zeros.
+    """
+
+    node: Node
+    address: Address
+    outer: int
+    inner: int
+    base: Input | None
+    updates: int
+
+    @property
+    def dtype(self) -> DType:
+        return self.node.output.dtype
+
+    def kernel(self, reduction: str, deterministic: bool) -> CardKernel | None:
+        """None for types that there is no arithmetic, or no move for, and for more than the sort can count."""
+        unit = unit_of(self.node.output)
+        if unit not in UNITS:
+            return None
+        slices = self.outer * self.address.targets
+        if slices * self.inner == 0:
+            # Indices out of range are an error of empty results, too.
+            return None if self.address.count else CardKernel(())
+        begun = self._begun(unit)
+        if self.address.count == 0:
+            return CardKernel((begun,), inplace=self._inplace)
+        if reduction == "none" and not deterministic:
+            launches = [begun, self._replaced(unit)]
+            return CardKernel(tuple(launches), inplace=self._inplace, fault=self.address.fault)
+        if max(self.address.count, self.address.targets) + THREADS >= 1 << 31:
+            return None
+        if reduction != "none" and (self.dtype not in STORED or self.dtype is DType.BOOL):
+            return None
+        ordered = sort(self.address.count, self.address.targets, 0)
+        launches = [begun, self._keys(), *ordered.launches]
+        end = ordered.scratch_bytes
+        if reduction == "none":
+            launches.append(self._replaced_by_last(unit, ordered))
+        else:
+            combined = _Combined(self, ordered, _JOINS[reduction])
+            launches += combined.launches()
+            end += combined.scratch_bytes
+        return CardKernel(tuple(launches), scratch_bytes=end, inplace=self._inplace, fault=self.address.fault)
+
+    @property
+    def _inplace(self) -> Sequence[tuple[int, int]]:
+        return () if self.base is None else ((self.base.position, 0),)
+
+    def places(self, *sizes: int) -> Coordinates:
+        """For a walk over so many elements, of which each may lead to any element of the result and the updates."""
+        slices = self.outer * max(self.address.targets, self.address.count)
+        return Coordinates("i", len(sizes), max(math.prod(sizes), slices * self.inner) + 4 * THREADS < 1 << 31)
+
+    def _begun(self, unit: int) -> Launch:
+        """The result as it is without an update, 16 bytes at a time; nothing where it lies in its operand's place."""
+        kind, count, width = UNITS[unit], self.outer * self.address.targets * self.inner, 16 // unit
+        given: Given = [(f"{kind}* y", Output(0))]
+        if self.base is None:
+            lines = [f"gk_pack<{kind}, {width}> zero = {{}};", "gk_store(y + first, zero, left);"]
+        else:
+            given.append((f"const {kind}* x", self.base))
+            load = f"gk_load<{kind}, {width}>(x + first, left)"
+            lines = ["if (x == y) {", "    return;", "}", f"gk_store(y + first, {load}, left);"]
+        return for_each_run("begun", count, width, given, lines)
+
+    def _keys(self) -> Launch:
+        """The slice that each update goes to, as a key; that of an index out of range is any."""
+        address = self.address
+        places = self.places(*address.sizes)
+        found, coordinates = places.lines("at")
+        lines = [*found, *address.lines(places, "at", coordinates, "target = 0;"), "keys[at] = (gk_u32)target;"]
+        return for_each("keys", address.sizes, places, [("gk_u32* keys", Scratch(0)), *address.given(places)], lines)
+
+    def _moved(self, unit: int) -> tuple[int, Given]:
+        """Units of up to 16 bytes in a slice, and the memory that they are moved from and to."""
+        times = math.gcd(16 // unit, self.inner)
+        kind = UNITS[unit * times]
+        return self.inner // times, [(f"const {kind}* updates", Input(self.updates)), (f"{kind}* y", Output(0))]
+
+    def _replaced(self, unit: int) -> Launch:
+        """Slices that are written at once."""
+        inner, given = self._moved(unit)
+        sizes = (*self.address.sizes, inner)
+        places = self.places(*sizes)
+        found, (*coordinates, place) = places.lines("at")
+        last = f"isize{len(sizes) - 1}"
+        lines = [
+            *found,
+            f"const {places.index} pick = at / {last};" if inner > 1 else f"const {places.index} pick = at;",
+            *self.address.lines(places, "pick", coordinates, "return;"),
+            f"y[target * {last} + {place}] = updates[at];",
+        ]
+        return for_each("replaced", sizes, places, [*given, *self.address.given(places)], lines)
+
+    def _replaced_by_last(self, unit: int, ordered: Sorted) -> Launch:
+        """Slices of which the last one of each key is written."""
+        inner, given = self._moved(unit)
+        sizes = self.address.count, inner
+        places = self.places(*sizes)
+        given += [("const gk_u32* keys", ordered.keys), ("const gk_u32* order", ordered.places)]
+        given.append(("gk_u32 picks", np.uint32(self.address.count)))
+        found, (pick, place) = places.lines("at")
+        lines = [
+            *found,
+            f"const gk_u32 j = {pick};",
+            "if (j + 1 < picks && keys[j + 1] == keys[j]) {", "    return;", "}",
+            f"const {places.index} to = keys[j], from = order[j];",
+            f"y[to * isize1 + {place}] = updates[from * isize1 + {place}];",
+        ]  # fmt: skip
+        return for_each("replaced_by_last", sizes, places, given, lines)
+
+
+@dataclass(frozen=True)
+class _Combined:
+    """Updates in the order of their keys, combined by the expression `join` of `a` and `b`."""
+
+    scatter: _Scatter
+    ordered: Sorted
+    join: str
+
+    @property
+    def held(self) -> DType:
+        return DType.FLOAT32 if self.scatter.dtype in HALVES else self.scatter.dtype
+
+    @property
+    def width(self) -> int:
+        """Elements of a thread, side by side: 16 bytes of what they are combined in."""
+        return math.gcd(16 // self.held.itemsize, self.scatter.inner)
+
+    @property
+    def length(self) -> int:
+        """Updates of a stretch: about the root of all; 0 where there are none."""
+        count = self.scatter.address.count
+        return 1 << (count.bit_length() + 1) // 2 if count >= _LEAST_STRETCHED else 0
+
+    @property
+    def stretches(self) -> int:
+        """Those that are whole."""
+        return self.scatter.address.count // self.length if self.length else 0
+
+    @property
+    def scratch_bytes(self) -> int:
+        scatter = self.scatter
+        return aligned(scatter.outer * self.stretches * scatter.inner * self.held.itemsize)
+
+    def launches(self) -> list[Launch]:
+        return [*([self._stretched()] if self.stretches else []), self._whole()]
+
+    def _given(self, places: Coordinates) -> Given:
+        stored, scatter = STORED[self.scatter.dtype], self.scatter
+        return [
+            (f"const {stored}* updates", Input(scatter.updates)),
+            ("const gk_u32* keys", self.ordered.keys), ("const gk_u32* order", self.ordered.places),
+            ("gk_u32 picks", np.uint32(scatter.address.count)), ("gk_u32 length", np.uint32(self.length)),
+            *([(f"{STORED[self.held]}* parts", Scratch(self.ordered.scratch_bytes))] if self.stretches else []),
+        ]  # fmt: skip
+
+    def _updates(self, places: Coordinates, block: str, place: str) -> str:
+        """The address of the thread's elements of the update at place k of the order."""
+        return f"updates + ((({block}) * picks + order[k]) * isize2 + {place}) * {self.width}u"
+
+    def _types(self) -> list[str]:
+        width, held, stored = self.width, STORED[self.held], STORED[self.scatter.dtype]
+        return [f"typedef {held} A;", f"typedef gk_pack<{stored}, {width}> S;", f"typedef gk_pack<A, {width}> P;"]
+
+    def _joined(self, value: str) -> list[str]:
+        """`part` with what `value` says of element e."""
+        return [
+            "#pragma unroll",
+            f"for (int e = 0; e < {self.width}; ++e) {{",
+            f"    const A a = part.e[e], b = {value};",
+            f"    part.e[e] = {self.join};",
+            "}",
+        ]
+
+    def _each(self, head: str, address: str, kind: str, value: str) -> list[str]:
+        lines = [f"const {kind} p = *reinterpret_cast<const {kind}*>({address});", *self._joined(value)]
+        return ["#pragma unroll 4", f"for ({head}) {{", *("    " + line for line in lines), "}"]
+
+    def _stretched(self) -> Launch:
+        """Stretches of one key alone, each combined in its order; nothing for others."""
+        sizes = self.scatter.outer, self.stretches, self.scatter.inner // self.width
+        places = self.scatter.places(*sizes)
+        found, (block, stretch, place) = places.lines("at")
+        update = self._updates(places, block, place)
+        lines = [
+            *self._types(), *found,
+            f"const gk_u32 first = {stretch} * length, end = first + length;",
+            "if (keys[first] != keys[end - 1]) {", "    return;", "}",
+            "P part;",
+            "{", "    const gk_u32 k = first;", f"    const S p = *reinterpret_cast<const S*>({update});",
+            f"    for (int e = 0; e < {self.width}; ++e) {{", "        part.e[e] = gk_read(p.e[e]);", "    }", "}",
+            *self._each("gk_u32 k = first + 1; k < end; ++k", update, "S", "gk_read(p.e[e])"),
+            f"*reinterpret_cast<P*>(parts + at * {self.width}u) = part;",
+        ]  # fmt: skip
+        return for_each("stretched", sizes, places, self._given(places), lines)
+
+    def _whole(self) -> Launch:
+        """The first update of each key combines all of that key with the result's element."""
+        scatter, stored = self.scatter, STORED[self.scatter.dtype]
+        sizes = scatter.outer, scatter.address.count, scatter.inner // self.width
+        places = scatter.places(*sizes)
+        index = places.index
+        found, (block, pick, place) = places.lines("at")
+        update = self._updates(places, block, place)
+        given: Given = [
+            (f"{stored}* y", Output(0)), *([(f"const {stored}* x", scatter.base)] if scatter.base else []),
+            (f"{index} targets", places.number(scatter.address.targets)), *self._given(places),
+        ]  # fmt: skip
+        begun = ["P part = {};"]
+        if scatter.base is not None:
+            begun = [
+                "const S old = *reinterpret_cast<const S*>(x + to);", "P part;",
+                f"for (int e = 0; e < {self.width}; ++e) {{", "    part.e[e] = gk_read(old.e[e]);", "}",
+            ]  # fmt: skip
+        lines = [
+            *self._types(), *found, f"const gk_u32 j = {pick};",
+            "if (j != 0 && keys[j - 1] == keys[j]) {", "    return;", "}",
+            *_END,
+            f"const {index} to = (({block} * targets + keys[j]) * isize2 + {place}) * {self.width}u;",
+            *begun, "gk_u32 k = j;",
+        ]  # fmt: skip
+        if self.stretches:
+            part = f"parts + ((({block}) * {index}(picks / length) + k / length) * isize2 + {place}) * {self.width}u"
+            lines += [
+                "const gk_u32 aligned = (j + length - 1) / length * length, head = aligned < end ? aligned : end;",
+                *self._each("; k < head; ++k", update, "S", "gk_read(p.e[e])"),
+                *self._each("; k + length <= end; k += length", part, "P", "p.e[e]"),
+            ]
+        lines += [
+            *self._each("; k < end; ++k", update, "S", "gk_read(p.e[e])"),
+            "S result;",
+            f"for (int e = 0; e < {self.width}; ++e) {{", "    gk_write(result.e[e], part.e[e]);", "}",
+            "*reinterpret_cast<S*>(y + to) = result;",
+        ]  # fmt: skip
+        return for_each("combined", sizes, places, given, lines)
+
+
+# The end of the run of keys that begins at j: by doubling steps, then halving them.
+_END = [
+    "const gk_u32 key = keys[j];",
+    "gk_u32 far = 1;",
+    "while (j + far < picks && keys[j + far] == key) {",
+    "    far *= 2;",
+    "}",
+    "gk_u32 last = j + far / 2, end = j + far < picks ? j + far : picks;",
+    "while (end - last > 1) {",
+    "    const gk_u32 middle = last + (end - last) / 2;",
+    "    if (keys[middle] == key) {",
+    "        last = middle;",
+    "    } else {",
+    "        end = middle;",
+    "    }",
+    "}",
+]
+
+
+def _index_type(value: Value | None) -> str:
+    assert value is not None
+    return INDEX_TYPES[value.dtype]
+
+
+@register_launched("cuda", DOMAIN, "GatherGrad")
+def _gather_grad(node: Node, context: KernelContext) -> CardKernel | None:
+    _, x, indices = (shape(v) for v in node.inputs)
+    axis = operator(node, GatherGrad).axis % max(len(x), 1)
+    if not x:
+        return None
+    address = TupleAddress.of_axis(x, axis, math.prod(indices), _index_type(node.inputs[2]), 2)
+    scatter = _Scatter(node, address, math.prod(x[:axis]), math.prod(x[axis + 1 :]), None, 0)
+    return scatter.kernel("add", context.deterministic)
+
+
+@register_launched("cuda", "", "ScatterElements")
+def _scatter_elements(node: Node, context: KernelContext) -> CardKernel | None:
+    op = operator(node, ScatterElements)
+    x, indices, updates = (shape(v) for v in node.inputs)
+    address = ElementAddress.of(x, indices, op.axis, _index_type(node.inputs[1]), 1)
+    if address is None or indices != updates:
+        return None
+    return _Scatter(node, address, 1, 1, Input(0), 2).kernel(op.reduction, context.deterministic)
+
+
+@register_launched("cuda", "", "ScatterND")
+def _scatter_nd(node: Node, context: KernelContext) -> CardKernel | None:
+    op = operator(node, ScatterND)
+    x, indices, updates = (shape(v) for v in node.inputs)
+    depth = indices[-1]
+    address = TupleAddress.of(x, indices, 0, "gk_i64", 1)
+    if address is None or updates != (*indices[:-1], *x[depth:]):
+        return None
+    scatter = _Scatter(node, address, 1, math.prod(x[depth:]), Input(0), 2)
+    return scatter.kernel(op.reduction, context.deterministic)

@@ -1,0 +1,1 @@
+"""What takes elements from other places along each axis: padding, resizing, and their gradients."""

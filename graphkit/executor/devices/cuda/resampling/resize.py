@@ -1,0 +1,73 @@
+"""Resizing and its gradient: nearest elements are copied, all else is a weighted sum along each axis."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Table
+from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
+from graphkit.executor.devices.cuda.resampling.gathers import Along, Places, gathered
+from graphkit.executor.devices.cuda.resampling.weighted import Resampled, resampled
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.executor.devices.resizing import resized_axes
+from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.image.resize import Axis, Resize, ResizeGrad
+
+# C's unsigned types as numpy has them, by bytes.
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@register_launched("cuda", "", "Resize")
+def _resize(node: Node, context: KernelContext) -> CardKernel | None:
+    op, x, y = operator(node, Resize), shape(node.inputs[0]), shape(node.output)
+    plan = resized_axes(node, context, 1, x)
+    if plan is None:
+        return None
+    changed = {axis.axis: axis for axis in plan}
+    if op.mode == "nearest":
+        return _nearest(node, op, changed)
+    axes = [
+        Resampled(size, results, op.taps(changed[a]), op.outside(changed[a])) if a in changed else Resampled(size, size)
+        for a, (size, results) in enumerate(zip(x, y, strict=True))
+    ]
+    return resampled("resize", node, axes, float(op.extrapolation_value))
+
+
+def _nearest(node: Node, op: Resize, changed: dict[int, Axis]) -> CardKernel | None:
+    x, y, kind, unit = shape(node.inputs[0]), shape(node.output), node.output.dtype, unit_of(node.inputs[0])
+    if unit not in _BITS:
+        return None
+    fill = np.asarray(op.extrapolation_value).astype(kind.numpy).reshape(1).view(_BITS[unit])[0]
+    assert UNITS[unit]
+    axes = []
+    for a, (size, results) in enumerate(zip(x, y, strict=True)):
+        if a not in changed or not results:
+            axes.append(Along(size, results))
+            continue
+        outside, places = op.outside(changed[a]), op.nearest(changed[a])
+        chosen = places if outside is None else np.where(outside, -1, places)
+        axes.append(Along(size, results, _chosen(chosen), outside is not None))
+    return gathered("resize_nearest", axes, unit, ("fill", fill))
+
+
+def _chosen(places: np.ndarray) -> Places:
+    table = Table(places.astype(np.int32))
+
+    def lines(a: int, signed: str) -> tuple[list[str], list[tuple[str, Argument]]]:
+        return [f"const {signed} place{a} = chosen{a}[i{a}_at];"], [(f"const gk_i32* chosen{a}", table)]
+
+    return lines
+
+
+@register_launched("cuda", DOMAIN, "ResizeGrad")
+def _resize_grad(node: Node, context: KernelContext) -> CardKernel | None:
+    op, dy, dx = operator(node, ResizeGrad), shape(node.inputs[0]), shape(node.output)
+    plan = resized_axes(node, context, 2, dx)
+    if plan is None:
+        return None
+    taps = {axis.axis: op.taps(axis).transposed() for axis in plan}
+    axes = [Resampled(size, results, taps.get(a)) for a, (size, results) in enumerate(zip(dy, dx, strict=True))]
+    return resampled("resize_grad", node, axes)

@@ -1,0 +1,1 @@
+"""What goes over rows, or groups along any axes: reductions, normalisations, losses, orders."""

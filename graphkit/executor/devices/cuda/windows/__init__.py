@@ -1,0 +1,1 @@
+"""What slides windows over images: pools, convolutions and their gradients."""

@@ -1,0 +1,326 @@
+"""Convolutions and their adjoints as products whose factors' elements are found in x, w and dy.
+
+Columns of windows are never in memory. Of the result of a convolution rows are channels, columns the positions of all
+images, and the sum is over the elements of a window. Of the gradient by data columns are elements of x, and the sum is
+over the windows around them. Of the gradient by weights columns are elements of a window, and the sum is over
+positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input
+from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor
+from graphkit.executor.devices.cuda.windows import depthwise
+from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish, finish
+from graphkit.executor.devices.cuda.windows.tiles import COLUMNS, SIDE, WIDE, Factor, Product
+from graphkit.executor.devices.cuda.windows.windows import Windows
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import row_major, shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.nn.conv import Convolution, ConvTranspose, Geometry
+from graphkit.ops.nn.sliding_window import Window
+
+_MOST_AXES = 3
+
+
+@dataclass(frozen=True)
+class Convolved:
+    """x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]. held: the type of sums."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    geometry: Geometry
+    held: DType
+
+    @property
+    def axes(self) -> range:
+        return range(len(self.x) - 2)
+
+    @property
+    def short(self) -> bool:
+        g = self.geometry
+        reach = [
+            size + p * s + k * d + abs(begin)
+            for size, p, k, s, d, begin in zip(
+                self.x[2:], self.y[2:], self.w[2:], g.strides, g.dilations, g.begin, strict=True
+            )
+        ]
+        columns = self.x[0] * max(math.prod(self.x[2:]), math.prod(self.y[2:]))
+        return bool(max(*map(math.prod, (self.x, self.w, self.y)), columns, *reach) + COLUMNS * THREADS < 1 << 31)
+
+    @property
+    def index(self) -> str:
+        return "gk_u32" if self.short else "gk_u64"
+
+    @property
+    def signed(self) -> str:
+        return "gk_i32" if self.short else "gk_i64"
+
+    def numbers(self, **named: int | Sequence[int]) -> tuple[tuple[str, Argument], ...]:
+        """Parameters: indices, and for each axis what may lie before its beginning."""
+        found: list[tuple[str, Argument]] = []
+        for name, value in named.items():
+            if isinstance(value, int):
+                found.append((f"{self.index} {name}", Coordinates("", 1, self.short).number(value)))
+            else:
+                kind = np.int32 if self.short else np.int64
+                found += [(f"{self.signed} {name}{axis}", kind(one)) for axis, one in enumerate(value)]
+        return tuple(found)
+
+    def inside(self, name: str, size: str) -> str:
+        """Whether a place lies on every axis."""
+        return " && ".join(f"({self.index}){name}{a} < ({self.index}){size}{a}" for a in self.axes)
+
+    def offset(self, name: str, step: str) -> str:
+        return " + ".join(f"({self.index}){name}{a} * {step}{a}" for a in self.axes)
+
+    # --- the three products -----------------------------------------------------------------------------
+
+    def forward(self, kind: DType, result: Finish) -> Product:
+        """Operands: x, w."""
+        g, group = self.geometry, self.geometry.group
+        columns, steps = (
+            Coordinates("c", 1 + len(self.axes), self.short),
+            Coordinates("d", 1 + len(self.axes), self.short),
+        )
+        found, (image, *places) = columns.lines("column")
+        taken, (channel, *elements) = steps.lines("d")
+        spatial, positions = self.x[2:], self.y[2:]
+        depth = math.prod(self.w[1:])
+        left = Factor(
+            ["value = gk_read(w[(group * rows + row) * depth + d]);"], ((f"const {STORED[kind]}* w", Input(1)),)
+        )
+        before = [
+            *found,
+            *(f"const {self.signed} start{a} = ({self.signed}){places[a]} * stride{a} - begin{a};" for a in self.axes),
+            f"const {self.index} base = ({image} * groups + group) * xgroup;",
+        ]
+        lines = [
+            *taken,
+            *(f"const {self.signed} at{a} = start{a} + ({self.signed}){elements[a]} * dilation{a};" for a in self.axes),
+            f"if ({self.inside('at', 'size')}) {{",
+            f"    value = gk_read(x[base + {channel} * xplane + {self.offset('at', 'xstep')}]);",
+            "}",
+        ]
+        given = (
+            (f"const {STORED[kind]}* x", Input(0)),
+            *self.numbers(
+                stride=g.strides, dilation=g.dilations, begin=g.begin, size=spatial, xstep=row_major(spatial),
+                xplane=math.prod(spatial), xgroup=math.prod(spatial) * self.w[1],
+            ),
+            *columns.given((self.x[0], *positions)),
+            *steps.given(self.w[1:]),
+        )  # fmt: skip
+        inner = math.prod(positions)
+        return Product(
+            "conv", group, self.w[0] // group, self.x[0] * inner, depth, inner, left, Factor(lines, given, [], before),
+            self.held, kind, self.short, finish=result,
+        )  # fmt: skip
+
+    def by_data(self, kind: DType, result: Finish) -> Product:
+        """Operands: dy, w."""
+        g, group, rank = self.geometry, self.geometry.group, len(self.axes)
+        spatial, positions, kernel = self.x[2:], self.y[2:], self.w[2:]
+        columns, steps = (Coordinates(name, 1 + rank, self.short) for name in "cd")
+        weights = Coordinates("l", 2, self.short)
+        found, (image, *places) = columns.lines("column")
+        taken, (channel, *elements) = steps.lines("d")
+        split, (filters, element) = weights.lines("d")
+        left = Factor(
+            [f"value = gk_read(w[((group * filters + {filters}) * rows + row) * lsize1 + {element}]);"],
+            (
+                (f"const {STORED[kind]}* w", Input(1)),
+                *self.numbers(filters=self.w[0] // group),
+                *weights.given((1, math.prod(kernel))),
+            ),
+            split,
+        )
+        before = [
+            *found,
+            *(f"const {self.signed} far{a} = ({self.signed}){places[a]} + begin{a};" for a in self.axes),
+            f"const {self.index} base = ({image} * groups + group) * ygroup;",
+        ]
+        strided = any(s > 1 for s in g.strides)
+        divisors = [Divisor(f"stride{a}", self.short) for a in self.axes] if strided else []
+        lines = [
+            *taken,
+            *(f"const {self.signed} t{a} = far{a} - ({self.signed}){elements[a]} * dilation{a};" for a in self.axes),
+        ]
+        if strided:
+            # What lies before the first window is divided as 0, and not used.
+            lines += [
+                f"const {self.index} w{a} = {divisors[a].quotient(f'({self.index})(t{a} < 0 ? 0 : t{a})')};"
+                for a in self.axes
+            ]
+            whole = " && ".join(f"t{a} >= 0 && w{a} * stride{a} == ({self.index})t{a}" for a in self.axes)
+            condition = f"{whole} && {self.inside('w', 'positions')}"
+        else:
+            condition = self.inside("t", "positions")
+        lines += [
+            f"if ({condition}) {{",
+            f"    value = gk_read(dy[base + {channel} * yplane + {self.offset('w' if strided else 't', 'ystep')}]);",
+            "}",
+        ]
+        given = (
+            (f"const {STORED[kind]}* dy", Input(0)),
+            *self.numbers(
+                dilation=g.dilations, begin=g.begin, positions=positions, ystep=row_major(positions),
+                yplane=math.prod(positions), ygroup=math.prod(positions) * (self.w[0] // group),
+            ),
+            *(pair for divisor, stride in zip(divisors, g.strides, strict=False) for pair in divisor.given(stride)),
+            *columns.given((self.x[0], *spatial)),
+            *steps.given((self.w[0] // group, *kernel)),
+        )  # fmt: skip
+        inner, depth = math.prod(spatial), self.w[0] // group * math.prod(kernel)
+        return Product(
+            "conv_grad_data", group, self.w[1], self.x[0] * inner, depth, inner, left,
+            Factor(lines, given, [], before), self.held, kind, self.short, finish=result,
+        )  # fmt: skip
+
+    def by_weights(self, kind: DType, result: DType) -> Product:
+        """Operands: x, dy."""
+        g, group, rank = self.geometry, self.geometry.group, len(self.axes)
+        spatial, positions = self.x[2:], self.y[2:]
+        columns, steps = (Coordinates(name, 1 + rank, self.short) for name in "cd")
+        images = Coordinates("l", 2, self.short)
+        split, (image, place) = images.lines("d")
+        left = Factor(
+            [f"value = gk_read(dy[({image} * groups * rows + group * rows + row) * lsize1 + {place}]);"],
+            ((f"const {STORED[kind]}* dy", Input(1)), *images.given((1, math.prod(positions)))),
+            split,
+        )
+        found, (channel, *elements) = columns.lines("column")
+        # Of each of a thread's columns: where its channel begins, and how far its element is from the window's start.
+        before = [
+            f"{self.index} plane_of[{WIDE}];",
+            *(f"{self.signed} far{a}[{WIDE}];" for a in self.axes),
+            "#pragma unroll",
+            f"for (int i = 0; i < {WIDE}; ++i) {{",
+            f"    const {self.index} column = column0 + side + {SIDE}u * i;",
+            *("    " + line for line in found),
+            f"    plane_of[i] = {channel} * xplane;",
+            *(f"    far{a}[i] = ({self.signed}){elements[a]} * dilation{a} - begin{a};" for a in self.axes),
+            "}",
+        ]
+        taken, (one, *places) = steps.lines("d")
+        once = [
+            *taken,
+            *(f"const {self.signed} start{a} = ({self.signed}){places[a]} * stride{a};" for a in self.axes),
+            f"const {self.index} base = ({one} * groups + group) * xgroup;",
+        ]
+        lines = [
+            *(f"const {self.signed} at{a} = start{a} + far{a}[i];" for a in self.axes),
+            f"if ({self.inside('at', 'size')}) {{",
+            f"    value = gk_read(x[base + plane_of[i] + {self.offset('at', 'xstep')}]);",
+            "}",
+        ]
+        given = (
+            (f"const {STORED[kind]}* x", Input(0)),
+            *self.numbers(
+                stride=g.strides, dilation=g.dilations, begin=g.begin, size=spatial, xstep=row_major(spatial),
+                xplane=math.prod(spatial), xgroup=math.prod(spatial) * self.w[1],
+            ),
+            *columns.given(self.w[1:]),
+            *steps.given((self.x[0], *positions)),
+        )  # fmt: skip
+        count = math.prod(self.w[1:])
+        return Product(
+            "conv_grad_weights", group, self.w[0] // group, count, self.x[0] * math.prod(positions), count, left,
+            Factor(lines, given, once, before), self.held, result, self.short, by_depth=True,
+        )  # fmt: skip
+
+    def depthwise(self) -> Windows | None:
+        """The windows over planes, where every channel has one filter; else None."""
+        g = self.geometry
+        if not g.group == self.x[1] == self.w[0]:
+            return None
+        window = Window(self.w[2:], g.strides, g.dilations, g.begin, g.end)
+        return Windows(self.x[0], self.x[1], self.x[2:], self.y[2:], window)
+
+
+# --- operators ----------------------------------------------------------------------------------------
+
+
+def _convolved(node: Node, x: Value | None, w: Value | None, y: Value | None) -> Convolved | None:
+    """None for types without arithmetic, and more axes than there are kernels for."""
+    kinds = {v.dtype for v in (*node.operands[:2], node.output)}
+    held = DType.FLOAT64 if DType.FLOAT64 in kinds else DType.FLOAT32
+    sizes = shape(x), shape(w), shape(y)
+    if not kinds <= STORED.keys() or not 1 <= len(sizes[0]) - 2 <= _MOST_AXES:
+        return None
+    geometry = operator(node, Convolution).geometry(*sizes[:2])
+    if isinstance(node.op, ConvTranspose):
+        geometry = node.op.geometry(sizes[2], sizes[1])
+    return _flattened(Convolved(*sizes, geometry, held))
+
+
+def _flattened(given: Convolved) -> Convolved:
+    """With one axis where windows are elements."""
+    g = given.geometry
+    if any(k != 1 for k in given.w[2:]) or any(s != 1 for s in g.strides) or any(g.begin) or any(g.end):
+        return given
+    x, w, y = ((*of[:2], math.prod(of[2:])) for of in (given.x, given.w, given.y))
+    return Convolved(x, w, y, Geometry((1,), (1,), (0,), (0,), g.group), given.held)
+
+
+def _is_empty(found: Convolved) -> bool:
+    return 0 in (*found.x, *found.w, *found.y)
+
+
+def _conv(node: Node, context: KernelContext) -> CardKernel | None:
+    found = _convolved(node, node.inputs[0], node.inputs[1], node.output)
+    if found is None or (_is_empty(found) and 0 not in found.y):
+        return None
+    if _is_empty(found):
+        return CardKernel(())
+    kind = node.output.dtype
+    result, windows = finish(node, kind, found.held), found.depthwise()
+    if windows is not None:
+        return depthwise.forward(windows, kind, found.held, result)
+    return found.forward(kind, result).kernel()
+
+
+register_launched("cuda", "", "Conv")(_conv)
+register_launched("cuda", DOMAIN, "FusedConv")(_conv)
+
+
+def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
+    """Of a transposed convolution too: that is the gradient of a convolution, with a bias."""
+    found = _convolved(node, node.output, node.inputs[1], node.inputs[0])
+    if found is None or (_is_empty(found) and 0 not in found.x):
+        return None
+    if _is_empty(found):
+        return CardKernel(())
+    kind = node.output.dtype
+    result = finish(node, kind, found.held) if isinstance(node.op, ConvTranspose) else NOTHING
+    if (windows := found.depthwise()) is not None:
+        return depthwise.by_data(windows, kind, found.held, result)
+    return found.by_data(kind, result).kernel()
+
+
+register_launched("cuda", DOMAIN, "ConvGradInput")(_by_data)
+register_launched("cuda", "", "ConvTranspose")(_by_data)
+
+
+@register_launched("cuda", DOMAIN, "ConvGradWeight")
+def _by_weights(node: Node, context: KernelContext) -> CardKernel | None:
+    found = _convolved(node, node.inputs[0], node.output, node.inputs[1])
+    if found is None or _is_empty(found):
+        return CardKernel(()) if found is not None and 0 in found.w else None
+    kinds = node.operands[0].dtype, node.output.dtype
+    if (windows := found.depthwise()) is not None:
+        kernel = depthwise.by_weights(windows, kinds[0], found.held, kinds[1])
+        if kernel is not None:
+            return kernel
+    return found.by_weights(*kinds).kernel()

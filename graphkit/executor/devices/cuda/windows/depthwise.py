@@ -1,0 +1,269 @@
+"""Convolutions with one filter for each channel, and their adjoints, which are no products of matrices.
+
+A thread makes ACROSS neighbours of a line where filters are narrow: it reads what their windows share once. Elsewhere
+it makes one result, or one element of a gradient by the windows around it. Of the gradient by weights a block sums up
+one filter over a slice of all positions, each thread with the whole filter in registers; a second launch adds slices
+up. The order of all sums is that of the sizes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    Argument,
+    CardKernel,
+    Input,
+    Launch,
+    Output,
+    Scratch,
+    source_of,
+)
+from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
+from graphkit.executor.devices.cuda.text.joining import WARP
+from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish
+from graphkit.executor.devices.cuda.windows.windows import Windows, nested
+from graphkit.ir.types import DType
+
+# Results of a thread in a line, and the widest filter and stride along it for which their windows stay in registers.
+ACROSS, _WIDEST, _FARTHEST = 4, 9, 2
+# Elements of a filter that a thread has sums for, blocks that keep a card busy, and positions of a thread at least.
+_KEPT, _BUSY, _LEAST = 25, 512, 4
+
+
+def forward(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING) -> CardKernel:
+    """Of x: [N, C, *spatial] and w: [C, 1, *kernel], which are the first operands.
+
+    kind: the type of elements in memory, held: of sums.
+    """
+    if _is_narrow(windows):
+        return CardKernel((_lines(windows, kind, held, finish, mirrored=False),), inplace=finish.inplace)
+    loop = [f"v = gk_mul_add((A)gk_read(x[from]), (A)gk_read(w[channel * filter + {windows.number_in_window()}]), v);"]
+    lines = [
+        f"typedef {STORED[held]} A;", *_channel(windows), "A v = 0;", *windows.elements_of(loop),
+        f"const {windows.places.index} to = at;", *finish.lines, "gk_write(y[at], v);",
+    ]  # fmt: skip
+    given = [*_operands(windows, kind), *finish.given]
+    return CardKernel((windows.over_y("depthwise", given, lines),), inplace=finish.inplace)
+
+
+def by_data(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING) -> CardKernel:
+    """Of dy: [N, C, *positions] and w: [C, 1, *kernel], which are the first operands.
+
+    windows: the convolution's.
+    """
+    w = windows.window
+    if all(s == 1 for s in w.strides):
+        # Without strides, that is the convolution of dy with the mirrored filters.
+        begin = tuple(span - 1 - b for span, b in zip(w.span, w.begin, strict=True))
+        mirrored = replace(
+            windows, spatial=windows.positions, positions=windows.spatial, window=w._replace(begin=begin)
+        )
+        if _is_narrow(mirrored):
+            return CardKernel((_lines(mirrored, kind, held, finish, mirrored=True),))
+    loop = [f"v = gk_mul_add((A)gk_read(x[from]), (A)gk_read(w[channel * filter + {windows.number_in_window()}]), v);"]
+    lines = [
+        f"typedef {STORED[held]} A;", *_channel(windows), "A v = 0;", *windows.around(loop),
+        f"const {windows.places.index} to = at;", *finish.lines, "gk_write(y[at], v);",
+    ]  # fmt: skip
+    given = [*_operands(windows, kind), *finish.given]
+    return CardKernel((windows.over_x("depthwise_grad_data", given, lines),))
+
+
+def _operands(windows: Windows, kind: DType) -> list[tuple[str, Argument]]:
+    """Of both: x is what windows are read from, or dy; y what is written."""
+    index, number = windows.places.index, windows.places.number
+    return [
+        (f"const {STORED[kind]}* x", Input(0)), (f"const {STORED[kind]}* w", Input(1)),
+        (f"{STORED[kind]}* y", Output(0)), (f"{index} channels", number(windows.channels)),
+        (f"{index} filter", number(windows.elements)),
+    ]  # fmt: skip
+
+
+def _channel(windows: Windows) -> list[str]:
+    return [f"const {windows.places.index} channel = plane % channels;"]
+
+
+# --- lines --------------------------------------------------------------------------------------------
+
+
+def _is_narrow(windows: Windows) -> bool:
+    w = windows.window
+    return bool(w.kernel[-1] <= _WIDEST and w.strides[-1] <= _FARTHEST and w.dilations[-1] == 1)
+
+
+def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
+    """A thread for ACROSS results of a line. mirrored: filters are read from behind."""
+    line = windows.positions[-1]
+    groups = replace(windows, positions=(*windows.positions[:-1], -(-line // ACROSS)), each=ACROSS)
+    last, index, signed = groups.axes[-1], groups.places.index, groups.signed
+    width, stride = groups.window.kernel[-1], groups.window.strides[-1]
+    outer = list(groups.axes[:-1])
+    before = [text for a in outer for text in groups.begun(a)]
+    loops: list[tuple[str, list[str]]] = [(f"{signed} k{a} = first{a}; k{a} < last{a}; ++k{a}", []) for a in outer]
+    place = "filter - 1 - (tap + k)" if mirrored else "tap + k"
+    offset = "".join(f" + ({index})({groups.place(a)}) * xstep{a}" for a in outer)
+    body = [
+        f"const {STORED[kind]}* line = x + (plane * xplane{offset});",
+        f"const {index} tap = ({index})({groups.number_along(outer)}) * {width}u;",
+        f"A near[{(ACROSS - 1) * stride + width}];",
+        "#pragma unroll",
+        f"for (int k = 0; k < {(ACROSS - 1) * stride + width}; ++k) {{",
+        f"    const bool inside = ({index})(start{last} + k) < ({index})size{last};",
+        f"    near[k] = inside ? (A)gk_read(line[start{last} + k]) : (A)0;",
+        "}",
+        "#pragma unroll",
+        f"for (int k = 0; k < {width}; ++k) {{",
+        f"    const A f = gk_read(w[channel * filter + {place}]);",
+        "    #pragma unroll",
+        f"    for (int j = 0; j < {ACROSS}; ++j) {{",
+        f"        sums[j] = gk_mul_add(near[j * {stride} + k], f, sums[j]);",
+        "    }",
+        "}",
+    ]
+    pack = min(ACROSS, 16 // kind.itemsize)
+    each = ["A v = sums[j];", f"const {index} to = begin_of + j;", *finish.lines]
+    lines = [
+        f"typedef {STORED[held]} A;", *_channel(groups),
+        f"const {signed} start{last} = p{last} * {ACROSS * stride} - begin{last};", *before,
+        f"A sums[{ACROSS}] = {{}};", *nested(loops, body),
+        f"const {index} begin_of = {groups.places.line} * line_of + p{last} * {ACROSS}u;",
+    ]  # fmt: skip
+    if line % ACROSS == 0:
+        lines += [
+            f"gk_pack<{STORED[kind]}, {pack}> done[{ACROSS // pack}];",
+            "#pragma unroll",
+            f"for (int j = 0; j < {ACROSS}; ++j) {{",
+            *("    " + text for text in each), f"    gk_write(done[j / {pack}].e[j % {pack}], v);", "}",
+            "#pragma unroll",
+            f"for (int j = 0; j < {ACROSS}; j += {pack}) {{",
+            f"    gk_store<{STORED[kind]}, {pack}>(y + begin_of + j, done[j / {pack}], {pack});", "}",
+        ]  # fmt: skip
+    else:
+        lines += [
+            "#pragma unroll",
+            f"for (int j = 0; j < {ACROSS}; ++j) {{",
+            f"    if (p{last} * {ACROSS} + j >= ({signed})line_of) {{", "        break;", "    }",
+            *("    " + text for text in each), "    gk_write(y[to], v);", "}",
+        ]  # fmt: skip
+    given = [*_operands(groups, kind), *finish.given, (f"{index} line_of", groups.places.number(line))]
+    return groups.over_y("depthwise_lines", given, lines)
+
+
+# --- the gradient by weights --------------------------------------------------------------------------
+
+
+def by_weights(windows: Windows, kind: DType, held: DType, result: DType) -> CardKernel | None:
+    """Of x: [N, C, *spatial] and dy: [N, C, *positions], which are the first operands; the result, of type `result`, is
+    [C, 1, *kernel]. None for filters that do not stay in registers."""
+    if windows.elements > _KEPT:
+        return None
+    count = windows.lead * math.prod(windows.positions)
+    slices = max(min(-(-_BUSY // windows.channels), count // (_LEAST * THREADS)), 1)
+    length = -(-count // slices)
+    slices = -(-count // length)
+    if slices == 1:
+        return CardKernel((_filters(windows, kind, held, result, Output(0), 1, length),))
+    total = windows.channels * windows.elements
+    launches = (
+        _filters(windows, kind, held, held, Scratch(0), slices, length),
+        _added(total, slices, held, result),
+    )
+    return CardKernel(launches, slices * total * held.itemsize)
+
+
+def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argument, slices: int, length: int) -> Launch:
+    """A block for each slice of each channel's filter."""
+    taps, axes, signed = windows.elements, windows.axes, windows.signed
+    w, places = windows.window, Coordinates("r", 1 + len(windows.axes), windows.short)
+    index = places.index
+    found, (image, *at) = places.lines("r")
+    offset = " + ".join(f"({index})place{a} * xstep{a}" for a in axes)
+    number = "k0"
+    for a in axes[1:]:
+        number = f"({number}) * {w.kernel[a]} + k{a}"
+    inside = " && ".join(f"({index})place{a} < ({index})size{a}" for a in axes)
+    inner = [
+        f"if ({inside}) {{",
+        f"    sums[{number}] = gk_mul_add(g, (A)gk_read(x[base + {offset}]), sums[{number}]);",
+        "}",
+    ]
+    far = [f" * {d}" if d > 1 else "" for d in w.dilations]
+    for a in reversed(axes):
+        inner = [
+            "#pragma unroll",
+            f"for (int k{a} = 0; k{a} < {w.kernel[a]}; ++k{a}) {{",
+            f"    const {signed} place{a} = start{a} + k{a}{far[a]};",
+            *("    " + line for line in inner),
+            "}",
+        ]
+    lines = [
+        f"typedef {STORED[held]} A;",
+        f"__shared__ A parts[{taps}][{THREADS // WARP}];",
+        f"const {index} channel = blockIdx.x % channels, slice = blockIdx.x / channels;",
+        f"const {index} first = slice * length, end = count - first < length ? count : first + length;",
+        f"A sums[{taps}] = {{}};",
+        f"for ({index} r = first + threadIdx.x; r < end; r += {THREADS}u) {{",
+        *("    " + line for line in found),
+        *(f"    const {signed} start{a} = ({signed}){at[a]} * stride{a} - begin{a};" for a in axes),
+        f"    const {index} plane = {image} * channels + channel, base = plane * xplane;",
+        f"    const A g = gk_read(dy[plane * yplane + (r - {image} * yplane)]);",
+        *("    " + line for line in inner),
+        "}",
+        *_together(taps),
+    ]
+    given: list[tuple[str, Argument]] = [
+        (f"const {STORED[kind]}* x", Input(0)), (f"const {STORED[kind]}* dy", Input(1)), (f"{STORED[into]}* y", y),
+        *((f"{index} {name}", places.number(number)) for name, number in (
+            ("channels", windows.channels), ("length", length),
+            ("count", windows.lead * math.prod(windows.positions)),
+        )),
+        *windows.given(), *places.given((windows.lead, *windows.positions)),
+    ]  # fmt: skip
+    source = source_of("depthwise_grad_weights", [text for text, _ in given], lines)
+    return Launch(source, windows.channels * slices, tuple(argument for _, argument in given))
+
+
+def _together(taps: int) -> list[str]:
+    """Puts the sums of a block's threads together, by shuffles and then in the order of warps, and writes them."""
+    warps = THREADS // WARP
+    return [
+        "#pragma unroll",
+        f"for (int k = 0; k < {taps}; ++k) {{",
+        "    A sum = sums[k];",
+        f"    for (int far = {WARP // 2}; far > 0; far /= 2) {{",
+        "        sum += gk_shuffle_xor(sum, far);",
+        "    }",
+        f"    if (threadIdx.x % {WARP}u == 0) {{",
+        f"        parts[k][threadIdx.x / {WARP}u] = sum;",
+        "    }",
+        "}",
+        "__syncthreads();",
+        f"if (threadIdx.x < {taps}u) {{",
+        "    A sum = 0;",
+        f"    for (int warp = 0; warp < {warps}; ++warp) {{",
+        "        sum += parts[threadIdx.x][warp];",
+        "    }",
+        f"    gk_write(y[(slice * channels + channel) * {taps}u + threadIdx.x], sum);",
+        "}",
+    ]
+
+
+def _added(count: int, slices: int, held: DType, into: DType) -> Launch:
+    """The sums of so many slices of `count` elements in scratch memory."""
+    places = Coordinates("i", 1, count * slices + THREADS < 1 << 31)
+    lines = [
+        f"{STORED[held]} sum = 0;",
+        f"for ({places.index} slice = 0; slice < slices; ++slice) {{",
+        "    sum += parts[slice * count + at];",
+        "}",
+        "gk_write(y[at], sum);",
+    ]
+    given: list[tuple[str, Argument]] = [
+        (f"const {STORED[held]}* parts", Scratch(0)), (f"{STORED[into]}* y", Output(0)),
+        (f"{places.index} slices", places.number(slices)),
+    ]  # fmt: skip
+    return for_each("add_slices", (count,), places, given, lines)

@@ -1,0 +1,66 @@
+"""What follows a product in the kernel that computed it: bias, residual, activation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from graphkit.executor.devices.cuda.launches import Argument, Input
+from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.operands import operand
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+from graphkit.ops.internal.fused import Epilogue
+
+# Of a value `v` of type A, with `alpha` and `beta`, by the names of fused operators.
+_ACTIVATIONS = {
+    "Relu": "gk_maximum(v, (A)0)",
+    "LeakyRelu": "v < (A)0 ? alpha * v : v",
+    "Elu": "v > (A)0 ? v : alpha * gk_expm1(v)",
+    "Sigmoid": "gk_sigmoid(v)",
+    "Tanh": "gk_tanh(v)",
+    "HardSwish": "v * gk_minimum(gk_maximum(v / (A)6 + (A)0.5, (A)0), (A)1)",
+    "HardSigmoid": "gk_minimum(gk_maximum(alpha * v + beta, (A)0), (A)1)",
+    "Clip": "gk_minimum(gk_maximum(v, alpha), beta)",
+    "Gelu": "gk_gelu(v)",
+    "GeluTanh": "gk_gelu_tanh(v)",
+    "Silu": "gk_swish(v, (A)1)",
+}
+
+
+class Finish(NamedTuple):
+    """given: the parameters, with what they are given. lines: they change `v`, element `to` of the result, which is of
+    channel `channel`. inplace: the residual's memory may be the result's."""
+
+    given: tuple[tuple[str, Argument], ...] = ()
+    lines: tuple[str, ...] = ()
+    inplace: tuple[tuple[int, int], ...] = ()
+
+
+NOTHING = Finish()
+
+
+def finish(node: Node, kind: DType, held: DType, *, bias: int = 2, residual: int = 3) -> Finish:
+    """What follows the product of a node.
+
+    kind: the element type of its operands in memory; held: of A. bias, residual: their positions.
+    """
+    given: list[tuple[str, Argument]] = []
+    lines: list[str] = []
+    added, op = "", node.op
+    if operand(node, bias) is not None:
+        given.append((f"const {STORED[kind]}* bias", Input(bias)))
+        lines.append("v += gk_read(bias[channel]);")
+    if not isinstance(op, Epilogue):
+        return Finish(tuple(given), tuple(lines))
+    if operand(node, residual) is not None:
+        given.append((f"const {STORED[kind]}* residual", Input(residual)))
+        added = "v += gk_read(residual[to]);"
+    if added and not op.residual_last:
+        lines.append(added)
+    if op.activation:
+        for name, number in (("alpha", op.activation_alpha), ("beta", op.activation_beta)):
+            given.append((f"{STORED[held]} {name}", held.numpy.type(number)))
+        lines.append(f"v = {_ACTIVATIONS[op.activation]};")
+    if added and op.residual_last:
+        lines.append(added)
+    return Finish(tuple(given), tuple(lines), ((residual, 0),) if added else ())

@@ -1,0 +1,265 @@
+"""Pooling and its gradients: a thread for each result, which reads its window, or for each element of a gradient.
+
+Windows that overlap are read from the cache: memory gives every element about once. A gradient is a sum over the
+windows around an element, in row-major order, without atomics: the same bits every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output
+from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
+from graphkit.executor.devices.cuda.windows.windows import MOST_AXES, Windows
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import row_major, shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import HALVES, DType
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.nn.pool import AveragePooling, LpPool, MaxPool, MaxPoolGrad, Pooling
+
+
+def _windows(op: Pooling, x: Value | None, y: Value | None, *, last: bool = False) -> Windows | None:
+    """The windows over x; None where they have more axes than there are loops for."""
+    sizes, results = shape(x), shape(y)
+    channels = sizes[-1] if last else sizes[1]
+    spatial, positions = (of[1:-1] if last else of[2:] for of in (sizes, results))
+    if not 1 <= len(spatial) <= MOST_AXES:
+        return None
+    return Windows(sizes[0], channels, spatial, positions, op.window_of(spatial), last)
+
+
+def _held(kind: DType) -> str:
+    return STORED[DType.FLOAT32 if kind in HALVES else kind]
+
+
+def _kind(value: Value | None) -> DType | None:
+    """The element type of an operand; None for one without arithmetic."""
+    assert value is not None
+    return value.dtype if value.dtype in STORED else None
+
+
+def _is_empty(value: Value) -> bool:
+    return 0 in value.tensor.static_shape
+
+
+# --- maxima -----------------------------------------------------------------------------------------
+
+
+def _maximum(kind: DType, windows: Windows, found: Sequence[str]) -> list[str]:
+    """The first maximum of the window, `best`, NaN above all; `found` is done for what is the best so far."""
+    better = "v > best || !any" + (" || (v != v && best == best)" if kind not in (DType.INT8, DType.UINT8) else "")
+    loop = [
+        "const A v = gk_read(x[from]);",
+        f"if ({better}) {{",
+        "    best = v;",
+        "    any = true;",
+        *("    " + line for line in found),
+        "}",
+    ]
+    return [
+        f"typedef {_held(kind)} A;", "A best = gk_limits<A>::lowest();", "bool any = false;",
+        *windows.elements_of(loop),
+    ]  # fmt: skip
+
+
+def _max_pool(node: Node, context: KernelContext, *, last: bool) -> CardKernel | None:
+    op, kind = operator(node, Pooling), _kind(node.inputs[0])
+    windows = _windows(op, node.inputs[0], node.outputs[0], last=last)
+    if kind is None or windows is None:
+        return None
+    if _is_empty(node.outputs[0]):
+        return CardKernel(())
+    used = (*context.used_outputs, *[True] * len(node.outputs))[: len(node.outputs)]
+    given: list[tuple[str, Argument]] = [(f"const {STORED[kind]}* x", Input(0))]
+    found: list[str] = []
+    stores: list[str] = []
+    lines: list[str] = []
+    if used[0]:
+        given.append((f"{STORED[kind]}* y", Output(0)))
+        stores.append("gk_write(y[at], best);")
+    if used[1:] == (True,):
+        indices = node.outputs[1].dtype
+        given.append((f"{STORED[indices]}* indices", Output(1)))
+        lines.append("gk_i64 where = 0;")
+        if isinstance(op, MaxPool):
+            steps = _plane_steps(op, windows)
+            given += [(f"{windows.signed} istep{a}", windows.number(step)) for a, step in enumerate(steps)]
+            place = " + ".join(f"(gk_i64)({windows.place(a)}) * istep{a}" for a in windows.axes)
+            found.append(f"where = {place};")
+            stores.append("indices[at] = (gk_i64)plane * (gk_i64)xplane + where;")
+        else:
+            found.append(f"where = {windows.number_in_window()};")
+            stores.append(f"indices[at] = ({STORED[indices]})where;")
+    lines += [*_maximum(kind, windows, found), *stores]
+    return CardKernel((windows.over_y("max_pool", given, lines),))
+
+
+def _plane_steps(op: MaxPool, windows: Windows) -> list[int]:
+    """How positions of maxima are counted along each axis of a plane."""
+    if op.storage_order == 0:
+        return row_major(windows.spatial)
+    return row_major(windows.spatial[::-1])[::-1]
+
+
+@register_launched("cuda", "", "MaxPool")
+def _max_pool_first(node: Node, context: KernelContext) -> CardKernel | None:
+    return _max_pool(node, context, last=False)
+
+
+@register_launched("cuda", DOMAIN, "ChannelsLastMaxPool")
+@register_launched("cuda", DOMAIN, "ChannelsLastMaxPoolIndices")
+def _max_pool_last(node: Node, context: KernelContext) -> CardKernel | None:
+    return _max_pool(node, context, last=True)
+
+
+@register_launched("cuda", DOMAIN, "MaxPoolGrad")
+def _max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
+    """By the windows of the pool that found the indices. Of other indices nothing is known: each is written to its
+    place where none occurs twice, else there is no kernel."""
+    dy, indices = node.operands[:2]
+    kind, pool = _kind(dy), indices.node
+    if kind is None:
+        return None
+    if pool is not None and isinstance(pool.op, MaxPool) and not pool.op.storage_order:
+        windows = _windows(pool.op, node.output, dy)
+        # The index of a window of padding alone is that of an element outside of it.
+        if windows is not None and windows.all_filled:
+            return _chosen(node, kind, windows, "indices[from] == (gk_i64)at", "gk_i64")
+    return _scattered(node, kind) if operator(node, MaxPoolGrad).disjoint else None
+
+
+def _scattered(node: Node, kind: DType) -> CardKernel:
+    """Zeros, then each element of dy at its index."""
+    size, count = math.prod(shape(node.output)), math.prod(shape(node.inputs[0]))
+    if size == 0:
+        return CardKernel(())
+    places = Coordinates("i", 1, max(size, count) + THREADS < 1 << 31)
+    result: tuple[str, Argument] = (f"{STORED[kind]}* dx", Output(0))
+    launches = [for_each("zeros", (size,), places, [result], [f"gk_write(dx[at], ({_held(kind)})0);"])]
+    lines = [
+        "gk_i64 index = (gk_i64)indices[at];",
+        "index += index < 0 ? (gk_i64)size : 0;",
+        "if (index < 0 || index >= (gk_i64)size) {",
+        "    *fault = 1;",
+        "    return;",
+        "}",
+        "dx[index] = dy[at];",
+    ]
+    given: list[tuple[str, Argument]] = [
+        (f"const {STORED[kind]}* dy", Input(0)), (f"const {STORED[node.operands[1].dtype]}* indices", Input(1)),
+        result, ("unsigned* fault", Fault()), (f"{places.index} size", places.number(size)),
+    ]  # fmt: skip
+    if count:
+        launches.append(for_each("max_pool_scatter", (count,), places, given, lines))
+    return CardKernel(tuple(launches), fault=f"an index is outside {list(shape(node.output))}")
+
+
+@register_launched("cuda", DOMAIN, "ChannelsLastMaxPoolGrad")
+def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
+    dy, indices = node.operands[:2]
+    kind, windows = _kind(dy), _windows(operator(node, Pooling), node.output, dy, last=True)
+    if kind is None or windows is None:
+        return None
+    return _chosen(node, kind, windows, f"indices[from] == {windows.number_in_window()}", STORED[indices.dtype])
+
+
+def _chosen(node: Node, kind: DType, windows: Windows, condition: str, indices: str) -> CardKernel:
+    """The sum of dy of those windows around an element that chose it."""
+    if _is_empty(node.output):
+        return CardKernel(())
+    given: list[tuple[str, Argument]] = [
+        (f"const {STORED[kind]}* dy", Input(0)), (f"const {indices}* indices", Input(1)),
+        (f"{STORED[kind]}* dx", Output(0)),
+    ]  # fmt: skip
+    lines = [
+        f"{_held(kind)} sum = 0;",
+        *windows.around([f"if ({condition}) {{", "    sum += gk_read(dy[from]);", "}"]),
+        "gk_write(dx[at], sum);",
+    ]
+    return CardKernel((windows.over_x("max_pool_grad", given, lines),))
+
+
+# --- means and norms --------------------------------------------------------------------------------
+
+
+def _of_sums(
+    node: Node, name: str, element: str, result: str, given: Sequence[tuple[str, Argument]] = (), *, last: bool
+) -> CardKernel | None:
+    """`result` of the sum of `element`, of an element `v`, over each window; `whole` is the elements that count."""
+    op, kind = operator(node, Pooling), _kind(node.inputs[0])
+    windows = _windows(op, node.inputs[0], node.output, last=last)
+    if kind is None or windows is None:
+        return None
+    if _is_empty(node.output):
+        return CardKernel(())
+    operands: list[tuple[str, Argument]] = [(f"const {STORED[kind]}* x", Input(0)), (f"{STORED[kind]}* y", Output(0))]
+    lines = [
+        f"typedef {_held(kind)} A;",
+        "A sum = 0;",
+        *windows.elements_of(["const A v = gk_read(x[from]);", f"sum += {element};"]),
+        *(_whole(op, windows) if isinstance(op, AveragePooling) else ()),
+        f"gk_write(y[at], {result});",
+    ]
+    return CardKernel((windows.over_y(name, [*operands, *given], lines),))
+
+
+def _whole(op: AveragePooling, windows: Windows) -> list[str]:
+    """Declares `whole`: what the sum of the window at `start` is divided by."""
+    counts = [line for a in windows.axes for line in windows.counted(a, padded=op.count_include_pad)]
+    return [*counts, f"const A whole = (A)({' * '.join(f'count{a}' for a in windows.axes)});"]
+
+
+@register_launched("cuda", "", "AveragePool")
+def _average_pool(node: Node, context: KernelContext) -> CardKernel | None:
+    return _of_sums(node, "average_pool", "v", "sum / whole", last=False)
+
+
+@register_launched("cuda", DOMAIN, "ChannelsLastAveragePool")
+def _channels_last_average_pool(node: Node, context: KernelContext) -> CardKernel | None:
+    return _of_sums(node, "average_pool", "v", "sum / whole", last=True)
+
+
+@register_launched("cuda", "", "LpPool")
+def _lp_pool(node: Node, context: KernelContext) -> CardKernel | None:
+    p = operator(node, LpPool).p
+    if p == 1:
+        return _of_sums(node, "lp_pool", "gk_abs(v)", "sum", last=False)
+    if p == 2:
+        return _of_sums(node, "lp_pool", "v * v", "gk_sqrt(sum)", last=False)
+    element, result = "gk_pow(gk_abs(v), (A)p)", "gk_pow(sum, (A)1 / (A)p)"
+    return _of_sums(node, "lp_pool", element, result, [("gk_i32 p", np.int32(p))], last=False)
+
+
+def _average_pool_gradient(node: Node, *, last: bool) -> CardKernel | None:
+    op, kind = operator(node, AveragePooling), _kind(node.inputs[0])
+    windows = _windows(op, node.output, node.inputs[0], last=last)
+    if kind is None or windows is None:
+        return None
+    if _is_empty(node.output):
+        return CardKernel(())
+    given: list[tuple[str, Argument]] = [(f"const {STORED[kind]}* dy", Input(0)), (f"{STORED[kind]}* dx", Output(0))]
+    counts = {a: windows.counted(a, padded=op.count_include_pad) for a in windows.axes}
+    whole = " * ".join(f"count{a}" for a in windows.axes)
+    lines = [
+        f"typedef {_held(kind)} A;",
+        "A sum = 0;",
+        *windows.around([f"sum += gk_read(dy[from]) / (A)({whole});"], inside=counts),
+        "gk_write(dx[at], sum);",
+    ]
+    return CardKernel((windows.over_x("average_pool_grad", given, lines),))
+
+
+@register_launched("cuda", DOMAIN, "AveragePoolGrad")
+def _average_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
+    return _average_pool_gradient(node, last=False)
+
+
+@register_launched("cuda", DOMAIN, "ChannelsLastAveragePoolGrad")
+def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
+    return _average_pool_gradient(node, last=True)
