@@ -112,7 +112,7 @@ class _Launched:
             raise RuntimeFailure(f"{node.describe()}: {error}") from error
         self.may_fail = bool(kernel.fault)
         self._fault = card.word() if self.may_fail else None
-        arguments = (argument for launch in kernel.launches for argument in launch.arguments)
+        arguments = {argument for launch in kernel.launches for argument in launch.arguments}
         self._tables = {table: card.copy_in(table.array) for table in arguments if isinstance(table, Table)}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
