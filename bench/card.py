@@ -35,7 +35,7 @@ _TURNS = 9
 
 def nodes(elements: int) -> dict[str, Node]:
     """By title; operands and results together have about so many elements."""
-    rows, wide = max(elements // 2048, 1), max(elements // 32768, 1)
+    rows, wide, images = max(elements // 2048, 1), max(elements // 32768, 1), max(elements // 16384, 1)
 
     def x(*shape: int) -> Value:
         return Value(TensorType("float32", shape), "x")
@@ -43,6 +43,7 @@ def nodes(elements: int) -> dict[str, Node]:
     a, b = x(rows, 1024), x(rows, 1024)
     shifted = F.sigmoid(F.gelu(a * b + 1.0, approximate="tanh")) * b - a
     chain = Node(Fused(body=Graph([a, b], [shifted])), [Value(v.type) for v in (a, b)])
+    image, border = x(images, 8, 32, 32), (1, 1, 1, 1)
     made: dict[str, Any] = {
         "chain of 7 operators": chain.output,
         "add a row": F.add(x(rows, 1024), x(1024)),
@@ -56,6 +57,10 @@ def nodes(elements: int) -> dict[str, Node]:
         "transpose": F.transpose(x(rows, 1024)),
         "transpose of heads": F.transpose(x(max(rows // 64, 1), 64, 16, 64), perm=(0, 2, 1, 3)),
         "rows by index": F.gather(x(rows, 1024), Value(TensorType("int64", (rows,)), "i")),
+        "maxima of windows of 3 x 3": F.max_pool(image, kernel_shape=(3, 3), strides=(2, 2), pads=border)[0],
+        "means of windows of 2 x 2": F.average_pool(image, kernel_shape=(2, 2), strides=(2, 2)),
+        "a filter of 3 x 3 for each channel": F.conv(image, x(8, 1, 3, 3), group=8, pads=border),
+        "images padded": F.pad(image, np.array([0, 0, 1, 1, 0, 0, 1, 1])),
     }
     return {title: value.node for title, value in made.items()}
 

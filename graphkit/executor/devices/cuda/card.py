@@ -140,7 +140,7 @@ class _Launched:
             ]
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
-        arguments = (a for launch in kernel.launches if isinstance(launch, Launch) for a in launch.arguments)
+        arguments = {a for launch in kernel.launches if isinstance(launch, Launch) for a in launch.arguments}
         self._tables = {table: card.copy_in(table.array) for table in arguments if isinstance(table, Table)}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:

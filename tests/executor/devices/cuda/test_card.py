@@ -18,8 +18,10 @@ from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare
 from graphkit.errors import MissingDependency, UnsupportedError
 from graphkit.executor.devices import cuda
+from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, Table, source_of
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import registry
 from graphkit.ops.xp import SHARED
@@ -135,3 +137,25 @@ def test_training_on_the_card() -> None:
         trainer = gk.Trainer(network(), "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9), device=device)
         losses[device] = [float(trainer.step(*data)) for _ in range(5)]
     np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-4)
+
+
+def test_tables_are_copied_when_a_kernel_is_prepared() -> None:
+    """Once, however often and in however many launches it is read."""
+    table, copies, seen = Table(np.arange(3)), [], []
+
+    def launched(blocks: Any, threads: Any, given: tuple[Any, ...]) -> None:
+        seen.append(given)
+
+    def copied(array: np.ndarray) -> str:
+        copies.append(array)
+        return "on the card"
+
+    card: Any = SimpleNamespace(functions=lambda sources: [launched] * len(sources), copy_in=copied)
+    launch = Launch(source_of("read", ["const gk_i64* table", "int* y"], []), 1, (table, Output(0)))
+    x = Value(TensorType("int64", (3,)))
+    run = cuda.CudaDevice.prepare(card, Node(registry.get("", "Neg")(), [x]), CardKernel((launch, launch)))
+    for _ in range(2):
+        run([None], ["y"], None)
+    assert seen == [("on the card", "y")] * 4
+    assert len(copies) == 1
+    assert copies[0] is table.array

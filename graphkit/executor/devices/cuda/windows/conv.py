@@ -3,7 +3,8 @@
 Columns of windows are never in memory. Of the result of a convolution rows are channels, columns the positions of all
 images, and the sum is over the elements of a window. Of the gradient by data columns are elements of x, and the sum is
 over the windows around them. Of the gradient by weights columns are elements of a window, and the sum is over
-positions.
+positions. Padding, and steps that have no window around an element, are zeros in the product: where weights are not
+finite, they are NaN there.
 """
 
 from __future__ import annotations
