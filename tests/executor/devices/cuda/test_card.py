@@ -153,7 +153,7 @@ def test_tables_are_copied_when_a_kernel_is_prepared() -> None:
     card: Any = SimpleNamespace(functions=lambda sources: [launched] * len(sources), copy_in=copied)
     launch = Launch(source_of("read", ["const gk_i64* table", "int* y"], []), 1, (table, Output(0)))
     x = Value(TensorType("int64", (3,)))
-    run = cuda.CudaDevice.prepare(card, Node(registry.get("", "Neg")(), [x]), CardKernel((launch, launch)))
+    run = cuda.CudaDevice.prepare(card, Node(registry.get("", "Neg")(), [x]), CardKernel((launch, launch)), None)
     for _ in range(2):
         run([None], ["y"], None)
     assert seen == [("on the card", "y")] * 4
