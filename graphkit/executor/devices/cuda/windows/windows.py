@@ -220,7 +220,10 @@ class Windows:
 
 
 def nested(loops: Sequence[tuple[str, list[str]]], lines: Sequence[str]) -> list[str]:
-    """Loops, outermost first: the head of each, and lines at the beginning of its body."""
+    """Loops, outermost first: the head of each, and lines at the beginning of its body.
+
+    They are not unrolled: windows are narrower than what a compiler unrolls by.
+    """
     for head, first in reversed(loops):
-        lines = [f"for ({head}) {{", *("    " + line for line in (*first, *lines)), "}"]
+        lines = ["#pragma unroll 1", f"for ({head}) {{", *("    " + line for line in (*first, *lines)), "}"]
     return list(lines)
