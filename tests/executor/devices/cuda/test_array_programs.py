@@ -221,5 +221,8 @@ def test_errors(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="profiling needs the native engine: device 'cpu'"), gk.profile():
         network().compile("cuda").run({"x": np.zeros((1, 1, 8, 8), np.float32)})
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
-    with pytest.raises(UnsupportedError, match=r"nodes without a native kernel: fc \(Gemm\)"):
-        network().compile("cuda").run({"x": np.zeros((1, 1, 8, 8), np.float32)})
+    network().compile("cuda").run({"x": np.zeros((1, 1, 8, 8), np.float32)})
+    x = Value(TensorType("float32", (2, 2)), "x")
+    exe = Executor(Graph([x], [F.det(x, name="alone")]), ParamStore({}), device="cuda")
+    with pytest.raises(UnsupportedError, match=r"nodes without a native kernel: alone \(Det\)"):
+        exe.run({"x": np.eye(2, dtype=np.float32)})

@@ -95,4 +95,4 @@ def test_sequences_in_reverse(emulator: Emulator) -> None:
         lengths[1] = 41
         kernel = kernel_of(node)
         assert emulator.run(kernel, [x, lengths], [np.empty_like(x)])
-        assert "longer than the 40 steps" in str(kernel.failure(node))
+        assert "longer than the 40 steps" in str(kernel.failure(node, 1))

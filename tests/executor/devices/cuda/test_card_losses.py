@@ -101,7 +101,7 @@ def test_a_label_out_of_range_sets_the_fault(wrong: int, reduction: str, emulato
             kernel = kernel_of(node)
             results = [np.zeros(v.tensor.static_shape, v.dtype.numpy) for v in node.outputs]
             assert emulator.run(kernel, arrays, results) is faulty
-            assert "a label is outside [0, 4)" in str(kernel.failure(node))
+            assert "a label is outside [0, 4)" in str(kernel.failure(node, 1))
 
 
 def test_the_gradient_in_the_place_of_scores(emulator: Emulator) -> None:

@@ -112,7 +112,7 @@ def test_a_ratio_that_is_none(ratio: float, emulator: Emulator) -> None:
         node = unknown(registry.get("", "Dropout")(), *arrays)
         kernel = kernel_of(node, True, True)
         assert emulator.run(kernel, arrays, [np.empty_like(x), np.empty(5, bool)]) is training
-        assert "ratio is outside [0, 1]" in str(kernel.failure(node))
+        assert "ratio is outside [0, 1]" in str(kernel.failure(node, 1))
 
 
 def test_dropout_that_never_trains_reads_no_state(emulator: Emulator) -> None:

@@ -47,7 +47,7 @@ def test_a_position_outside_of_the_caches_sets_the_fault(wrong: int, emulator: E
     node = node_of(_ROTARY(), x, cache, cache, ids)
     kernel = kernel_of(node)
     assert emulator.run(kernel, [x, cache, cache, ids], [np.zeros_like(x)])
-    assert "outside of the 90 of the caches" in str(kernel.failure(node))
+    assert "outside of the 90 of the caches" in str(kernel.failure(node, 1))
 
 
 def test_caches_that_are_broadcast_have_no_kernel() -> None:
