@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All that has to be seen on an NVIDIA card: kernels and operators against the processor's, their memory accesses under
-# compute-sanitizer where it is installed, and their rates. Needs a driver, g++ and a Python (PYTHON, default python3).
+# compute-sanitizer where it is installed, their rates, and networks beside PyTorch and ONNX Runtime (with CUDA, which it
+# installs). Needs a driver, g++ and a Python (PYTHON, default python3).
 #
 #     bench/cuda.sh [cuda12|cuda13] [FOLDER FOR FIGURES]
 set -euo pipefail
@@ -29,3 +30,7 @@ else
     echo "compute-sanitizer is not installed: accesses are not checked on the card" >&2
 fi
 python bench/card.py --record "$figures/card.json" | tee "$figures/card.md"
+# Both distributions have one module.
+pip uninstall --quiet --yes onnxruntime
+pip install --quiet torch onnxruntime-gpu
+python bench/card_networks.py --record "$figures/card-networks"

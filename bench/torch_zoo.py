@@ -38,7 +38,7 @@ class Slot:
 
     def read(self, of: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> np.ndarray:
         """The array of ours that stands for `of` each tensor: the tensor itself, its gradient, its momentum."""
-        parts = [of(tensor).detach().numpy() for tensor in self.tensors]
+        parts = [of(tensor).detach().cpu().numpy() for tensor in self.tensors]
         if not self.gates:
             return parts[0].copy()
         return np.concatenate([_order_gates(part, (0, 3, 1, 2)) for part in parts])[None]

@@ -44,11 +44,11 @@ def load(name: str, threads: int) -> None:
     open_engine(name, TINY, threads).step()
 
 
-def open_engine(name: str, workload: Workload, threads: int) -> Runner:
+def open_engine(name: str, workload: Workload, threads: int, device: str = "cpu") -> Runner:
     """Ready for the first step, which may still compile."""
     if name == "graphkit":
-        return _graphkit(workload, threads)
-    return _torch(workload, threads, compiled=name == "compiled")
+        return graphkit(workload, threads, device=device)
+    return _torch(workload, threads, compiled=name == "compiled", device=device)
 
 
 def open_shared(name: str, workload: Workload, threads: int) -> tuple[Runner, Callable[[], object]]:
@@ -58,7 +58,7 @@ def open_shared(name: str, workload: Workload, threads: int) -> tuple[Runner, Ca
     """
     if name == "graphkit":
         store = gk.kvstore.create("dist_sync")
-        return _graphkit(workload, threads, kvstore=store), store.barrier
+        return graphkit(workload, threads, kvstore=store), store.barrier
     import torch.distributed
 
     torch.distributed.init_process_group("gloo", rank=int(os.environ["PMI_RANK"]))
@@ -72,7 +72,7 @@ def trainer(workload: Workload, threads: int, net: gk.Model | None = None, **opt
     return gk.Trainer(workload.net() if net is None else net, workload.loss, optimizer, threads=threads, **options)
 
 
-def _graphkit(workload: Workload, threads: int, **options: Any) -> Runner:
+def graphkit(workload: Workload, threads: int, **options: Any) -> Runner:
     made = trainer(workload, threads, **options)
     inputs, target = workload.feeds()
     plan = made.plan({n: a.shape for n, a in {**inputs, "target": target}.items()})
@@ -86,7 +86,7 @@ def _graphkit(workload: Workload, threads: int, **options: Any) -> Runner:
     return Runner(lambda: float(made.step(inputs, target)), states, statistics, facts)
 
 
-def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = False) -> Runner:
+def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = False, device: str = "cpu") -> Runner:
     if compiled:
         # Processes that measure the same program compile it once.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "graphkit-bench-inductor"))
@@ -94,7 +94,7 @@ def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = Fals
     import torch_zoo
 
     torch.set_num_threads(threads)
-    module = torch_zoo.build(workload.network, **workload.all_options).train()
+    module = torch_zoo.build(workload.network, **workload.all_options).to(device).train()
     net = workload.net()
     slots = dict(zip(net.params, torch_zoo.slots(module), strict=True))
     for name, slot in slots.items():
@@ -102,22 +102,24 @@ def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = Fals
     statistics = tuple(n for n in slots if n not in net.trainable)
     del net
     arrays, labels = workload.feeds()
-    operands, target = [torch.from_numpy(a) for a in arrays.values()], torch.from_numpy(labels)
-    sizes = _batch_sizes(module, operands, slots) if statistics else {}
+    # What a user has in memory: a step on a card begins with a copy of it, as graphkit's does.
+    given, labelled = [torch.from_numpy(a) for a in arrays.values()], torch.from_numpy(labels)
+    sizes = _batch_sizes(module, [a.to(device) for a in given], slots) if statistics else {}
     before = {name: slots[name].read() for name in sizes}
     if shared:
         module = torch.nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
     # The fastest of PyTorch's implementations: one kernel for each parameter's update.
     optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, MOMENTUM, fused=True)
 
-    def loss_of(*inputs: torch.Tensor) -> torch.Tensor:
+    def loss_of(target: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         return _loss(workload.loss, module(*inputs), target)
 
-    forward = torch.compile(loss_of) if compiled else loss_of
+    mode = "default" if device == "cpu" else "max-autotune"
+    forward = torch.compile(loss_of, mode=mode) if compiled else loss_of
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = forward(*operands)
+        loss = forward(labelled.to(device), *(a.to(device) for a in given))
         loss.backward()
         optimizer.step()
         return float(loss.item())
@@ -134,6 +136,27 @@ def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = Fals
         return found
 
     return Runner(step, states, statistics)
+
+
+def torch_inference(workload: Workload, device: str, compiled: bool) -> Callable[[], list[np.ndarray]]:
+    """A run of PyTorch's network, from arrays to arrays."""
+    import torch
+    import torch_zoo
+
+    module = torch_zoo.build(workload.network, **workload.all_options)
+    net = workload.net()
+    for name, slot in zip(net.params, torch_zoo.slots(module), strict=True):
+        slot.write(net.params[name])
+    module = module.to(device).eval()
+    call = torch.compile(module, mode="max-autotune") if compiled else module
+    given = [torch.from_numpy(a) for a in workload.feeds()[0].values()]
+
+    def run() -> list[np.ndarray]:
+        with torch.inference_mode():
+            found = call(*(a.to(device) for a in given))
+        return [t.cpu().numpy() for t in ([found] if isinstance(found, torch.Tensor) else found)]
+
+    return run
 
 
 def _loss(kind: str, output: Any, target: Any) -> Any:

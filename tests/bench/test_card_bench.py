@@ -12,8 +12,11 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "executor" / "devices" / "cuda"))
 
 import card as bench
+import card_networks as networks
+import training_engines as engines
 from emulator import COMPILER, Emulator
 from stand_in import Card
+from training_workloads import TINY
 
 from graphkit.ops.evaluate import run_node
 
@@ -73,3 +76,25 @@ def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     bench.cuda.device.cache_clear()
     assert bench.main() == 5
     assert "needs CuPy" in capsys.readouterr().err
+
+
+def test_networks_beside_their_peers(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the stand-in graphkit runs, and every other engine is there with what it could not do."""
+    for module in (bench.cuda, bench.cuda.card):
+        monkeypatch.setattr(module, "device", lambda: card)
+    monkeypatch.setattr(networks, "WORKLOADS", {"tiny": TINY})
+    rows = networks.measure(["tiny"], {"rounds": 2, "seconds": 1e-3, "seed": 0})
+    assert [row["part"] for row in rows] == ["inference", "training"]
+    for row in rows:
+        assert row["engines"]["graphkit"]["seconds"]["p50"] > 0
+        assert row["ratio"]["tf32"]["median"] > 0
+        assert all("error" in result for name, result in row["engines"].items() if name not in ("graphkit", "tf32"))
+    assert rows[1]["engines"]["graphkit"]["fallbacks"] == []
+    assert "graphkit, tf32" in networks.report(rows, "a stand-in")
+
+
+@pytest.mark.pytorch
+def test_pytorch_infers_what_graphkit_does() -> None:
+    (found,) = engines.torch_inference(TINY, "cpu", compiled=False)()
+    (expected,) = TINY.net().run(TINY.feeds()[0]).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -1,0 +1,155 @@
+"""Networks on a card: graphkit beside PyTorch, eager and compiled, and ONNX Runtime, in one process and by turns.
+
+    python bench/card_networks.py [--only mlp,resnet50] [--rounds 7] [--seconds 0.5] [--record NAME]
+
+Training is a step by SGD with momentum, from a batch in the host's memory to the loss there; inference is a run from
+arrays to arrays. What is not installed is left out and named. First steps are compared before anything is timed. A
+second run of graphkit with precision "tf32" stands beside the others, which may use it (PyTorch for convolutions, ONNX
+Runtime for all). Needs a card: see bench/cuda.sh. Writes NAME.json and NAME.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import training_engines as engines
+from card import about
+from measurement import one_line, timed
+from paired import ratios
+from tables import table
+from training_tasks import differences
+from training_workloads import WORKLOADS, Workload
+
+from graphkit.errors import GraphkitError
+from graphkit.executor.devices import cuda
+
+TITLES = {**engines.TITLES, "tf32": "graphkit, tf32", "onnxruntime": "ONNX Runtime"}
+
+
+def training(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By engine: the times of steps, how far its first step is from PyTorch's, or the error that it ended with."""
+    opened: dict[str, Callable[[], engines.Runner]] = {
+        "graphkit": lambda: engines.open_engine("graphkit", workload, 1, "cuda"),
+        "tf32": lambda: engines.graphkit(workload, 1, device="cuda", precision="tf32"),
+    }
+    if engines.versions()["torch"] is not None:
+        for name in ("torch", "compiled"):
+            opened[name] = lambda name=name: engines.open_engine(name, workload, 1, "cuda")
+    results: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Callable[[], object]] = {}
+    firsts = {}
+    for name, made in opened.items():
+        try:
+            runner = made()
+            firsts[name] = runner.step(), runner.states(), runner.statistics
+        except Exception as error:  # noqa: BLE001 - the engines' exceptions have no common base; the row shows it
+            results[name] = {"error": one_line(error, task)}
+        else:
+            results[name], calls[name] = dict(runner.facts), runner.step
+    for name, (loss, states, statistics) in firsts.items():
+        if "torch" in firsts and name != "torch":
+            results[name]["difference"] = differences((loss, states), firsts["torch"][:2], statistics)
+    for name, times in timed(calls, task).items():
+        results[name] |= times
+    return results
+
+
+def inference(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By engine: the times of runs, or the error that it ended with."""
+    net, (inputs, _) = workload.net(), workload.feeds()
+    results: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Callable[[], object]] = {}
+
+    def opened(name: str, made: Callable[[], Callable[[], object]]) -> None:
+        try:
+            call = made()
+            call()
+        except Exception as error:  # noqa: BLE001 - as above
+            results[name] = {"error": one_line(error, task)}
+        else:
+            results[name], calls[name] = {}, call
+
+    def graphkit(precision: str) -> Callable[[], object]:
+        run = net.compile("cuda", precision=precision).run
+        return lambda: run(inputs)
+
+    opened("graphkit", lambda: graphkit("f32"))
+    opened("tf32", lambda: graphkit("tf32"))
+    if engines.versions()["torch"] is not None:
+        for name in ("torch", "compiled"):
+            opened(name, lambda name=name: engines.torch_inference(workload, "cuda", compiled=name == "compiled"))
+    if importlib.util.find_spec("onnxruntime") is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            opened("onnxruntime", lambda: _onnxruntime(workload, Path(folder) / "net.onnx"))
+    for name, times in timed(calls, task).items():
+        results[name] |= times
+    return results
+
+
+def _onnxruntime(workload: Workload, path: Path) -> Callable[[], object]:
+    import onnxruntime
+
+    provider = "CUDAExecutionProvider"
+    if provider not in onnxruntime.get_available_providers():
+        raise RuntimeError(f"this onnxruntime has no {provider}: pip install onnxruntime-gpu")
+    workload.net().save(path)
+    run = onnxruntime.InferenceSession(str(path), providers=[provider]).run
+    inputs, _ = workload.feeds()
+    return lambda: run(None, inputs)
+
+
+def report(rows: list[dict[str, Any]], about: str) -> str:
+    """Times in milliseconds, and those of the others over graphkit's."""
+    body = []
+    for row in rows:
+        for name, result in row["engines"].items():
+            ratio = row["ratio"].get(name)
+            time = f"{result['seconds']['p50'] * 1e3:.3f}" if "seconds" in result else result["error"]
+            shown = "" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+            body.append((row["workload"], row["part"], TITLES[name], time, shown))
+    return f"{about}\n\n" + table(("network", "what", "engine", "ms", "times graphkit's"), body)
+
+
+def measure(names: list[str], task: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for name in names:
+        for part, run in (("inference", inference), ("training", training)):
+            found = run(WORKLOADS[name], task)
+            ran = {engine: result for engine, result in found.items() if "seconds" in result}
+            rows.append({"workload": name, "part": part, "engines": found, "ratio": ratios([ran], found)})
+            print(report(rows[-1:], ""), file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, by comma")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one engine in one round")
+    parser.add_argument("--record", type=Path, metavar="NAME")
+    options = parser.parse_args()
+    try:
+        said = about(cuda.device())
+    except GraphkitError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    task = {"rounds": options.rounds, "seconds": options.seconds, "seed": 0}
+    rows = measure(options.only.split(","), task)
+    text = report(rows, said)
+    print(text)
+    if options.record is not None:
+        found = {"about": said, "versions": engines.versions(), "rows": rows}
+        options.record.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        options.record.with_suffix(".md").write_text(text)
+    return 1 if any("error" in result for row in rows for result in row["engines"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
