@@ -29,7 +29,9 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_permitted,
         help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores).",
     )(command)
-    return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
+    return click.option(
+        "--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, or cuda:1 for the second card."
+    )(command)
 
 
 class Recompute(click.ParamType):

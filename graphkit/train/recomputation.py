@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 from graphkit.errors import UsageError
-from graphkit.executor.devices.loading import load_device
+from graphkit.executor.devices.loading import DeviceName, load_device
 from graphkit.executor.devices.registry import runs_whole
 from graphkit.ir.graph import Graph
 from graphkit.passes.cleanup import CLEANUP
@@ -83,6 +83,7 @@ def prepared(program: Graph, device: str = "cpu") -> Graph:
     """The program as recomputation needs it: random nodes have their streams, so that a copy draws alike, and what
     forward and backward part both compute is one node. Composites that the device has no kernels for are expanded."""
     load_device(device)
-    expand = expand_composites.with_options(whole=partial(runs_whole, device))
+    kind = DeviceName.of(device).kind
+    expand = expand_composites.with_options(whole=partial(runs_whole, kind))
     passes = pipeline(bind_rng, *CLEANUP, expand, merge_recurrences, *CLEANUP)
     return run_passes(program, passes).replace(output_names=program.output_names)

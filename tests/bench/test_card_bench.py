@@ -81,7 +81,7 @@ def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_networks_beside_their_peers(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the stand-in graphkit runs, and every other engine is there with what it could not do."""
     for module in (bench.cuda, bench.cuda.card):
-        monkeypatch.setattr(module, "device", lambda: card)
+        monkeypatch.setattr(module, "device", lambda number=0: card)
     monkeypatch.setattr(networks, "WORKLOADS", {"tiny": TINY})
     rows = networks.measure(["tiny"], {"rounds": 2, "seconds": 1e-3, "seed": 0})
     assert [row["part"] for row in rows] == ["inference", "training"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
 
@@ -15,6 +15,23 @@ if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
 DEVICES = ("cpu", "cuda")
 
 
+class DeviceName(NamedTuple):
+    """What the name of a device says: "cpu", "cuda", "cuda:1"."""
+
+    kind: str
+    number: int
+
+    @staticmethod
+    def of(device: str) -> DeviceName:
+        """Raises UnsupportedError for a device that graphkit does not know."""
+        kind, colon, number = device.partition(":")
+        if kind not in DEVICES:
+            raise UnsupportedError(f"no device {device!r}{did_you_mean(kind, DEVICES)}")
+        if colon and (kind == "cpu" or not (number.isascii() and number.isdigit() and len(number) < 5)):
+            raise UnsupportedError(f"no device {device!r}: the cpu is 'cpu', cards are 'cuda:0', 'cuda:1', ...")
+        return DeviceName(kind, int(number or 0))
+
+
 def load_device(device: str) -> bool:
     """Load a device's kernels; return whether its native part is there.
 
@@ -22,10 +39,9 @@ def load_device(device: str) -> bool:
     an installed graphkit lacks it, or CuPy is missing; UnsupportedError for a device that graphkit does not know, or
     that this machine does not have.
     """
-    if device not in DEVICES:
-        raise UnsupportedError(f"no device {device!r}{did_you_mean(device, DEVICES)}")
-    if device == "cuda":
-        importlib.import_module("graphkit.executor.devices.cuda").load()
+    kind, number = DeviceName.of(device)
+    if kind == "cuda":
+        importlib.import_module("graphkit.executor.devices.cuda").load(number)
         return True
     try:
         importlib.import_module("graphkit.executor.devices.cpu")

@@ -85,7 +85,7 @@ class Channels(Protocol):
 
 
 class Settings(NamedTuple):
-    """How programs are made: the device and the switches of the executor.
+    """How programs are made: the device, which of its kind it is (`number`), and the switches of the executor.
 
     `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
     against; `sizes_vary` and `tf32` are for kernels (see KernelContext); `collectives` carry sums over processes,
@@ -104,6 +104,7 @@ class Settings(NamedTuple):
     collectives: Collectives | None = None
     channels: Channels | None = None
     tf32: bool = False
+    number: int = 0
 
 
 class NotNative(Exception):

@@ -97,4 +97,4 @@ def _program(lowered: LoweredGraph, pools: Pools) -> AnyProgram:
     if device == "cpu":
         return Program(lowered, pools)
     module = importlib.import_module(f"graphkit.executor.devices.{device}")
-    return ArrayProgram(lowered, module.device(), pools)
+    return ArrayProgram(lowered, module.device(lowered.settings.number), pools)

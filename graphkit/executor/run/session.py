@@ -17,7 +17,7 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import load_device, native_module
+from graphkit.executor.devices.loading import DeviceName, load_device, native_module
 from graphkit.executor.devices.registry import is_fusable, runs_whole
 from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Executor:
-    """Runs a graph with the arrays of `params` on a device.
+    """Runs a graph with the arrays of `params` on a device: "cpu", "cuda", or "cuda:1" for the second card.
 
     Inputs of role parameter and state are read from `params` by name (they may be fed as well); a run leaves their new
     values there. It writes them over the old ones where it can: arrays of `params` that somebody else holds keep their
@@ -96,21 +96,22 @@ class Executor:
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
         load_device(device)
-        _check_precision(precision, optimize, device)
+        kind, number = DeviceName.of(device)
+        _check_precision(precision, optimize, kind)
         self.params = params
         self._declared = Declared(graph, declared) if declared else None
-        native = device == "cpu" and native_module() is not None
+        native = kind == "cpu" and native_module() is not None
         self._settings = Settings(
-            device, native, threads, deterministic, inplace, share, optimize, declared,
-            collectives=collectives, channels=channels, tf32=precision == "tf32",
+            kind, native, threads, deterministic, inplace, share, optimize, declared,
+            collectives=collectives, channels=channels, tf32=precision == "tf32", number=number,
         )  # fmt: skip
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
-        fusable = partial(is_fusable, device)
+        fusable = partial(is_fusable, kind)
         if optimize and native:  # fused operators are made for native kernels
-            passes += inference_passes(precision, partial(runs_whole, device), _computed_in_float32(), fusable)
-        elif optimize and device != "cpu":
+            passes += inference_passes(precision, partial(runs_whole, kind), _computed_in_float32(), fusable)
+        elif optimize and kind != "cpu":
             passes += array_passes(fusable)
         self._graph, self._map_makers = maps.apart(uncollected(run_passes)(graph, passes))
         # The names by which inputs are known are those of the graph as it was given.

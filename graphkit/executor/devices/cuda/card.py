@@ -5,9 +5,9 @@ Only this module and `graphkit.ops.xp` know CuPy, and they import it when the de
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -35,12 +35,13 @@ from graphkit.ops.xp import cupy_xp
 
 
 class CudaDevice:
-    """The current card, as `graphkit.executor.devices.device.Device` wants it."""
+    """A card, as `graphkit.executor.devices.device.Device` wants it."""
 
     name = "cuda"
 
-    def __init__(self, cupy: Any):
+    def __init__(self, cupy: Any, number: int):
         self._cupy = cupy
+        self.number = number
         self._functions: dict[str, Any] = {}
         self.xp = cupy_xp()
 
@@ -49,11 +50,13 @@ class CudaDevice:
         return dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
 
     def stream(self) -> Any:
-        return self._cupy.cuda.Stream(non_blocking=True)
+        with self._cupy.cuda.Device(self.number):
+            return self._cupy.cuda.Stream(non_blocking=True)
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = stream
-        return context
+    @contextlib.contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        with self._cupy.cuda.Device(self.number), stream:
+            yield
 
     def synchronize(self, stream: Any) -> None:
         stream.synchronize()
@@ -79,13 +82,14 @@ class CudaDevice:
     @property
     def architecture(self) -> str:
         """What code is compiled for."""
-        return f"sm_{self._cupy.cuda.Device().compute_capability}"
+        return f"sm_{self._cupy.cuda.Device(self.number).compute_capability}"
 
     def facts(self) -> dict[str, str]:
         """What people ask of a card: its name, architecture, memory, and the versions around it."""
         runtime = self._cupy.cuda.runtime
-        properties = runtime.getDeviceProperties(self._cupy.cuda.Device().id)
-        free, whole = runtime.memGetInfo()
+        properties = runtime.getDeviceProperties(self.number)
+        with self._cupy.cuda.Device(self.number):
+            free, whole = runtime.memGetInfo()
         return {
             "card": properties["name"].decode(),
             "architecture": self.architecture,
@@ -117,7 +121,8 @@ class CudaDevice:
         return target
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
-        result: np.ndarray = self._cupy.ascontiguousarray(array).reshape(array.shape).get(out=out)
+        with self._cupy.cuda.Device(self.number):
+            result: np.ndarray = self._cupy.ascontiguousarray(array).reshape(array.shape).get(out=out)
         return result
 
 
@@ -136,7 +141,8 @@ class _Launched:
         try:
             functions = iter(card.functions(kernel.sources))
             self._calls: list[Any] = [
-                next(functions) if isinstance(launch, Launch) else PreparedProduct(launch) for launch in kernel.launches
+                next(functions) if isinstance(launch, Launch) else PreparedProduct(launch, card.number)
+                for launch in kernel.launches
             ]
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
@@ -171,14 +177,14 @@ class _Launched:
             call(Pointers(*map(address, (*memory, workspace))), self._card.current_stream)
 
 
-def load() -> None:
-    """Raises MissingDependency where CuPy is not installed, UnsupportedError where it finds no card."""
-    device()
+def load(number: int = 0) -> None:
+    """Raises MissingDependency where CuPy is not installed, UnsupportedError where it does not find the card."""
+    device(number)
 
 
 @cache
-def device() -> CudaDevice:
-    """The device; see `load` for what it raises."""
+def device(number: int = 0) -> CudaDevice:
+    """The card of a number; see `load` for what it raises."""
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
@@ -193,4 +199,6 @@ def device() -> CudaDevice:
         raise UnsupportedError(f"device 'cuda': no NVIDIA card can be used here ({error}); use device='cpu'") from error
     if count == 0:
         raise UnsupportedError("device 'cuda': the driver finds no NVIDIA card; use device='cpu'")
-    return CudaDevice(cupy)
+    if number >= count:
+        raise UnsupportedError(f"device 'cuda:{number}': the driver finds {count} NVIDIA card{'s' * (count > 1)}")
+    return CudaDevice(cupy, number)

@@ -6,6 +6,8 @@ https://docs.nvidia.com/cuda/cublas/ has what the functions and their attributes
 from __future__ import annotations
 
 import importlib
+import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -40,13 +42,14 @@ class PreparedProduct:
     Raises MissingDependency without the bindings, RuntimeFailure where the library has no way to compute it.
     """
 
-    def __init__(self, product: Product):
+    def __init__(self, product: Product, card: int):
+        """card: its number; it is the current one."""
         lt = _bindings()
         wide = product.kind is DType.FLOAT64
         self._product = product
-        self._handle = _handle()
+        self._handle = _handle(card)
         computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
-        self._description = lt.matmul_desc_create(computed, int(wide))
+        self._description = self._owned(lt.matmul_desc_create(computed, int(wide)), lt.matmul_desc_destroy)
         self._layouts = [self._layout(m) for m in (product.a, product.b, product.c or product.d, product.d)]
         scalar = np.float64 if wide else np.float32
         self._alpha, self._beta = np.array([product.alpha], scalar), np.array([product.beta], scalar)
@@ -62,7 +65,8 @@ class PreparedProduct:
 
     def _layout(self, matrix: Matrix) -> int:
         lt, product = _bindings(), self._product
-        made: int = lt.matrix_layout_create(_TYPES[product.kind], matrix.rows, matrix.columns, matrix.leading)
+        layout = lt.matrix_layout_create(_TYPES[product.kind], matrix.rows, matrix.columns, matrix.leading)
+        made = self._owned(layout, lt.matrix_layout_destroy)
         if product.batch > 1:
             attributes = lt.MatrixLayoutAttribute
             for name, number in (
@@ -117,14 +121,10 @@ class PreparedProduct:
             at.c or at.d, c, at.d, d, self._chosen.ctypes.data, at.workspace, self._product.workspace, stream,
         )  # fmt: skip
 
-    def __del__(self) -> None:
-        # Of a product that was not made as a whole some are missing.
-        description, layouts = getattr(self, "_description", None), getattr(self, "_layouts", ())
-        if description is not None:
-            lt = _bindings()
-            lt.matmul_desc_destroy(description)
-            for layout in layouts:
-                lt.matrix_layout_destroy(layout)
+    def _owned(self, made: int, destroy: Callable[[int], object]) -> int:
+        """A descriptor that goes with this object."""
+        weakref.finalize(self, destroy, made).atexit = False
+        return made
 
 
 def version() -> str:
@@ -137,8 +137,8 @@ def version() -> str:
 
 
 @cache
-def _handle() -> int:
-    """Of the current card; calls of several threads may go on at once."""
+def _handle(card: int) -> int:
+    """Of a card, which is the current one; calls of several threads may go on at once."""
     handle: int = _bindings().create()
     return handle
 

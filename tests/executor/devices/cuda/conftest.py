@@ -37,5 +37,5 @@ def card(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Card:
     """What "cuda" is while the test runs."""
     made = Card(emulator)
     for module in (cuda, cuda.card):
-        monkeypatch.setattr(module, "device", lambda: made)
+        monkeypatch.setattr(module, "device", lambda number=0: made)
     return made

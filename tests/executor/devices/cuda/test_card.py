@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from card_cases import needs_card, why_not
+from stand_in import Card
 
 import graphkit as gk
 from graphkit import cli
@@ -76,6 +77,32 @@ def test_without_a_card(fresh: None, monkeypatch: pytest.MonkeyPatch, outcome: A
     monkeypatch.setitem(sys.modules, "cupy", without_card(outcome))
     with pytest.raises(UnsupportedError, match=message):
         network().compile("cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:2", "device 'cuda:2': the driver finds 2 NVIDIA cards"),
+        ("cuda:", "no device 'cuda:': the cpu is 'cpu', cards are"),
+        ("cuda:-1", "no device 'cuda:-1': the cpu is 'cpu', cards are 'cuda:0', 'cuda:1', ..."),
+        ("cpu:0", "no device 'cpu:0': the cpu is 'cpu'"),
+        ("cudda:1", r"no device 'cudda:1'; did you mean 'cuda'\?"),
+    ],
+)
+def test_devices_that_are_not_there(fresh: None, monkeypatch: pytest.MonkeyPatch, device: str, message: str) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", without_card(2))
+    with pytest.raises(UnsupportedError, match=message):
+        network().compile(device)
+
+
+def test_a_device_by_its_number(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(cuda.card, "device", lambda number=0: asked.append(number) or card)
+    monkeypatch.setattr(cuda, "device", cuda.card.device)
+    x = {"x": np.ones((2, 4), np.float32)}
+    for name in ("cuda", "cuda:0", "cuda:1"):
+        np.testing.assert_allclose(network().compile(name).run(x)["y"], network().run(x)["y"], rtol=1e-5)
+    assert asked == [0, 0, 0, 0, 1, 1]
 
 
 def test_the_command_line_says_it_in_one_line(

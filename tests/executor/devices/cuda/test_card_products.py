@@ -134,7 +134,7 @@ def test_a_third_operand_that_is_repeated_is_spread_first(emulator: Emulator) ->
 def bindings(monkeypatch: pytest.MonkeyPatch) -> CublasLt:
     made = CublasLt()
     monkeypatch.setattr(library, "_bindings", lambda: made)
-    monkeypatch.setattr(library, "_handle", made.create)
+    monkeypatch.setattr(library, "_handle", lambda card: made.create())
     return made
 
 
@@ -149,7 +149,7 @@ class HostArray:
         return HostArray(self.array[part])
 
 
-CARD = SimpleNamespace(functions=lambda sources: [None] * len(sources), current_stream=STREAM)
+CARD = SimpleNamespace(functions=lambda sources: [None] * len(sources), current_stream=STREAM, number=0)
 
 
 def through_the_library(case: CardCase) -> np.ndarray:
