@@ -79,7 +79,8 @@ class Trainer:
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
     precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
-    slots and all else are float32. "tf32", on a card, multiplies float32 matrices by their leading 11 bits.
+    slots and all else are float32; on a card products of matrices alone are rounded. "tf32", on a card, multiplies
+    float32 matrices by their leading 11 bits.
     deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
     quantisation and dequantisation behind it they always pass.

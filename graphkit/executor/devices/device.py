@@ -36,6 +36,11 @@ class Device(Protocol):
         """Whether an array can have such elements."""
         ...
 
+    def stored(self, dtype: DType) -> np.dtype | None:
+        """By which element type arrays hold such elements: their own, or bits that kernels alone know; None for what no
+        array holds."""
+        ...
+
     def stream(self) -> Any:
         """A new queue, whose work is done in order."""
         ...

@@ -21,7 +21,7 @@ from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Resident
 from graphkit.executor.run.params import ParameterArray
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ops.evaluate import run_node
 
 # Steps below which a recording saves no calls.
@@ -85,7 +85,12 @@ class ArrayInstance:
 
     def _view(self, memory: Any, offset: int, storage: Value) -> Any:
         kind = storage.tensor
-        return self._device.view(memory, offset, kind.static_shape, kind.dtype.numpy)
+        return self._device.view(memory, offset, kind.static_shape, self._stored(kind))
+
+    def _stored(self, kind: TensorType) -> np.dtype:
+        found = self._device.stored(kind.dtype)
+        assert found is not None, "the program has looked at all types"
+        return found
 
     def _first_state_written(self) -> int:
         """The first position in the order whose step writes over a state; behind the last where there is none."""
@@ -159,7 +164,7 @@ class ArrayInstance:
         if value is storage or array is None:
             return array
         kind = value.tensor
-        wanted = kind.dtype.numpy
+        wanted = self._stored(kind)
         if array.dtype != wanted:
             array = array.reshape(-1).view(wanted)
         return array.reshape(kind.static_shape)
@@ -185,17 +190,23 @@ class ArrayInstance:
                 self._receive(value, given)
         self._run_segments()
         outputs = [
-            _copied_out(self._device, self._read(result.value), buffers.get(position))
-            for position, result in enumerate(results[first:], first)
+            self._output(result.value, buffers.get(position)) for position, result in enumerate(results[first:], first)
         ]
         self._check_faults()
         return [*self._new_states(), *outputs]
+
+    def _output(self, value: Value, out: np.ndarray | None) -> Any:
+        array, kind = self._read(value), value.type
+        if not isinstance(kind, TensorType) or self._device.supports(kind.dtype):
+            return _copied_out(self._device, array, out)
+        bits = self._device.copy_out(array, None if out is None else _as(out, array.dtype))
+        return _as(bits, kind.dtype.numpy) if out is None else out
 
     def _receive(self, value: Value, given: Any) -> None:
         if isinstance(given, Resident):
             self._arrays[value] = given.array
         elif value in self._kept:
-            self._device.copy_in(given, self._arrays[value])
+            self._device.copy_in(_as(given, self._stored(value.tensor)), self._arrays[value])
         else:
             self._arrays[value] = _copied_in(self._device, given)
         target = self._lowered.memory.donated.get(value)
@@ -205,7 +216,7 @@ class ArrayInstance:
     def _reshaped(self, array: Any, storage: Value) -> Any:
         """The memory of a state as that of its new value."""
         kind = storage.tensor
-        return array.reshape(-1).view(kind.dtype.numpy).reshape(kind.static_shape)
+        return array.reshape(-1).view(self._stored(kind)).reshape(kind.static_shape)
 
     def _new_states(self) -> list[Resident]:
         """The states' memory with the new values in it."""
@@ -222,7 +233,7 @@ class ArrayInstance:
                 self._device.xp.copyto(held, array)
             else:
                 self._arrays[state] = self._copied(array)
-        return [Resident(self._device, self._arrays[state]) for state in self._states]
+        return [Resident(self._device, self._arrays[state], state.dtype.numpy) for state in self._states]
 
     def _copied(self, array: Any) -> Any:
         made = self._device.view(self._device.alloc(array.nbytes), 0, array.shape, array.dtype)
@@ -251,7 +262,8 @@ class ArrayInstance:
     def _uploaded(self, source: VersionedArray) -> Any:
         if isinstance(source, ParameterArray) and (resident := source.resident(self._device)) is not None:
             return resident.array
-        array = self._device.copy_in(source.array)
+        array = source.array
+        array = self._device.copy_in(_as(array, self._device.stored(dtype_of(array.dtype)) or array.dtype))
         self._device.synchronize(self._stream)  # other streams read it as well
         return array
 
@@ -263,6 +275,11 @@ class _Segment:
         self.positions = positions
         self.is_recorded = is_recorded
         self.replay: Callable[[], None] | None = None
+
+
+def _as(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The same bytes as elements of another type of the same size."""
+    return array if array.dtype == dtype else np.ascontiguousarray(array).view(dtype)
 
 
 def _is_array(value: Value) -> bool:

@@ -7,7 +7,7 @@ Maps, which are Python's own dicts, are always on the host. Outputs come back as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.array_instance import ArrayInstance
@@ -43,7 +44,8 @@ class ArrayProgram:
 
     def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
         graph = lowered.graph
-        _check_types(graph, device)
+        launched = {node for node, lowering in lowered.steps if isinstance(lowering, LaunchedStep)}
+        _check_types(graph, device, launched, lowered.placement.steps)
         self.graph = graph
         self.device = device
         self.pools = pools
@@ -82,16 +84,25 @@ class ArrayProgram:
         return describe(self.lowered)
 
 
-def _check_types(graph: Graph, device: Device) -> None:
-    """Raises UnsupportedError for element types that the device's arrays cannot have."""
+def _check_types(
+    graph: Graph, device: Device, launched: Container[Node] = (), steps: Iterable[Node] | None = None
+) -> None:
+    """Raises UnsupportedError for element types that the device's arrays cannot have.
+
+    launched: those of `steps` that are kernels of the device, which know what bits stand for. Without steps all nodes
+    are interpreted.
+    """
+    interpreted = [node for node in (graph.nodes if steps is None else steps) if node not in launched]
+    read = {value for node in interpreted for value in (*node.operands, *node.outputs)}
     found: dict[str, list[str]] = {}
     for value in graph.values:
         if holds_maps(value.type):
             continue
         dtype = _element(value.type)
-        if not device.supports(dtype):
+        held = isinstance(value.type, TensorType) and steps is not None and value not in read
+        if not device.supports(dtype) and not (held and device.stored(dtype) is not None):
             found.setdefault(dtype.value, []).append(graph.name_of(value))
-    for body in (body for node in graph.nodes for body in _subgraphs(node)):
+    for body in (body for node in interpreted for body in _subgraphs(node)):
         _check_types(body, device)
     if found:
         listed = "; ".join(f"{dtype}: {', '.join(names[:5])}" for dtype, names in found.items())

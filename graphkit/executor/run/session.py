@@ -57,7 +57,8 @@ class Executor:
     `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
-    is, `graphkit.passes.layout.bfloat16` says) and sums in float32; `precision="tf32"`, on a card, multiplies float32
+    is, `graphkit.passes.layout.bfloat16` says; on a card, those of matrix products alone) and sums in float32;
+    `precision="tf32"`, on a card, multiplies float32
     matrices by their leading 11 bits (each off by a relative 2^-11 at most); `deterministic=True` gives the same bits
     for any number of threads. `declared` are shapes that a file has for the graph's values: a false one is a
     DeclarationWarning. `collectives` carry the sums over processes that the graph has, each without them being that of
@@ -112,7 +113,7 @@ class Executor:
         if optimize and native:  # fused operators are made for native kernels
             passes += inference_passes(precision, partial(runs_whole, kind), _computed_in_float32(), fusable)
         elif optimize and kind != "cpu":
-            passes += array_passes(fusable)
+            passes += array_passes(fusable, precision)
         self._graph, self._map_makers = maps.apart(uncollected(run_passes)(graph, passes))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
@@ -455,7 +456,7 @@ def _check_precision(precision: str, optimize: bool, device: str) -> None:
     if not optimize:
         raise UsageError("precision 'bf16' is a rewrite of the graph, which optimize=False forbids")
     if device != "cpu":
-        raise UnsupportedError(f"precision 'bf16' is not there on device {device!r}; use 'f32'")
+        return
     native = native_module()
     if native is None or not native.has_bfloat16():
         who = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"

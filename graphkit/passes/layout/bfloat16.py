@@ -5,7 +5,8 @@ All else stays float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
@@ -14,12 +15,10 @@ from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite
 
-_PRODUCTS = {
-    ("", "MatMul"),
-    ("", "Gemm"),
+MATRIX_PRODUCTS = frozenset({("", "MatMul"), ("", "Gemm"), (DOMAIN, "FusedMatMul")})
+PRODUCTS = MATRIX_PRODUCTS | {
     ("", "Conv"),
     ("", "ConvTranspose"),
-    (DOMAIN, "FusedMatMul"),
     (DOMAIN, "FusedConv"),
     (DOMAIN, "ChannelsLastConv"),
     (DOMAIN, "ChannelsLastConvTranspose"),
@@ -34,8 +33,8 @@ _PRODUCTS = {
     requires=[Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
     breaks=[Property.SIMPLIFIED],
 )
-def to_bfloat16(graph: Graph) -> Graph:
-    """Round the operands and the result of every float32 product to bfloat16.
+def to_bfloat16(graph: Graph, *, products: Collection[tuple[str, str]] = PRODUCTS) -> Graph:
+    """Round the operands and the result of every float32 product to bfloat16. products: domains and names of operators.
 
     A value rounded so has a relative error of at most 2^-8. Casts that meet each other vanish in `simplify`, so that
     products which follow each other hand bfloat16 on. The gradient of a convolution's weights is not rounded: it has
@@ -45,8 +44,8 @@ def to_bfloat16(graph: Graph) -> Graph:
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        if (node.op.domain, node.op.name) not in _PRODUCTS:
-            return map_bodies(node, operands, to_bfloat16).outputs
+        if (node.op.domain, node.op.name) not in products:
+            return map_bodies(node, operands, partial(to_bfloat16, products=products)).outputs
         if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
             return None
         if _sums_odd_channels(node):

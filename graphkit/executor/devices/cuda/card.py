@@ -49,6 +49,11 @@ class CudaDevice:
         """Numbers and booleans of numpy itself: CuPy has no ml_dtypes, no strings."""
         return dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
 
+    def stored(self, dtype: DType) -> np.dtype | None:
+        if dtype is DType.BFLOAT16:
+            return np.dtype(np.uint16)
+        return dtype.numpy if self.supports(dtype) else None
+
     def stream(self) -> Any:
         with self._cupy.cuda.Device(self.number):
             return self._cupy.cuda.Stream(non_blocking=True)

@@ -27,6 +27,7 @@ from graphkit.executor.devices.cuda.launches import (
     Source,
     Table,
 )
+from graphkit.ir.types import DType
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 _HEADER = Path(__file__).with_name("host_cuda.h")
@@ -143,6 +144,8 @@ def multiply(product: Product, memory: Callable[[Any], Any]) -> None:
     def matrices(matrix: Matrix) -> np.ndarray:
         """[batch, rows, columns]"""
         flat = memory(matrix.memory).view(np.ndarray).reshape(-1)
+        if product.kind is DType.BFLOAT16:
+            flat = flat.view(kind)
         assert flat.dtype == kind
         assert matrix.leading >= matrix.rows
         last = (product.batch - 1) * matrix.stride + (matrix.columns - 1) * matrix.leading + matrix.rows
@@ -158,7 +161,7 @@ def multiply(product: Product, memory: Callable[[Any], Any]) -> None:
     if product.c is not None:
         y += wide(product.beta) * matrices(product.c).astype(wide)
     if product.bias is not None:
-        y += memory(product.bias).view(np.ndarray).reshape(-1)[:, None].astype(wide)
+        y += memory(product.bias).view(np.ndarray).reshape(-1).view(kind)[:, None].astype(wide)
     matrices(product.d)[...] = y.astype(kind)
 
 

@@ -140,6 +140,7 @@ class Card:
         self._thread = threading.local()
 
     supports = cuda.CudaDevice.supports
+    stored = cuda.CudaDevice.stored
 
     @property
     def xp(self) -> CardNamespace:

@@ -212,12 +212,11 @@ def test_concurrent_runs_have_a_stream_and_an_arena_each(card: Card) -> None:
 
 
 def test_errors(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = Value(TensorType(DType.BFLOAT16, (3,)), "x")
-    exe = Executor(Graph([x], [F.exp(x, name="narrow")]), ParamStore({}), device="cuda")
-    with pytest.raises(UnsupportedError, match=r"'cuda' has no arrays of these types \(bfloat16: x, narrow"):
-        _ = exe.plan
-    with pytest.raises(UnsupportedError, match="precision 'bf16' is not there on device 'cuda'"):
-        network().compile("cuda", precision="bf16")
+    for dtype, made in ((DType.BFLOAT16, F.hardmax), (DType.FLOAT8E5M2, F.identity)):
+        x = Value(TensorType(dtype, (3,)), "x")
+        exe = Executor(Graph([x], [made(x, name="narrow")]), ParamStore({}), device="cuda", optimize=False)
+        with pytest.raises(UnsupportedError, match=rf"'cuda' has no arrays of these types \({dtype.value}: x, narrow"):
+            _ = exe.plan
     with pytest.raises(UnsupportedError, match="profiling needs the native engine: device 'cpu'"), gk.profile():
         network().compile("cuda").run({"x": np.zeros((1, 1, 8, 8), np.float32)})
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")

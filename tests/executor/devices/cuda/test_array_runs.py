@@ -16,7 +16,7 @@ from graphkit.errors import NotFinite, RuntimeFailure
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 
 X = np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)
@@ -248,3 +248,36 @@ def test_a_guard_says_what_it_has_met(card: Card, value: str, shape: tuple[int, 
         with pytest.raises(NotFinite, match=rf"FiniteGuard.*: {value}$"):
             exe(given, np.array([value], np.float16))
     assert "FiniteGuard" in card.launched
+
+
+# --- bfloat16 ---------------------------------------------------------------------------------------
+
+
+def test_bfloat16_is_bits_that_kernels_know(card: Card) -> None:
+    """In and out, as parameters and as states."""
+    bfloat16 = DType.BFLOAT16.numpy
+    x, a = Value(TensorType(DType.BFLOAT16, (6, 4)), "x"), Value(TensorType(DType.BFLOAT16, (4, 4)), "a", role="state")
+    y = F.mat_mul(F.tanh(x), a)
+    graph = Graph([x, a], [F.reshape(y, np.array([4, 6])), a], updates=[(a, F.mul(a, a))])
+    store = ParamStore({"a": a.tensor}, {"a": np.full((4, 4), 0.5, bfloat16)})
+    exe = Executor(graph, store, device="cuda")
+    data, value = X[:6, :4].astype(bfloat16), np.full((4, 4), 0.5, bfloat16)
+    for _ in range(4):
+        found, old = exe.run({"x": data}).values()
+        assert found.dtype == old.dtype == bfloat16
+        np.testing.assert_array_equal(old, value)
+        wanted = np.tanh(data.astype(np.float32)).astype(bfloat16).astype(np.float32) @ value.astype(np.float32)
+        np.testing.assert_allclose(found.astype(np.float32), wanted.reshape(4, 6), rtol=2e-2, atol=1e-2)
+        value = value * value
+        np.testing.assert_array_equal(store["a"], value)
+    assert not card.interpreted
+
+
+def test_products_in_bfloat16_train_float32_parameters(card: Card) -> None:
+    plain, rounded = trainer("cuda"), trainer("cuda", precision="bf16")
+    for _ in range(6):
+        np.testing.assert_allclose(float(rounded.step(X, LABELS)), float(plain.step(X, LABELS)), rtol=2e-2)
+    for name, array in plain.net.params.items():
+        assert rounded.net.params[name].dtype == np.float32
+        assert not np.array_equal(rounded.net.params[name], array), "it makes a difference"
+    assert not card.interpreted
