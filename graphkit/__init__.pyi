@@ -318,6 +318,7 @@ from graphkit.ops._functions import softmax as softmax
 from graphkit.ops._functions import softmax_cross_entropy_grad as softmax_cross_entropy_grad
 from graphkit.ops._functions import softmax_cross_entropy_loss as softmax_cross_entropy_loss
 from graphkit.ops._functions import softmax_cross_entropy_with_grad as softmax_cross_entropy_with_grad
+from graphkit.ops._functions import softmax_grad as softmax_grad
 from graphkit.ops._functions import softplus as softplus
 from graphkit.ops._functions import softsign as softsign
 from graphkit.ops._functions import solve as solve

@@ -2622,6 +2622,11 @@ def softmax_cross_entropy_with_grad(
 ) -> tuple[Value, Value]:
     """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient in them, in one pass."""
 
+def softmax_grad(
+    dy: Operand, y: Operand, *, axis: int = -1, log: bool = False, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """y * (dy - sum(dy * y)) along one axis, the gradient of Softmax by its operand, y being its result."""
+
 def softplus(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """log(1 + exp(x))."""
 

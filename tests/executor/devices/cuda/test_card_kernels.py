@@ -79,9 +79,8 @@ def test_every_sample_on_the_card(cls: type[Op]) -> None:
 # --- for cards --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "architecture", ["sm_90", *(pytest.param(a, marks=pytest.mark.full) for a in ("sm_80", "sm_100"))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
 def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc: None) -> None:
     """And keeps its values in registers, as the compiled code itself says."""
