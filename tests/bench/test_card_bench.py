@@ -95,6 +95,7 @@ def test_networks_beside_their_peers(card: Card, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.pytorch
 def test_pytorch_infers_what_graphkit_does() -> None:
+    pytest.importorskip("torch")
     (found,) = engines.torch_inference(TINY, "cpu", compiled=False)()
     (expected,) = TINY.net().run(TINY.feeds()[0]).values()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
