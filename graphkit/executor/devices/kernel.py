@@ -8,6 +8,9 @@ from typing import Protocol, TypeGuard
 
 import numpy as np
 
+from graphkit.errors import RuntimeFailure
+from graphkit.ir.graph import Node
+
 
 class VersionedArray(Protocol):
     """A parameter or a constant: an array that changes only together with its version."""
@@ -80,6 +83,10 @@ class LaunchedKernel(Protocol):
     @property
     def fault(self) -> str:
         """What is wrong where a run sets the fault that it was prepared with; empty where it has none."""
+        ...
+
+    def failure(self, node: Node, word: int) -> RuntimeFailure:
+        """What to raise for a node whose run has set the fault to `word`."""
         ...
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.errors import GraphkitError
 from graphkit.executor.devices.device import ArrayKernel, Device
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph
@@ -39,11 +40,11 @@ class ArrayInstance:
         self._stamp = -1
         graph, memory = lowered.graph, lowered.memory
         self._states = [state for state, _ in graph.updates]
-        faulty = [step.kernel.fault for _, step in lowered.steps if isinstance(step, LaunchedStep)]
+        faulty = [i for i, step in enumerate(lowered.lowerings) if isinstance(step, LaunchedStep) and step.kernel.fault]
+        self._fault_of = {index: number for number, index in enumerate(faulty)}
         with device.on(self._stream):
-            self._faults = device.xp.zeros((sum(map(bool, faulty)),), np.uint32)
-            self._failures: list[tuple[Node, Any]] = []
-            self._kernels = [self._prepared(node, lowering) for node, lowering in lowered.steps]
+            self._faults = device.xp.zeros((len(faulty),), np.uint32)
+            self._kernels = [self._prepared(index) for index in range(len(lowered.lowerings))]
             arena = device.alloc(memory.layout.arena_bytes)
             self._scratch = {
                 index: device.view(arena, offset, (lowering.scratch_bytes,), np.dtype(np.uint8))
@@ -56,17 +57,20 @@ class ArrayInstance:
             device.synchronize(self._stream)
         self._kept = frozenset(self._arrays)  # what lies in memory that stays
         self._bound: list[Any] = []  # what other memory the latest run has met
-        self._commit = self._first_state_written()
+        self._passing: list[Value] = []  # what lies in other memory during a run
+        order = {self._placement.steps[index]: position for position, index in enumerate(memory.order)}
+        # The first position whose step writes over a state: faults are looked at before. And behind all, if they must.
+        writers = (order[target.node] for target in memory.donated.values() if target.node is not None)
+        self._commit = min(writers, default=len(order))
+        self._fails_late = any(order[self._placement.steps[index]] >= self._commit for index in faulty)
         self._segments = list(self._divided())
 
-    def _prepared(self, node: Node, lowering: Any) -> ArrayKernel | None:
-        """None for a node whose results are arrays that it makes."""
+    def _prepared(self, index: int) -> ArrayKernel | None:
+        """None for a step whose results are arrays that it makes."""
+        node, lowering = self._placement.steps[index], self._lowered.lowerings[index]
         if isinstance(lowering, LaunchedStep):
-            fault = None
-            if lowering.kernel.fault:
-                place = len(self._failures)
-                fault = self._faults[place : place + 1]
-                self._failures.append((node, lowering.kernel))
+            number = self._fault_of.get(index)
+            fault = None if number is None else self._faults[number : number + 1]
             return self._device.prepare(node, lowering.kernel, fault)
         return self._device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
 
@@ -91,18 +95,6 @@ class ArrayInstance:
         found = self._device.stored(kind.dtype)
         assert found is not None, "the program has looked at all types"
         return found
-
-    def _first_state_written(self) -> int:
-        """The first position in the order whose step writes over a state; behind the last where there is none."""
-        targets, order = {*self._lowered.memory.donated.values()}, self._lowered.memory.order
-        for position, index in enumerate(order):
-            if any(
-                self._placement.root[v] in targets
-                for v in self._placement.steps[index].outputs
-                if v in self._placement.used
-            ):
-                return position
-        return len(order)
 
     # --- segments -----------------------------------------------------------------------------------------------
 
@@ -137,6 +129,8 @@ class ArrayInstance:
                 self._run_steps(segment)
             else:
                 segment.replay()
+        if self._fails_late or self._commit == len(self._placement.steps):
+            self._check_faults()
 
     def _run_steps(self, segment: _Segment) -> None:
         memory, steps = self._lowered.memory, self._placement.steps
@@ -153,17 +147,27 @@ class ArrayInstance:
         if kernel is not None:
             kernel(operands, [self._read(v) if v in used else None for v in node.outputs], self._scratch.get(index))
             return
+        # Values tell how large results are, or how often a loop runs: what no kernel could compute must not.
+        self._check_faults()
         results = kept(node, operands, run_node(node, operands, self._device.xp))
         for value, result in zip(node.outputs, results, strict=True):
             if value in used:
-                self._arrays[value] = result
+                self._pass(value, result)
+
+    def _pass(self, storage: Value, array: Any) -> None:
+        """Put an array in the place of a storage until the run ends."""
+        self._arrays[storage] = array
+        self._passing.append(storage)
 
     def _read(self, value: Value) -> Any:
         storage = self._placement.root[value]
         array = self._arrays.get(storage)
         if value is storage or array is None:
             return array
-        kind = value.tensor
+        return self._shaped(array, value.tensor)
+
+    def _shaped(self, array: Any, kind: TensorType) -> Any:
+        """The memory of an array as one of another type."""
         wanted = self._stored(kind)
         if array.dtype != wanted:
             array = array.reshape(-1).view(wanted)
@@ -176,11 +180,16 @@ class ArrayInstance:
         with self._device.on(self._stream):
             try:
                 return self._run(inputs, buffers)
+            except GraphkitError:
+                # What came of the first fault may be what a later step has failed of.
+                self._check_faults()
+                raise
             finally:
                 # Whatever becomes of the run: nobody reads or frees what is still being written.
                 self._device.synchronize(self._stream)
-                for storage in [s for s in self._arrays if s not in self._kept and s not in self._lowered.fixed]:
-                    del self._arrays[storage]
+                for storage in self._passing:
+                    self._arrays.pop(storage, None)
+                self._passing.clear()
 
     def _run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         results, first = self._placement.results, len(self._states)
@@ -192,7 +201,6 @@ class ArrayInstance:
         outputs = [
             self._output(result.value, buffers.get(position)) for position, result in enumerate(results[first:], first)
         ]
-        self._check_faults()
         return [*self._new_states(), *outputs]
 
     def _output(self, value: Value, out: np.ndarray | None) -> Any:
@@ -203,20 +211,19 @@ class ArrayInstance:
         return _as(bits, kind.dtype.numpy) if out is None else out
 
     def _receive(self, value: Value, given: Any) -> None:
-        if isinstance(given, Resident):
-            self._arrays[value] = given.array
-        elif value in self._kept:
-            self._device.copy_in(_as(given, self._stored(value.tensor)), self._arrays[value])
-        else:
-            self._arrays[value] = _copied_in(self._device, given)
+        if value in self._kept:
+            self._sent(value, given, self._arrays[value])
+            return
+        self._pass(value, given.array if isinstance(given, Resident) else self._sent(value, given))
         target = self._lowered.memory.donated.get(value)
         if target is not None:
-            self._arrays[target] = self._reshaped(self._arrays[value], target)
+            self._pass(target, self._shaped(self._arrays[value], target.tensor))
 
-    def _reshaped(self, array: Any, storage: Value) -> Any:
-        """The memory of a state as that of its new value."""
-        kind = storage.tensor
-        return array.reshape(-1).view(self._stored(kind)).reshape(kind.static_shape)
+    def _sent(self, value: Value, given: Any, target: Any = None) -> Any:
+        """A fed array on the device, in `target` or on its own; or a sequence of arrays. Maps stay on the host."""
+        if isinstance(value.type, TensorType):
+            return self._device.copy_in(_as(given, self._stored(value.tensor)), target)
+        return _copied_in(self._device, given)
 
     def _new_states(self) -> list[Resident]:
         """The states' memory with the new values in it."""
@@ -232,7 +239,7 @@ class ArrayInstance:
             if (held.shape, held.dtype) == (array.shape, array.dtype):
                 self._device.xp.copyto(held, array)
             else:
-                self._arrays[state] = self._copied(array)
+                self._pass(state, self._copied(array))
         return [Resident(self._device, self._arrays[state], state.dtype.numpy) for state in self._states]
 
     def _copied(self, array: Any) -> Any:
@@ -241,15 +248,18 @@ class ArrayInstance:
         return made
 
     def _check_faults(self) -> None:
-        """Raise RuntimeFailure for the first kernel that has met what no kernel can compute."""
-        if not self._failures:
+        """Raise RuntimeFailure for the first step that has met what no kernel can compute. Waits for all steps."""
+        if not self._fault_of:
             return
         words = self._device.copy_out(self._faults, None)
-        found = np.flatnonzero(words)
-        if len(found):
-            self._device.copy_in(np.zeros(len(self._failures), np.uint32), self._faults)
-            node, kernel = self._failures[found[0]]
-            raise kernel.failure(node, int(words[found[0]]))
+        if not words.any():
+            return
+        self._device.copy_in(np.zeros(len(words), np.uint32), self._faults)
+        place = {index: position for position, index in enumerate(self._lowered.memory.order)}
+        index = min((i for i, number in self._fault_of.items() if words[number]), key=place.__getitem__)
+        lowering = self._lowered.lowerings[index]
+        assert isinstance(lowering, LaunchedStep), "others have no fault"
+        raise lowering.kernel.failure(self._placement.steps[index], int(words[self._fault_of[index]]))
 
     def _refresh(self) -> None:
         """Copy parameters and constants that have changed to the device."""

@@ -17,6 +17,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
+from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.array_instance import ArrayInstance
@@ -66,8 +67,11 @@ class ArrayProgram:
         try:
             instance = self._idle.pop()
         except IndexError:
-            instance = ArrayInstance(self.lowered, self.device, self.pools)
-        results = instance.run(inputs, buffers)
+            arena = self.lowered.memory.layout.arena_bytes
+            with out_of_memory(self.graph, f"the arena on device {self.device.name!r}, {arena} bytes"):
+                instance = ArrayInstance(self.lowered, self.device, self.pools)
+        with out_of_memory(self.graph, f"a run on device {self.device.name!r}"):
+            results = instance.run(inputs, buffers)
         if len(self._idle) < IDLE:
             self._idle.append(instance)
         return results

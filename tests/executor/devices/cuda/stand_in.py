@@ -194,10 +194,12 @@ class Card:
         return memory[-memory.ctypes.data % 512 :][:nbytes]
 
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        assert dtype.isbuiltin == 1, "CuPy has no such arrays"
         return np.ndarray(shape, dtype, memory, offset).view(CardArray)
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         assert type(array) is np.ndarray
+        assert array.dtype.isbuiltin == 1, "CuPy has no such arrays"
         self.uploads += 1
         if target is None:
             target = self.view(self.alloc(array.nbytes), 0, array.shape, array.dtype)

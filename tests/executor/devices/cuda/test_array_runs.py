@@ -12,12 +12,14 @@ import pytest
 from stand_in import Card
 
 import graphkit as gk
-from graphkit.errors import NotFinite, RuntimeFailure
+from graphkit.errors import NotFinite, OutOfMemory, RuntimeFailure
+from graphkit.executor.run import array_instance
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
+from graphkit.ops.evaluate import run_node
 
 X = np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32)
 LABELS = np.arange(16) % 3
@@ -248,6 +250,34 @@ def test_a_guard_says_what_it_has_met(card: Card, value: str, shape: tuple[int, 
         with pytest.raises(NotFinite, match=rf"FiniteGuard.*: {value}$"):
             exe(given, np.array([value], np.float16))
     assert "FiniteGuard" in card.launched
+
+
+def test_what_values_size_comes_after_a_look_at_faults(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that an index outside leaves unwritten are not counted: they might be a loop's iterations."""
+    x, at = gk.input("x", ["N", 4]), gk.input("at", [3], "int64")
+    exe = gk.Model({"y": gk.non_zero(gk.gather(gk.exp(x), at, axis=0, name="pick"))}).compile("cuda")
+    ran = []
+
+    def watched(node: Node, *given: Any) -> Any:
+        ran.append(node.op.name)
+        return run_node(node, *given)
+
+    monkeypatch.setattr(array_instance, "run_node", watched)
+    assert exe.run({"x": X[:5, :4], "at": np.array([0, 2, 1])})["y"].shape == (2, 12)
+    assert ran == ["NonZero"]
+    with pytest.raises(RuntimeFailure, match=r"pick.*: an index is outside axis 0"):
+        exe.run({"x": X[:5, :4], "at": np.array([0, 5, 1])})
+    assert ran == ["NonZero"]
+
+
+def test_memory_that_is_not_there_names_what_wants_it(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(nbytes: int) -> Any:
+        raise MemoryError(f"{nbytes} bytes")
+
+    exe = chain().compile("cuda")
+    monkeypatch.setattr(card, "alloc", none)
+    with pytest.raises(OutOfMemory, match=r"no memory for the arena on device 'cuda', \d+ bytes .*largest value is"):
+        exe.run({"x": X})
 
 
 # --- bfloat16 ---------------------------------------------------------------------------------------
