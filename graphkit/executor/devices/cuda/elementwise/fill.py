@@ -9,13 +9,13 @@ import numpy as np
 
 from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Output
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
-from graphkit.ir.types import HALVES, DType
+from graphkit.ir.types import HALVES
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.fill import ConstantOfShape, EyeLike, OneHot
 from graphkit.ops.tensor.select import Trilu
@@ -70,7 +70,7 @@ def _eye_like(node: Node, context: KernelContext) -> CardKernel | None:
     if math.prod(shape(y)) == 0:
         return CardKernel(())
     kind = STORED[y.dtype]
-    held = STORED[DType.FLOAT32] if y.dtype in HALVES else kind
+    held = STORED[held_type(y.dtype)]
     places = _places(*shape(y))
     found, (row, column) = places.lines("at")
     lines = [*found, f"gk_write(y[at], ({held})((gk_i64){column} - (gk_i64){row} == diagonal));"]

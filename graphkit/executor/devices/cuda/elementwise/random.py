@@ -24,14 +24,14 @@ from graphkit.executor.devices.cuda.launches import (
     Output,
     source_of,
 )
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.randomness import Draw, draw, dropout_draw, linear, never_trains
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import FLOATS, HALVES, DType
+from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.math.philox import FOLD_STREAM
 
@@ -141,7 +141,7 @@ def _random_normal_like(node: Node, context: KernelContext) -> CardKernel | None
 
 def _held(dtype: DType) -> str:
     """The C type that elements are computed in."""
-    return "float" if dtype in HALVES else STORED[dtype]
+    return STORED[held_type(dtype)]
 
 
 @register_launched("cuda", "", "Bernoulli")

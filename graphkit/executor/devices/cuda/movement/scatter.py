@@ -23,13 +23,13 @@ from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, 
 from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES, Address, ElementAddress, TupleAddress
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.movement.sorting import Sorted, aligned, sort
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import HALVES, DType
+from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.tensor.gather import GatherGrad
 from graphkit.ops.tensor.scatter import ScatterElements, ScatterND
@@ -170,7 +170,7 @@ class _Combined:
 
     @property
     def held(self) -> DType:
-        return DType.FLOAT32 if self.scatter.dtype in HALVES else self.scatter.dtype
+        return held_type(self.scatter.dtype)
 
     @property
     def width(self) -> int:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Output, Table
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.operands import row_major
 from graphkit.ir.graph import Node
-from graphkit.ir.types import FLOATS, HALVES, DType
+from graphkit.ir.types import FLOATS
 from graphkit.ops.image.resampling import Taps
 
 
@@ -57,7 +57,7 @@ def resampled(name: str, node: Node, axes: Sequence[Resampled], fill: float = 0.
     if count == 0:
         return CardKernel(())
     axes = _joined(axes)
-    held = DType.FLOAT32 if kind in HALVES else kind
+    held = held_type(kind)
     short = max(count, math.prod(axis.size for axis in axes)) + THREADS < 1 << 31
     places = Coordinates("i", len(axes), short)
     given: list[tuple[str, Argument]] = [(f"const {STORED[kind]}* x", Input(0)), (f"{STORED[kind]}* y", Output(0))]

@@ -13,8 +13,7 @@ import numpy as np
 
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work, written
-from graphkit.executor.devices.cuda.rows.rows import held_type
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import shape
@@ -37,7 +36,7 @@ _MOMENTS = Pass("gk_moments<A>", 3, ["p0.take((A)gk_read(x[at]));"])
 def _held(node: Node, x: int = 0) -> DType | None:
     """The type that is computed in; None where operand `x` is empty, or an operand has no arithmetic."""
     kinds = {value.dtype for value in node.operands}
-    if math.prod(shape(node.inputs[x])) == 0 or any(held_type(kind) is None for kind in kinds):
+    if math.prod(shape(node.inputs[x])) == 0 or any(float_type(kind) is None for kind in kinds):
         return None
     return DType.FLOAT64 if DType.FLOAT64 in kinds else DType.FLOAT32
 

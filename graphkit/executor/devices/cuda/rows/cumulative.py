@@ -20,14 +20,14 @@ from graphkit.executor.devices.cuda.launches import (
     Scratch,
     source_of,
 )
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.text.joining import joined, scanned
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import constants, operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
-from graphkit.ir.types import HALVES, DType
+from graphkit.ir.types import DType
 from graphkit.ops._base import operator
 from graphkit.ops.math.cumulative import Cumulative
 
@@ -52,7 +52,7 @@ class _Scan:
 
     @property
     def held(self) -> DType:
-        return DType.FLOAT32 if self.stored in HALVES else self.stored
+        return held_type(self.stored)
 
     @property
     def by_rows(self) -> bool:
@@ -130,7 +130,7 @@ class _Scan:
             f"    const A a = carry, b = gk_read(x[row * size + {self._at('p')}]);",
             f"    carry = {self.join};",
             "}",
-            *joined("carry", self.join, THREADS),
+            *joined("carry", self.join),
             "if (threadIdx.x == 0) {",
             "    totals[total + slice * between] = carry;",
             "}",

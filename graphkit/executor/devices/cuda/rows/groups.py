@@ -1,4 +1,4 @@
-"""Groups of elements that are read together, along any axes, and changed by what was found in them.
+"""Groups of elements along any axes that are read together, for one result each or to be changed by what was found.
 
 Each pass over a group makes a partial result (`partials.cuh`) that later ones use, and the last one, which writes.
 The threads of a group lie along it, and several groups beside each other in a block, so that neighbours in a warp read

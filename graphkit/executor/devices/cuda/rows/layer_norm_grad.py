@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work, written
-from graphkit.executor.devices.cuda.rows.rows import held_type
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.cuda.text.repeated import repeated
 from graphkit.executor.devices.kernel import KernelContext
@@ -116,7 +115,7 @@ def _gradient(node: Node, op: NormOfLastAxes, statistic: DType | None) -> _Gradi
     """None for what has no kernel. statistic: the type of statistics that are given."""
     kinds = [node.operands[i].dtype for i in range(3)] + ([] if statistic is None else [statistic])
     wide = op.stash is DType.FLOAT64 or DType.FLOAT64 in kinds
-    if any(held_type(kind) is None for kind in kinds) or math.prod(node.operands[1].tensor.static_shape) == 0:
+    if any(float_type(kind) is None for kind in kinds) or math.prod(node.operands[1].tensor.static_shape) == 0:
         return None
     return _Gradient(node, op, DType.FLOAT64 if wide else DType.FLOAT32)
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Launch, Output, Scratch
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
-from graphkit.executor.devices.cuda.rows.rows import held_type
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import register_launched
@@ -131,7 +130,7 @@ class _Loss:
 def _loss(node: Node, scores: int, labels: int, weights: int) -> _Loss | None:
     """None for an empty operand, and types without a kernel."""
     x, given = node.operands[scores], node.operands[labels]
-    sizes, held = x.tensor.static_shape, held_type(x.dtype)
+    sizes, held = x.tensor.static_shape, float_type(x.dtype)
     if math.prod(sizes) == 0 or held is None or given.dtype not in _LABELS:
         return None
     position = weights if len(node.inputs) > weights and node.inputs[weights] is not None else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output
-from graphkit.executor.devices.cuda.rows.rows import held_type
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, shape
@@ -19,7 +18,7 @@ from graphkit.ops.nn.attention import RotaryEmbedding
 @register_launched("cuda", "", "RotaryEmbedding")
 def _rotary_embedding(node: Node, context: KernelContext) -> CardKernel | None:
     op, stored = operator(node, RotaryEmbedding), node.operands[0].dtype
-    x, cache, held = shape(node.inputs[0]), shape(node.inputs[1]), held_type(stored)
+    x, cache, held = shape(node.inputs[0]), shape(node.inputs[1]), float_type(stored)
     ids = operand(node, 3)
     if held is None or math.prod(x) == 0:
         return None

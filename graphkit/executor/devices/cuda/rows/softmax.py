@@ -1,8 +1,5 @@
-"""Softmax, its logarithm, and their gradients.
-
-A row of the last axis is read once and stays in registers. What is longer, or has few elements, or lies along another
-axis, is read twice.
-"""
+"""Softmax, its logarithm, and their gradients, along any axis: a group is read twice, the second time for what is
+written."""
 
 from __future__ import annotations
 
@@ -10,11 +7,8 @@ import math
 
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
-from graphkit.executor.devices.cuda.rows.rows import Rows, held_type, rows_of
-from graphkit.executor.devices.cuda.text.expressions import STORED
-from graphkit.executor.devices.cuda.text.joining import WARP, joined
+from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
@@ -24,37 +18,7 @@ from graphkit.ops.nn.softmax import AlongAxis, Softmax
 
 def _softmax(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, AlongAxis)
-    sizes = shape(node.inputs[0])
-    axis = op.axis % max(len(sizes), 1)
-    if math.prod(sizes[axis + 1 :]) == 1:
-        rows = rows_of(node, sizes[axis])
-        if rows is not None and rows.kept and rows.size >= WARP:
-            return _kept(rows, op)
-    return _grouped(node, op)
-
-
-for _name in ("Softmax", "LogSoftmax"):
-    register_launched("cuda", "", _name)(_softmax)
-
-
-def _kept(rows: Rows, op: AlongAxis) -> CardKernel:
-    result = "gk_exp(v - most) / total" if isinstance(op, Softmax) else "v - most - logarithm"
-    lines = [
-        "A most = gk_limits<A>::lowest();",
-        *rows.each("most = gk_maximum(most, v);"),
-        *joined("most", "gk_maximum(a, b)", rows.together),
-        "A total = 0;",
-        *rows.each("total += gk_exp(v - most);"),
-        *joined("total", "a + b", rows.together),
-        *([] if isinstance(op, Softmax) else ["const A logarithm = gk_log(total);"]),
-        *rows.each(f"gk_write(y[row * size + j], {result});"),
-    ]
-    launch = rows.launch(op.name, [f"{STORED[rows.stored]}* y"], [Output(0)], lines)
-    return CardKernel((launch,), inplace=((0, 0),))
-
-
-def _grouped(node: Node, op: AlongAxis) -> CardKernel | None:
-    x, held = node.operands[0], held_type(node.operands[0].dtype)
+    x, held = node.operands[0], float_type(node.operands[0].dtype)
     sizes = x.tensor.static_shape
     if held is None or math.prod(sizes) == 0:
         return None
@@ -71,10 +35,14 @@ def _grouped(node: Node, op: AlongAxis) -> CardKernel | None:
     return Groups.over(sizes, [op.axis], held).kernel(work, inplace=((0, 0),))
 
 
+for _name in ("Softmax", "LogSoftmax"):
+    register_launched("cuda", "", _name)(_softmax)
+
+
 @register_launched("cuda", DOMAIN, "SoftmaxGrad")
 def _softmax_grad(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, SoftmaxGrad)
-    y, held = node.operands[1], held_type(node.operands[1].dtype)
+    y, held = node.operands[1], float_type(node.operands[1].dtype)
     sizes = y.tensor.static_shape
     if held is None or math.prod(sizes) == 0:
         return None

@@ -156,33 +156,6 @@ GK_INLINE T gk_pow(T a, T b, unsigned* fault) {
     return (T)result;
 }
 
-// An element of an axis and its position; -1 where there is none.
-template <typename T>
-struct gk_placed {
-    T x;
-    gk_i64 at;
-};
-
-template <typename T>
-GK_INLINE gk_placed<T> gk_shuffle_xor(gk_placed<T> a, int far) {
-    gk_placed<T> b;
-    b.x = gk_shuffle_xor(a.x, far);
-    b.at = gk_shuffle_xor(a.at, far);
-    return b;
-}
-
-// The largest or smallest of two, NaN before all others; of equal ones the last or first.
-template <bool Largest, bool Last, typename T>
-GK_INLINE gk_placed<T> gk_extreme(gk_placed<T> a, gk_placed<T> b) {
-    if (a.at < 0 || b.at < 0) {
-        return a.at < 0 ? b : a;
-    }
-    const bool a_nan = a.x != a.x, b_nan = b.x != b.x;
-    const bool tie = a_nan == b_nan && (a_nan || a.x == b.x);
-    const bool wins = tie ? (b.at > a.at) == Last : a_nan != b_nan ? b_nan : (Largest ? b.x > a.x : b.x < a.x);
-    return wins ? b : a;
-}
-
 // Whole numbers in the order of elements: zeros are equal, and NaN comes last.
 GK_INLINE gk_u32 gk_ordered(float x) {
     const gk_u32 bits = __float_as_uint(x == 0 ? 0.0f : x);

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.executor.devices.pointwise.instructions import PointwiseProgram
-from graphkit.ir.types import DType
+from graphkit.ir.types import FLOATS, HALVES, DType
 
 # The C types of elements in memory, and of values in registers.
 STORED = {
@@ -127,11 +127,20 @@ def literal(kind: DType, element: bytes) -> str:
     return f"({STORED[kind]}){number}"
 
 
+def held_type(kind: DType) -> DType:
+    """The type in registers of elements that there is CUDA C++ for: half floats are floats there."""
+    return DType.FLOAT32 if kind in HALVES else kind
+
+
+def float_type(kind: DType) -> DType | None:
+    """The same of floats; None for other types."""
+    return held_type(kind) if kind in FLOATS and kind in STORED else None
+
+
 def _computed(kind: DType) -> DType:
-    """The type in registers."""
     if kind not in STORED:
         raise Unsupported(kind.value)
-    return DType.FLOAT32 if kind in (DType.FLOAT16, DType.BFLOAT16) else kind
+    return held_type(kind)
 
 
 def _register(kind: DType) -> str:

@@ -1,4 +1,4 @@
-"""How the threads of one row put their partial results together: by shuffles, and for blocks by shared memory.
+"""How the threads of a block put their partial results together: by shuffles, and then by shared memory.
 
 The order in which they are joined is that of the threads' numbers: a result has the same bits every time.
 """
@@ -10,16 +10,12 @@ from graphkit.executor.devices.cuda.launches import THREADS
 WARP = 32
 
 
-def threads_for(count: int) -> int:
-    """How many threads work on a row of so many elements: a warp, or a block."""
-    return WARP if count <= 8 * WARP else THREADS
+def joined(name: str, join: str) -> list[str]:
+    """Lines behind which the variable `name` of every thread of a block is the join of all of them.
 
-
-def joined(name: str, join: str, together: int) -> list[str]:
-    """Lines behind which the variable `name` of every thread is the join of all `together` of them: 1, a warp, a block.
-
-    join: an expression of partial results `a` and `b`. Their type is A. A kernel that joins twice uses two names.
+    join: an expression of partial results `a` and `b`. Their type is A.
     """
+    warps = THREADS // WARP
 
     def over(first: int) -> list[str]:
         return [
@@ -29,11 +25,6 @@ def joined(name: str, join: str, together: int) -> list[str]:
             "}",
         ]
 
-    if together == 1:
-        return []
-    if together == WARP:
-        return over(WARP // 2)
-    warps = together // WARP
     return [
         *over(WARP // 2),
         f"__shared__ A {name}_parts[{warps}];",

@@ -1,5 +1,55 @@
-// What threads know of the elements that they have seen, and how two of them put together what they know. A is float or
-// double; every type has `none`, of no elements.
+// What threads know of the elements that they have seen, and how two of them put together what they know. Every type has
+// `none`, of no elements; where functions of floats are used, A is float or double.
+
+// One number, joined by a function of two.
+#define GK_PARTIAL(name, first, joined)                          \
+    template <typename A>                                        \
+    struct name {                                                \
+        A v;                                                     \
+        GK_INLINE name none() {                                  \
+            name p;                                              \
+            p.v = first;                                         \
+            return p;                                            \
+        }                                                        \
+        __device__ __forceinline__ void take(A x) {              \
+            v = joined(v, x);                                    \
+        }                                                        \
+        __device__ __forceinline__ void join(const name& b) {    \
+            take(b.v);                                           \
+        }                                                        \
+    };
+GK_PARTIAL(gk_total, (A)0, gk_add)
+GK_PARTIAL(gk_product, (A)1, gk_mul)
+GK_PARTIAL(gk_most, gk_limits<A>::lowest(), gk_maximum)
+GK_PARTIAL(gk_least, gk_limits<A>::highest(), gk_minimum)
+#undef GK_PARTIAL
+
+// The largest element or the smallest, and its number; NaN before all others, of equal ones the last or the first.
+template <typename A, bool Largest, bool Last>
+struct gk_extreme {
+    A v;
+    gk_i64 at;  // -1: there is none
+    GK_INLINE gk_extreme none() {
+        gk_extreme p;
+        p.v = 0;
+        p.at = -1;
+        return p;
+    }
+    __device__ __forceinline__ void take(A x, gk_i64 number) {
+        const bool nan = v != v, other_nan = x != x;
+        const bool tie = nan == other_nan && (nan || v == x);
+        const bool wins = tie ? (number > at) == Last : nan != other_nan ? other_nan : (Largest ? x > v : x < v);
+        if (at < 0 || wins) {
+            v = x;
+            at = number;
+        }
+    }
+    __device__ __forceinline__ void join(const gk_extreme& b) {
+        if (b.at >= 0) {
+            take(b.v, b.at);
+        }
+    }
+};
 
 // Sums of N numbers for each element.
 template <typename A, int N>

@@ -6,14 +6,13 @@ import math
 from typing import Any
 
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.windows.windows import MOST_AXES, Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import constants, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import HALVES, DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.im2col import ColumnBlocks
 
@@ -62,7 +61,7 @@ def _col2im(node: Node, context: KernelContext) -> CardKernel | None:
         return None
     if 0 in shape(node.output):
         return CardKernel(())
-    held = STORED[DType.FLOAT32 if kind in HALVES else kind]
+    held = STORED[held_type(kind)]
     # An element of a block is a row of all positions.
     column = f"x[from + (plane * (rows - 1) + {blocks.number_in_window()}) * yplane]"
     lines = [

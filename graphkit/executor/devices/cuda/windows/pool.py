@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output
-from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.windows.windows import MOST_AXES, Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import row_major, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import HALVES, DType
+from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.pool import AveragePooling, LpPool, MaxPool, MaxPoolGrad, Pooling
 
@@ -35,7 +35,7 @@ def _windows(op: Pooling, x: Value | None, y: Value | None, *, last: bool = Fals
 
 
 def _held(kind: DType) -> str:
-    return STORED[DType.FLOAT32 if kind in HALVES else kind]
+    return STORED[held_type(kind)]
 
 
 def _kind(value: Value | None) -> DType | None:
