@@ -110,7 +110,9 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     products = (
         *ordered(
             known_ranks, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax,
-            eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_matmul, fuse_conv,
+            eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_conv,
+            # The library has no activations: they are for the pointwise region behind.
+            fuse_matmul.with_options(activations=False),
         ),
         eliminate_reshape,
     )  # fmt: skip

@@ -38,6 +38,12 @@ def repeating(operand: Sequence[int], shape: Sequence[int]) -> list[int]:
     return [0] * (len(shape) - len(operand)) + strides
 
 
+def around(sizes: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Sizes of all axes before an axis, of that one, and of all behind it."""
+    axis %= max(len(sizes), 1)
+    return math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+
+
 def constants(value: Value | None) -> tuple[int, ...] | None:
     """The elements of an integer operand, where they are known; None for an absent one too."""
     return None if value is None else value.tensor.constants

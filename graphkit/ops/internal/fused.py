@@ -80,7 +80,7 @@ class Epilogue(Op):
             y = ACTIVATIONS[self.activation](self.activation_alpha, self.activation_beta).reference(xp, y)
         return y + residual if residual is not None and self.residual_last else y
 
-    def finished(self, y: Any, residual: Any) -> Any:
+    def _finished(self, y: Any, residual: Any) -> Any:
         """The epilogue as graph, `y` with its bias."""
         if residual is not None and not self.residual_last:
             y = F.add(y, residual)
@@ -144,7 +144,7 @@ class FusedConv(Epilogue, Convolution):
         return self._finish(xp, self.convolution().reference(xp, x, w, bias), residual)
 
     def expand(self, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
-        return self.finished(F.conv(x, w, bias, **self.related()), residual)
+        return self._finished(F.conv(x, w, bias, **self.related()), residual)
 
 
 @op
@@ -203,7 +203,7 @@ class FusedMatMul(Epilogue):
         y = F.mat_mul(_exchanged(a) if self.transA else a, _exchanged(b) if self.transB else b)
         if self.alpha != 1.0:
             y = F.mul(y, scalar_like(self.alpha, y))
-        return self.finished(y if bias is None else F.add(y, bias), residual)
+        return self._finished(y if bias is None else F.add(y, bias), residual)
 
 
 def _exchanged(x: Any) -> Any:

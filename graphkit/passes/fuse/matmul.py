@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from graphkit.ir.dims import Dim, DimExpr
@@ -31,18 +32,19 @@ _OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
     ],
     ensures=[Property.MATMULS_FUSED],
 )
-def fuse_matmul(graph: Graph) -> Graph:
-    """Make FusedMatMul of a MatMul or Gemm and its neighbours.
+def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
+    """Make FusedMatMul of a MatMul or Gemm and its neighbours. activations: whether these go in.
 
     Before it: transposes of the last two axes, constant factors. Behind it, as its only readers: the transpose of a
     matrix, a constant factor, the sum with a vector, an activation (see FusedMatMul), the sum with a tensor of the
     result's shape. A product of rows that were flattened before and are unflattened behind takes them as they were.
     Linear.
     """
-    return fuse(graph, _rule, needs=("MatMul", "Gemm", "FusedMatMul"), at=_OPERATORS)
+    rule = partial(_rule, activations=activations)
+    return fuse(graph, rule, needs=("MatMul", "Gemm", "FusedMatMul"), at=_OPERATORS)
 
 
-def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+def _rule(node: Node, readers: Readers, activations: bool) -> Sequence[Value] | None:
     if is_op(node, "MatMul", "Gemm"):
         return _operands(node, readers)
     if is_op(node, "Reshape"):
@@ -53,7 +55,7 @@ def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         found = _factor(node, readers)
         if found is not None:
             return found
-    return absorb(node, readers, _form, _bias)
+    return absorb(node, readers, _form, _bias) if activations or is_op(node, "Add") else None
 
 
 def _form(value: Value) -> Product[FusedMatMul] | None:

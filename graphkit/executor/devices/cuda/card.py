@@ -18,13 +18,10 @@ from graphkit.executor.devices.cuda.compiler import compiled
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     CardKernel,
-    Fault,
-    Input,
     Launch,
-    Output,
+    Memory,
     Scratch,
     Source,
-    Table,
 )
 from graphkit.executor.devices.cuda.library import Pointers, PreparedProduct
 from graphkit.executor.devices.device import ArrayKernel
@@ -151,35 +148,18 @@ class _Launched:
             ]
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
-        arguments = {a for launch in kernel.launches if isinstance(launch, Launch) for a in launch.arguments}
-        self._tables = {table: card.copy_in(table.array) for table in arguments if isinstance(table, Table)}
+        self._tables = {table: card.copy_in(table.array) for table in kernel.tables}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        def given(argument: Any) -> Any:
-            match argument:
-                case Input(position):
-                    return inputs[position]
-                case Output(position):
-                    return outputs[position]
-                case Scratch(offset):
-                    return scratch[offset:]
-                case Fault():
-                    return self._fault
-                case Table():
-                    return self._tables[argument]
-                case _:
-                    return argument
-
-        def address(argument: Any) -> int:
-            return 0 if argument is None else int(given(argument).data.ptr)
-
+        memory = Memory(inputs, outputs, scratch, self._fault, self._tables)
         for launch, call in zip(self._kernel.launches, self._calls, strict=True):
             if isinstance(launch, Launch):
-                call((launch.blocks,), (THREADS,), tuple(map(given, launch.arguments)))
+                call((launch.blocks,), (THREADS,), tuple(map(memory.of, launch.arguments)))
                 continue
-            memory = (launch.a.memory, launch.b.memory, launch.c and launch.c.memory, launch.d.memory, launch.bias)
-            workspace = Scratch(0) if launch.workspace else None
-            call(Pointers(*map(address, (*memory, workspace))), self._card.current_stream)
+            given = (launch.a.memory, launch.b.memory, launch.c and launch.c.memory, launch.d.memory, launch.bias,
+                     Scratch(0) if launch.workspace else None)  # fmt: skip
+            addresses = (0 if argument is None else int(memory.of(argument).data.ptr) for argument in given)
+            call(Pointers(*addresses), self._card.current_stream)
 
 
 def load(number: int = 0) -> None:

@@ -8,9 +8,9 @@ any machine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -78,6 +78,32 @@ Argument: TypeAlias = Input | Output | Scratch | Fault | Table | np.generic
 Given: TypeAlias = list[tuple[str, Argument]]
 
 
+class Memory(NamedTuple):
+    """What the arguments of a run stand for: arrays of a device."""
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    scratch: Any
+    fault: Any
+    tables: Mapping[Table, Any]
+
+    def of(self, argument: Argument) -> Any:
+        """The array of an argument; a number is itself."""
+        match argument:
+            case Input(position):
+                return self.inputs[position]
+            case Output(position):
+                return self.outputs[position]
+            case Scratch(offset):
+                return self.scratch[offset:]
+            case Fault():
+                return self.fault
+            case Table():
+                return self.tables[argument]
+            case _:
+                return argument
+
+
 class Launch(NamedTuple):
     """A source on so many blocks of THREADS. Blocks of a launch run in any order, launches one by one."""
 
@@ -130,6 +156,12 @@ class CardKernel(NamedTuple):
     scratch_bytes: int = 0
     inplace: Sequence[tuple[int, int]] = ()
     fault: str = ""
+
+    @property
+    def tables(self) -> set[Table]:
+        """What launches read that is the same in every run."""
+        launches = (launch for launch in self.launches if isinstance(launch, Launch))
+        return {argument for launch in launches for argument in launch.arguments if isinstance(argument, Table)}
 
     @property
     def sources(self) -> tuple[Source, ...]:

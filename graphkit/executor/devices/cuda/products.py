@@ -1,6 +1,6 @@
-"""Matrix products by the card's library: with a bias and a residual in one call, an activation over the result.
+"""Matrix products by the card's library, with a bias and a residual in the same call.
 
-Its documentation does not say that its Relu keeps NaN, so that one is no part of the call either.
+Activations are left to what comes behind: its documentation does not say that its Relu keeps NaN.
 A matrix in row-major order is its transpose in the column-major order of the library: y = a b is y' = b' a' there.
 """
 
@@ -10,17 +10,16 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.elementwise.pointwise import pointwise
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Matrix, Output, Product
+from graphkit.executor.devices.cuda.launches import CardKernel, Input, Launch, Matrix, Output, Product
 from graphkit.executor.devices.cuda.movement.copies import End, copied
 from graphkit.executor.devices.cuda.text.axes import merged
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, repeating, row_major, shape
 from graphkit.executor.devices.registry import register_launched
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.internal.fused import Fused, FusedMatMul
+from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
 # What the library may take for partial sums: so many times the result in float32, and at most.
@@ -80,10 +79,10 @@ def _batch(a_shape: Sequence[int], b_shape: Sequence[int]) -> _Batch | None:
     return _Batch(axes.sizes[0], (a, b, y))
 
 
-def _kernel(made: Product | None, *before: Launch | None, after: Sequence[Launch | Product] = ()) -> CardKernel | None:
+def _kernel(made: Product | None, *before: Launch | None) -> CardKernel | None:
     if made is None or None in before:
         return None
-    return CardKernel((*(launch for launch in before if launch), made, *after), scratch_bytes=made.workspace)
+    return CardKernel((*(launch for launch in before if launch), made), scratch_bytes=made.workspace)
 
 
 @register_launched("cuda", "", "MatMul")
@@ -116,34 +115,16 @@ def _gemm(node: Node, context: KernelContext) -> CardKernel | None:
 @register_launched("cuda", DOMAIN, "FusedMatMul")
 def _fused_mat_mul(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, FusedMatMul)
+    if op.activation:
+        return None
     if math.prod(shape(node.output)) == 0:
         return CardKernel(())
     a, b = shape(node.inputs[0]), shape(node.inputs[1])
     made = product(node, context, a, b, transposed=(op.transA, op.transB), alpha=op.alpha)
-    bias, residual = operand(node, 2), operand(node, 3)
     if made is None:
         return None
-    if bias is not None:
+    if operand(node, 2) is not None:
         made = made._replace(bias=Input(2))
-    if op.activation:
-        after = _epilogue(op, node, context)
-        return None if after is None else _kernel(made, after=after)
-    if residual is not None:
+    if operand(node, 3) is not None:
         made = made._replace(c=made.d._replace(memory=Input(3)), beta=1.0)
     return _kernel(made)
-
-
-def _epilogue(op: FusedMatMul, node: Node, context: KernelContext) -> tuple[Launch | Product, ...] | None:
-    """What goes over the product, in place."""
-    given = [node.output] if operand(node, 3) is None else [node.output, node.operands[-1]]
-    inner = [Value(v.type) for v in given]
-    finished = op.finished(inner[0], inner[1] if len(inner) > 1 else None)
-    kernel = pointwise(Node(Fused(body=Graph(inner, [finished])), [Value(v.type) for v in given]), context)
-    if kernel is None:
-        return None
-    places: dict[Argument, Argument] = {Input(0): Output(0), Input(1): Input(3)}
-    return tuple(
-        launch._replace(arguments=tuple(places.get(x, x) if isinstance(x, Input) else x for x in launch.arguments))
-        for launch in kernel.launches
-        if isinstance(launch, Launch)
-    )

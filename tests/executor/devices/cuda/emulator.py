@@ -18,14 +18,10 @@ from graphkit.executor.devices.cuda.compiler import PRELUDE
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     CardKernel,
-    Fault,
-    Input,
     Matrix,
-    Output,
+    Memory,
     Product,
-    Scratch,
     Source,
-    Table,
 )
 from graphkit.ir.types import DType
 
@@ -102,29 +98,15 @@ class Emulator:
         if scratch is None:
             scratch = np.full(kernel.scratch_bytes, 0xA5, np.uint8)
 
-        def memory(argument: Any) -> Any:
-            match argument:
-                case Input(position):
-                    return inputs[position]
-                case Output(position):
-                    return outputs[position]
-                case Scratch(offset):
-                    return scratch[offset:]
-                case Fault():
-                    return fault
-                case Table():
-                    return argument.array
-                case _:
-                    return None
-
+        memory = Memory(inputs, outputs, scratch, fault, {table: table.array for table in kernel.tables})
         for launch in kernel.launches:
             if isinstance(launch, Product):
-                multiply(launch, memory)
+                multiply(launch, memory.of)
                 continue
             cells: list[Any] = []
-            for argument in launch.arguments:
-                if (array := memory(argument)) is not None:
-                    cells.append(ctypes.c_void_p(array.ctypes.data))
+            for argument in map(memory.of, launch.arguments):
+                if isinstance(argument, np.ndarray):
+                    cells.append(ctypes.c_void_p(argument.ctypes.data))
                 else:
                     cells.append(np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item()))
             assert len(cells) == len(launch.source.parameters)

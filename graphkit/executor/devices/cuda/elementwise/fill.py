@@ -12,7 +12,7 @@ from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import operand, shape
+from graphkit.executor.devices.operands import around, operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES
@@ -88,8 +88,7 @@ def _one_hot(node: Node, context: KernelContext) -> CardKernel | None:
         return None
     if math.prod(sizes) == 0:
         return CardKernel(())
-    axis = operator(node, OneHot).axis % len(sizes)
-    walk = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+    walk = around(sizes, operator(node, OneHot).axis)
     places = _places(*walk)
     found, (block, place, column) = places.lines("at")
     lines = [

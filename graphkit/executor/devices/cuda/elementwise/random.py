@@ -119,24 +119,18 @@ def _fill(node: Node, normal: bool, rng: int) -> CardKernel | None:
     return CardKernel((drawing.launch("normal" if normal else "uniform", given, lines),))
 
 
-@register_launched("cuda", "", "RandomUniform")
-def _random_uniform(node: Node, context: KernelContext) -> CardKernel | None:
-    return _fill(node, normal=False, rng=0)
+def _register(name: str, normal: bool) -> None:
+    @register_launched("cuda", "", name)
+    def of_shape(node: Node, context: KernelContext) -> CardKernel | None:
+        return _fill(node, normal, rng=0)
+
+    @register_launched("cuda", "", f"{name}Like")
+    def like(node: Node, context: KernelContext) -> CardKernel | None:
+        return _fill(node, normal, rng=1)
 
 
-@register_launched("cuda", "", "RandomNormal")
-def _random_normal(node: Node, context: KernelContext) -> CardKernel | None:
-    return _fill(node, normal=True, rng=0)
-
-
-@register_launched("cuda", "", "RandomUniformLike")
-def _random_uniform_like(node: Node, context: KernelContext) -> CardKernel | None:
-    return _fill(node, normal=False, rng=1)
-
-
-@register_launched("cuda", "", "RandomNormalLike")
-def _random_normal_like(node: Node, context: KernelContext) -> CardKernel | None:
-    return _fill(node, normal=True, rng=1)
+_register("RandomUniform", normal=False)
+_register("RandomNormal", normal=True)
 
 
 def _held(dtype: DType) -> str:

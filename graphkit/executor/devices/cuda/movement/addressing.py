@@ -115,6 +115,7 @@ class TupleAddress(Address):
     @staticmethod
     def of_axis(x: Sequence[int], axis: int, count: int, kind: str, position: int) -> TupleAddress:
         """`count` single indices along one axis."""
+        axis %= len(x)
         return TupleAddress((1, count), x[axis], kind, position, tuple(x), axis, 1)
 
     @property

@@ -14,7 +14,7 @@ from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKerne
 from graphkit.executor.devices.cuda.text.axes import merged
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import row_major, shape
+from graphkit.executor.devices.operands import around, row_major, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.executor.devices.views import VIEWS
 from graphkit.ir.graph import Node, Value
@@ -105,11 +105,10 @@ for _name in VIEWS:
 
 def _parts(whole: Sequence[int], axis: int, sizes: Sequence[int]) -> list[tuple[tuple[int, int], End, End]]:
     """Of parts along an axis: outer and inner sizes, how they lie in themselves, and how in the whole."""
-    axis %= len(whole)
-    outer, inner = math.prod(whole[:axis]), math.prod(whole[axis + 1 :])
+    outer, length, inner = around(whole, axis)
     found, done = [], 0
     for size in sizes:
-        found.append(((outer, size * inner), End((size * inner, 1)), End((whole[axis] * inner, 1), done * inner)))
+        found.append(((outer, size * inner), End((size * inner, 1)), End((length * inner, 1), done * inner)))
         done += size
     return found
 

@@ -13,7 +13,7 @@ from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES, Elem
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.operands import around, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
@@ -24,13 +24,13 @@ from graphkit.ops.tensor.layout import ReverseSequence
 @register_launched("cuda", "", "Gather")
 def _gather(node: Node, context: KernelContext) -> CardKernel | None:
     x, indices = (shape(v) for v in node.inputs)
-    axis = operator(node, Gather).axis % max(len(x), 1)
+    axis = operator(node, Gather).axis
     assert node.inputs[1] is not None
     kind, unit = INDEX_TYPES[node.inputs[1].dtype], unit_of(node.output)
     if unit not in UNITS or not x:
         return None
-    address = TupleAddress.of_axis(x, axis, math.prod(indices), kind, 1)
-    return _slices("gather", address, math.prod(x[:axis]), math.prod(x[axis + 1 :]), unit)
+    outer, _, inner = around(x, axis)
+    return _slices("gather", TupleAddress.of_axis(x, axis, math.prod(indices), kind, 1), outer, inner, unit)
 
 
 @register_launched("cuda", "", "GatherND")

@@ -26,7 +26,7 @@ from graphkit.executor.devices.cuda.movement.sorting import Sorted, aligned, sor
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.operands import around, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
@@ -45,7 +45,7 @@ _LEAST_STRETCHED = 512
 
 
 @dataclass(frozen=True)
-class _Scatter:
+class Scatter:
     """Updates of `address.targets` slices of `inner` elements, `outer` times over; they are the operand at `updates`.
 
     base: the operand that the result begins as, None for zeros.
@@ -164,7 +164,7 @@ class _Scatter:
 class _Combined:
     """Updates in the order of their keys, combined by the expression `join` of `a` and `b`."""
 
-    scatter: _Scatter
+    scatter: Scatter
     ordered: Sorted
     join: str
 
@@ -313,12 +313,12 @@ def _index_type(value: Value | None) -> str:
 @register_launched("cuda", DOMAIN, "GatherGrad")
 def _gather_grad(node: Node, context: KernelContext) -> CardKernel | None:
     _, x, indices = (shape(v) for v in node.inputs)
-    axis = operator(node, GatherGrad).axis % max(len(x), 1)
+    axis = operator(node, GatherGrad).axis
     if not x:
         return None
     address = TupleAddress.of_axis(x, axis, math.prod(indices), _index_type(node.inputs[2]), 2)
-    scatter = _Scatter(node, address, math.prod(x[:axis]), math.prod(x[axis + 1 :]), None, 0)
-    return scatter.kernel("add", context.deterministic)
+    outer, _, inner = around(x, axis)
+    return Scatter(node, address, outer, inner, None, 0).kernel("add", context.deterministic)
 
 
 @register_launched("cuda", "", "ScatterElements")
@@ -328,7 +328,7 @@ def _scatter_elements(node: Node, context: KernelContext) -> CardKernel | None:
     address = ElementAddress.of(x, indices, op.axis, _index_type(node.inputs[1]), 1)
     if address is None or indices != updates:
         return None
-    return _Scatter(node, address, 1, 1, Input(0), 2).kernel(op.reduction, context.deterministic)
+    return Scatter(node, address, 1, 1, Input(0), 2).kernel(op.reduction, context.deterministic)
 
 
 @register_launched("cuda", "", "ScatterND")
@@ -339,5 +339,5 @@ def _scatter_nd(node: Node, context: KernelContext) -> CardKernel | None:
     address = TupleAddress.of(x, indices, 0, "gk_i64", 1)
     if address is None or updates != (*indices[:-1], *x[depth:]):
         return None
-    scatter = _Scatter(node, address, 1, math.prod(x[depth:]), Input(0), 2)
+    scatter = Scatter(node, address, 1, math.prod(x[depth:]), Input(0), 2)
     return scatter.kernel(op.reduction, context.deterministic)

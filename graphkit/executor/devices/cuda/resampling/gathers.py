@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Output
 from graphkit.executor.devices.cuda.movement.copies import UNITS
+from graphkit.executor.devices.cuda.resampling.axis import Axis, joined_axes
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.operands import row_major
 
@@ -20,46 +21,33 @@ from graphkit.executor.devices.operands import row_major
 Places = Callable[[int, str], tuple[list[str], list[tuple[str, Argument]]]]
 
 
-class Along(NamedTuple):
-    """An axis of `size` elements, and of `results`: where these are copied from, None: from where they are.
+@dataclass(frozen=True)
+class Along(Axis):
+    """An axis whose results are copied from `places`.
 
     outside: whether a place may lie before or behind the axis, which stands for the fill value.
     """
 
-    size: int
-    results: int
-    places: Places | None = None
+    places: Places
     outside: bool = False
 
 
-def joined_axes(axes: Sequence[Along]) -> list[Along]:
-    """Neighbours that stay as they are as one axis."""
-    kept: list[Along] = []
-    for axis in axes:
-        if axis.places is None and kept and kept[-1].places is None:
-            size = kept[-1].size * axis.size
-            kept[-1] = Along(size, size)
-        else:
-            kept.append(axis)
-    return kept or [Along(1, 1)]
-
-
-def gathered(name: str, axes: Sequence[Along], unit: int, fill: tuple[str, Argument] | None) -> CardKernel | None:
+def gathered(name: str, axes: Sequence[Axis], unit: int, fill: tuple[str, Argument] | None) -> CardKernel | None:
     """The kernel that copies elements of `unit` bytes; None for a size that there is no move for.
 
     fill: the C expression of the fill value, and the operand or the number that it names as `fill`; None for zeros.
     """
-    if unit not in UNITS or any(axis.size >= 1 << 31 for axis in axes if axis.places is not None):
+    if unit not in UNITS or any(isinstance(axis, Along) and axis.size >= 1 << 31 for axis in axes):
         return None
     if math.prod(axis.results for axis in axes) == 0:
         return CardKernel(())
     axes = joined_axes(axes)
-    wide = math.gcd(16 // unit, axes[-1].size) if axes[-1].places is None else 1
-    last = axes[-1]._replace(size=axes[-1].size // wide, results=axes[-1].results // wide)
+    wide = 1 if isinstance(axes[-1], Along) else math.gcd(16 // unit, axes[-1].size)
+    last = replace(axes[-1], size=axes[-1].size // wide, results=axes[-1].results // wide)
     return _launched(name, [*axes[:-1], last], UNITS[unit], wide, fill)
 
 
-def _launched(name: str, axes: Sequence[Along], kind: str, wide: int, fill: tuple[str, Argument] | None) -> CardKernel:
+def _launched(name: str, axes: Sequence[Axis], kind: str, wide: int, fill: tuple[str, Argument] | None) -> CardKernel:
     """Of elements of `wide` times a C type."""
     sizes, results = [axis.size for axis in axes], [axis.results for axis in axes]
     coordinates = Coordinates("i", len(axes), max(math.prod(sizes), math.prod(results)) + THREADS < 1 << 31)
@@ -70,7 +58,7 @@ def _launched(name: str, axes: Sequence[Along], kind: str, wide: int, fill: tupl
     terms, inside = [], []
     for a, (axis, place, step) in enumerate(zip(axes, places, row_major(sizes), strict=True)):
         given.append((f"{index} step{a}", coordinates.number(step)))
-        if axis.places is None:
+        if not isinstance(axis, Along):
             terms.append(f"{place} * step{a}")
             continue
         more, known = axis.places(a, signed)

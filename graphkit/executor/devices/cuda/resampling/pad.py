@@ -8,6 +8,7 @@ import numpy as np
 
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input
 from graphkit.executor.devices.cuda.movement.copies import unit_of
+from graphkit.executor.devices.cuda.resampling.axis import Axis
 from graphkit.executor.devices.cuda.resampling.gathers import Along, Places, gathered
 from graphkit.executor.devices.cuda.resampling.weighted import Resampled, resampled
 from graphkit.executor.devices.kernel import KernelContext
@@ -60,7 +61,7 @@ def _pad(node: Node, context: KernelContext) -> CardKernel | None:
     if mode != "constant" and emptied:
         return None  # the reference says what is wrong
     axes = [
-        Along(size, results)
+        Axis(size, results)
         if before == after == 0
         else Along(size, results, _padded(mode, size, before, after), outside=mode == "constant")
         for size, results, (before, after) in zip(x, y, widths, strict=True)
@@ -76,9 +77,9 @@ def _pad_grad(node: Node, context: KernelContext) -> CardKernel | None:
     return None if maps is None else resampled("pad_grad", node, _axes(dx, shape(node.inputs[0]), maps))
 
 
-def _axes(dx: Sequence[int], dy: Sequence[int], maps: Sequence[Sequence[int] | None]) -> list[Resampled]:
+def _axes(dx: Sequence[int], dy: Sequence[int], maps: Sequence[Sequence[int] | None]) -> list[Axis]:
     return [
-        Resampled(results, size)
+        Axis(results, size)
         if positions is None
         else Resampled(results, size, Taps.copies(np.array(positions, np.int64), size).transposed())
         for size, results, positions in zip(dx, dy, maps, strict=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Table
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
+from graphkit.executor.devices.cuda.resampling.axis import Axis
 from graphkit.executor.devices.cuda.resampling.gathers import Along, Places, gathered
 from graphkit.executor.devices.cuda.resampling.weighted import Resampled, resampled
 from graphkit.executor.devices.kernel import KernelContext
@@ -14,7 +15,8 @@ from graphkit.executor.devices.registry import register_launched
 from graphkit.executor.devices.resizing import resized_axes
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.image.resize import Axis, Resize, ResizeGrad
+from graphkit.ops.image.resize import Axis as ResizedAxis
+from graphkit.ops.image.resize import Resize, ResizeGrad
 
 # C's unsigned types as numpy has them, by bytes.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -30,22 +32,22 @@ def _resize(node: Node, context: KernelContext) -> CardKernel | None:
     if op.mode == "nearest":
         return _nearest(node, op, changed)
     axes = [
-        Resampled(size, results, op.taps(changed[a]), op.outside(changed[a])) if a in changed else Resampled(size, size)
+        Resampled(size, results, op.taps(changed[a]), op.outside(changed[a])) if a in changed else Axis(size, size)
         for a, (size, results) in enumerate(zip(x, y, strict=True))
     ]
     return resampled("resize", node, axes, float(op.extrapolation_value))
 
 
-def _nearest(node: Node, op: Resize, changed: dict[int, Axis]) -> CardKernel | None:
+def _nearest(node: Node, op: Resize, changed: dict[int, ResizedAxis]) -> CardKernel | None:
     x, y, kind, unit = shape(node.inputs[0]), shape(node.output), node.output.dtype, unit_of(node.inputs[0])
     if unit not in _BITS:
         return None
     fill = np.asarray(op.extrapolation_value).astype(kind.numpy).reshape(1).view(_BITS[unit])[0]
     assert UNITS[unit]
-    axes = []
+    axes: list[Axis] = []
     for a, (size, results) in enumerate(zip(x, y, strict=True)):
         if a not in changed or not results:
-            axes.append(Along(size, results))
+            axes.append(Axis(size, results))
             continue
         outside, places = op.outside(changed[a]), op.nearest(changed[a])
         chosen = places if outside is None else np.where(outside, -1, places)
@@ -69,5 +71,8 @@ def _resize_grad(node: Node, context: KernelContext) -> CardKernel | None:
     if plan is None:
         return None
     taps = {axis.axis: op.taps(axis).transposed() for axis in plan}
-    axes = [Resampled(size, results, taps.get(a)) for a, (size, results) in enumerate(zip(dy, dx, strict=True))]
+    axes = [
+        Resampled(size, results, taps[a]) if a in taps else Axis(size, results)
+        for a, (size, results) in enumerate(zip(dy, dx, strict=True))
+    ]
     return resampled("resize_grad", node, axes)

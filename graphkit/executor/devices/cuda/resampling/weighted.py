@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Output, Table
+from graphkit.executor.devices.cuda.resampling.axis import Axis, joined_axes
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.operands import row_major
@@ -22,41 +23,29 @@ from graphkit.ir.types import FLOATS
 from graphkit.ops.image.resampling import Taps
 
 
-class Resampled(NamedTuple):
-    """An axis of `size` elements, and of `results`, which are sums by `taps`; None: it stays as it is.
+@dataclass(frozen=True)
+class Resampled(Axis):
+    """An axis whose results are sums by `taps`.
 
     outside: which results take the fill value; None: none of them.
     """
 
-    size: int
-    results: int
-    taps: Taps | None = None
+    taps: Taps
     outside: np.ndarray | None = None
 
 
-def _joined(axes: Sequence[Resampled]) -> list[Resampled]:
-    """Neighbours that stay as they are as one axis."""
-    kept: list[Resampled] = []
-    for axis in axes:
-        if axis.taps is None and kept and kept[-1].taps is None:
-            size = kept[-1].size * axis.size
-            kept[-1] = Resampled(size, size)
-        else:
-            kept.append(axis)
-    return kept or [Resampled(1, 1)]
-
-
-def resampled(name: str, node: Node, axes: Sequence[Resampled], fill: float = 0.0) -> CardKernel | None:
+def resampled(name: str, node: Node, axes: Sequence[Axis], fill: float = 0.0) -> CardKernel | None:
     """The kernel that makes a node's result of its first operand; None for other types than floats of the card."""
     kind = node.output.dtype
     if kind not in FLOATS or kind not in STORED or node.operands[0].dtype is not kind:
         return None
-    if any(max(axis.size, len(axis.taps.sources)) >= 1 << 31 for axis in axes if axis.taps is not None):
+    changed = [axis for axis in axes if isinstance(axis, Resampled)]
+    if any(max(axis.size, len(axis.taps.sources)) >= 1 << 31 for axis in changed):
         return None
     count = math.prod(axis.results for axis in axes)
     if count == 0:
         return CardKernel(())
-    axes = _joined(axes)
+    axes = joined_axes(axes)
     held = held_type(kind)
     short = max(count, math.prod(axis.size for axis in axes)) + THREADS < 1 << 31
     places = Coordinates("i", len(axes), short)
@@ -66,7 +55,7 @@ def resampled(name: str, node: Node, axes: Sequence[Resampled], fill: float = 0.
     plain, summed = ["0"], []
     for a, (axis, step) in enumerate(zip(axes, row_major([axis.size for axis in axes]), strict=True)):
         given.append((f"{places.index} step{a}", places.number(step)))
-        if axis.taps is None:
+        if not isinstance(axis, Resampled):
             plain.append(f"{coordinates[a]} * step{a}")
             continue
         summed.append(a)
@@ -79,7 +68,7 @@ def resampled(name: str, node: Node, axes: Sequence[Resampled], fill: float = 0.
             f"const gk_i32 first{a} = spans{a}[{coordinates[a]} * 2u];",
             f"const gk_i32 last{a} = spans{a}[{coordinates[a]} * 2u + 1u];",
         ]
-    if any(axis.outside is not None for axis in axes):
+    if any(axis.outside is not None for axis in changed):
         given.append((f"{STORED[held]} fill", held.numpy.type(fill)))
         outside = " || ".join(f"last{a} < first{a}" for a in summed)
         lines += [f"if ({outside}) {{", "    gk_write(y[at], fill);", "    return;", "}"]
@@ -89,7 +78,6 @@ def resampled(name: str, node: Node, axes: Sequence[Resampled], fill: float = 0.
 
 def _spans(axis: Resampled) -> np.ndarray:
     """For each result its first weight, and the one behind its last; before the first one for the fill value."""
-    assert axis.taps is not None
     spans = np.stack([axis.taps.starts[:-1], axis.taps.starts[1:]], axis=1).astype(np.int32)
     if axis.outside is not None:
         spans[axis.outside] = (1, 0)

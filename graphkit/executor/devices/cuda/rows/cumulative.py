@@ -24,7 +24,7 @@ from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.text.joining import joined, scanned
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import constants, operand, shape
+from graphkit.executor.devices.operands import around, constants, operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -201,9 +201,7 @@ def _cumulative(node: Node, join: str, first: str) -> CardKernel | None:
         return None
     if math.prod(sizes) == 0:
         return CardKernel(())
-    at = axis[0] % len(sizes)
-    around = math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :])
-    return _Scan(op.name, around, x.dtype, join, first, op.exclusive, op.reverse).kernel()
+    return _Scan(op.name, around(sizes, axis[0]), x.dtype, join, first, op.exclusive, op.reverse).kernel()
 
 
 @register_launched("cuda", "", "CumSum")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Launch, Output, Scratch
+from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
@@ -23,7 +24,6 @@ from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.loss import ClassLoss
 
-_LABELS = {DType.INT32: "gk_i32", DType.INT64: "gk_i64"}
 _TOTAL_BYTES = 16
 
 
@@ -77,7 +77,7 @@ class _Loss:
         return [*x, *self.given_labels()]
 
     def given_labels(self) -> list[tuple[str, Argument]]:
-        found: list[tuple[str, Argument]] = [(f"const {_LABELS[self.labels_type]}* labels", Input(self.labels))]
+        found: list[tuple[str, Argument]] = [(f"const {INDEX_TYPES[self.labels_type]}* labels", Input(self.labels))]
         if self.weights is not None:
             found.append((f"const {STORED[self.stored]}* weights", Input(self.weights)))
         if self.op.ignore_index is not None:
@@ -131,7 +131,7 @@ def _loss(node: Node, scores: int, labels: int, weights: int) -> _Loss | None:
     """None for an empty operand, and types without a kernel."""
     x, given = node.operands[scores], node.operands[labels]
     sizes, held = x.tensor.static_shape, float_type(x.dtype)
-    if math.prod(sizes) == 0 or held is None or given.dtype not in _LABELS:
+    if math.prod(sizes) == 0 or held is None or given.dtype not in INDEX_TYPES:
         return None
     position = weights if len(node.inputs) > weights and node.inputs[weights] is not None else None
     return _Loss(operator(node, ClassLoss), sizes, x.dtype, held, given.dtype, scores, labels, position)

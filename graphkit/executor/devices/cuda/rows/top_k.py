@@ -9,8 +9,6 @@ Keys and positions together have one order alone: the result has the same bits e
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from graphkit.executor.devices.cuda.launches import (
@@ -27,7 +25,7 @@ from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.cuda.text.joining import scanned
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.operands import around, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -44,11 +42,10 @@ def _top_k(node: Node, context: KernelContext) -> CardKernel | None:
     op, x = operator(node, TopK), node.inputs[0]
     assert x is not None
     sizes = shape(x)
-    axis = op.axis % max(len(sizes), 1)
     if x.dtype not in STORED or not sizes:
         return None
-    outer, size, inner = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
-    count = shape(node.outputs[0])[axis]
+    outer, size, inner = around(sizes, op.axis)
+    count = shape(node.outputs[0])[op.axis]
     used = (*context.used_outputs, True, True)[: len(node.outputs)]
     if outer * inner * count == 0 or not any(used):
         return CardKernel(())

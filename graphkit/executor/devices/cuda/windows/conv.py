@@ -20,7 +20,7 @@ from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor
 from graphkit.executor.devices.cuda.windows import depthwise
 from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish, finish
-from graphkit.executor.devices.cuda.windows.tiles import COLUMNS, SIDE, WIDE, Factor, Product
+from graphkit.executor.devices.cuda.windows.tiles import COLUMNS, SIDE, WIDE, Factor, Tiled
 from graphkit.executor.devices.cuda.windows.windows import Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import row_major, shape
@@ -86,19 +86,27 @@ class Convolved:
     def offset(self, name: str, step: str) -> str:
         return " + ".join(f"({self.index}){name}{a} * {step}{a}" for a in self.axes)
 
+    def _images(self, kind: DType) -> tuple[tuple[str, Argument], ...]:
+        """The operand x, and what says where windows lie in it."""
+        g, spatial = self.geometry, self.x[2:]
+        places = self.numbers(
+            stride=g.strides, dilation=g.dilations, begin=g.begin, size=spatial, xstep=row_major(spatial),
+            xplane=math.prod(spatial), xgroup=math.prod(spatial) * self.w[1],
+        )  # fmt: skip
+        return ((f"const {STORED[kind]}* x", Input(0)), *places)
+
     # --- the three products -----------------------------------------------------------------------------
 
-    def forward(self, kind: DType, result: Finish) -> Product:
+    def forward(self, kind: DType, result: Finish) -> Tiled:
         """Operands: x, w."""
-        g, group = self.geometry, self.geometry.group
+        group = self.geometry.group
         columns, steps = (
             Coordinates("c", 1 + len(self.axes), self.short),
             Coordinates("d", 1 + len(self.axes), self.short),
         )
         found, (image, *places) = columns.lines("column")
         taken, (channel, *elements) = steps.lines("d")
-        spatial, positions = self.x[2:], self.y[2:]
-        depth = math.prod(self.w[1:])
+        positions, depth = self.y[2:], math.prod(self.w[1:])
         left = Factor(
             ["value = gk_read(w[(group * rows + row) * depth + d]);"], ((f"const {STORED[kind]}* w", Input(1)),)
         )
@@ -115,21 +123,17 @@ class Convolved:
             "}",
         ]
         given = (
-            (f"const {STORED[kind]}* x", Input(0)),
-            *self.numbers(
-                stride=g.strides, dilation=g.dilations, begin=g.begin, size=spatial, xstep=row_major(spatial),
-                xplane=math.prod(spatial), xgroup=math.prod(spatial) * self.w[1],
-            ),
+            *self._images(kind),
             *columns.given((self.x[0], *positions)),
             *steps.given(self.w[1:]),
         )  # fmt: skip
         inner = math.prod(positions)
-        return Product(
+        return Tiled(
             "conv", group, self.w[0] // group, self.x[0] * inner, depth, inner, left, Factor(lines, given, [], before),
             self.held, kind, self.short, finish=result,
         )  # fmt: skip
 
-    def by_data(self, kind: DType, result: Finish) -> Product:
+    def by_data(self, kind: DType, result: Finish) -> Tiled:
         """Operands: dy, w."""
         g, group, rank = self.geometry, self.geometry.group, len(self.axes)
         spatial, positions, kernel = self.x[2:], self.y[2:], self.w[2:]
@@ -184,15 +188,14 @@ class Convolved:
             *steps.given((self.w[0] // group, *kernel)),
         )  # fmt: skip
         inner, depth = math.prod(spatial), self.w[0] // group * math.prod(kernel)
-        return Product(
+        return Tiled(
             "conv_grad_data", group, self.w[1], self.x[0] * inner, depth, inner, left,
             Factor(lines, given, [], before), self.held, kind, self.short, finish=result,
         )  # fmt: skip
 
-    def by_weights(self, kind: DType, result: DType) -> Product:
+    def by_weights(self, kind: DType, result: DType) -> Tiled:
         """Operands: x, dy."""
-        g, group, rank = self.geometry, self.geometry.group, len(self.axes)
-        spatial, positions = self.x[2:], self.y[2:]
+        group, rank, positions = self.geometry.group, len(self.axes), self.y[2:]
         columns, steps = (Coordinates(name, 1 + rank, self.short) for name in "cd")
         images = Coordinates("l", 2, self.short)
         split, (image, place) = images.lines("d")
@@ -227,16 +230,12 @@ class Convolved:
             "}",
         ]
         given = (
-            (f"const {STORED[kind]}* x", Input(0)),
-            *self.numbers(
-                stride=g.strides, dilation=g.dilations, begin=g.begin, size=spatial, xstep=row_major(spatial),
-                xplane=math.prod(spatial), xgroup=math.prod(spatial) * self.w[1],
-            ),
+            *self._images(kind),
             *columns.given(self.w[1:]),
             *steps.given((self.x[0], *positions)),
         )  # fmt: skip
         count = math.prod(self.w[1:])
-        return Product(
+        return Tiled(
             "conv_grad_weights", group, self.w[0] // group, count, self.x[0] * math.prod(positions), count, left,
             Factor(lines, given, once, before), self.held, result, self.short, by_depth=True,
         )  # fmt: skip

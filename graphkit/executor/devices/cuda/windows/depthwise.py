@@ -9,6 +9,7 @@ up. The order of all sums is that of the sizes alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from graphkit.executor.devices.cuda.launches import (
@@ -41,12 +42,7 @@ def forward(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING
     """
     if _is_narrow(windows):
         return CardKernel((_lines(windows, kind, held, finish, mirrored=False),), inplace=finish.inplace)
-    loop = [f"v = gk_mul_add((A)gk_read(x[from]), (A)gk_read(w[channel * filter + {windows.number_in_window()}]), v);"]
-    lines = [
-        f"typedef {STORED[held]} A;", *_channel(windows), "A v = 0;", *windows.elements_of(loop),
-        f"const {windows.places.index} to = at;", *finish.lines, "gk_write(y[at], v);",
-    ]  # fmt: skip
-    given = [*_operands(windows, kind), *finish.given]
+    given, lines = _one(windows, kind, held, finish, windows.elements_of)
     return CardKernel((windows.over_y("depthwise", given, lines),), inplace=finish.inplace)
 
 
@@ -64,12 +60,7 @@ def by_data(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING
         )
         if _is_narrow(mirrored):
             return CardKernel((_lines(mirrored, kind, held, finish, mirrored=True),))
-    loop = [f"v = gk_mul_add((A)gk_read(x[from]), (A)gk_read(w[channel * filter + {windows.number_in_window()}]), v);"]
-    lines = [
-        f"typedef {STORED[held]} A;", *_channel(windows), "A v = 0;", *windows.around(loop),
-        f"const {windows.places.index} to = at;", *finish.lines, "gk_write(y[at], v);",
-    ]  # fmt: skip
-    given = [*_operands(windows, kind), *finish.given]
+    given, lines = _one(windows, kind, held, finish, windows.around)
     return CardKernel((windows.over_x("depthwise_grad_data", given, lines),))
 
 
@@ -81,6 +72,19 @@ def _operands(windows: Windows, kind: DType) -> list[tuple[str, Argument]]:
         (f"{STORED[kind]}* y", Output(0)), (f"{index} channels", number(windows.channels)),
         (f"{index} filter", number(windows.elements)),
     ]  # fmt: skip
+
+
+def _one(
+    windows: Windows, kind: DType, held: DType, finish: Finish, over: Callable[[Sequence[str]], list[str]]
+) -> tuple[list[tuple[str, Argument]], list[str]]:
+    """A thread's one result: the sum over what `over` goes through."""
+    tap = f"channel * filter + {windows.number_in_window()}"
+    lines = [
+        f"typedef {STORED[held]} A;", *_channel(windows), "A v = 0;",
+        *over([f"v = gk_mul_add((A)gk_read(x[from]), (A)gk_read(w[{tap}]), v);"]),
+        f"const {windows.places.index} to = at;", *finish.lines, "gk_write(y[at], v);",
+    ]  # fmt: skip
+    return [*_operands(windows, kind), *finish.given], lines
 
 
 def _channel(windows: Windows) -> list[str]:

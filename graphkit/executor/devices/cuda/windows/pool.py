@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Output
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES, TupleAddress
+from graphkit.executor.devices.cuda.movement.scatter import Scatter
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
-from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.windows.windows import MOST_AXES, Windows
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import row_major, shape
@@ -131,33 +132,16 @@ def _max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
         # The index of a window of padding alone is that of an element outside of it.
         if windows is not None and windows.all_filled:
             return _chosen(node, kind, windows, "indices[from] == (gk_i64)at", "gk_i64")
-    return _scattered(node, kind) if operator(node, MaxPoolGrad).disjoint else None
+    return _scattered(node, context.deterministic) if operator(node, MaxPoolGrad).disjoint else None
 
 
-def _scattered(node: Node, kind: DType) -> CardKernel:
+def _scattered(node: Node, deterministic: bool) -> CardKernel | None:
     """Zeros, then each element of dy at its index."""
-    size, count = math.prod(shape(node.output)), math.prod(shape(node.inputs[0]))
-    if size == 0:
-        return CardKernel(())
-    places = Coordinates("i", 1, max(size, count) + THREADS < 1 << 31)
-    result: tuple[str, Argument] = (f"{STORED[kind]}* dx", Output(0))
-    launches = [for_each("zeros", (size,), places, [result], [f"gk_write(dx[at], ({_held(kind)})0);"])]
-    lines = [
-        "gk_i64 index = (gk_i64)indices[at];",
-        "index += index < 0 ? (gk_i64)size : 0;",
-        "if (index < 0 || index >= (gk_i64)size) {",
-        "    *fault = 1;",
-        "    return;",
-        "}",
-        "dx[index] = dy[at];",
-    ]
-    given: list[tuple[str, Argument]] = [
-        (f"const {STORED[kind]}* dy", Input(0)), (f"const {STORED[node.operands[1].dtype]}* indices", Input(1)),
-        result, ("unsigned* fault", Fault()), (f"{places.index} size", places.number(size)),
-    ]  # fmt: skip
-    if count:
-        launches.append(for_each("max_pool_scatter", (count,), places, given, lines))
-    return CardKernel(tuple(launches), fault=f"an index is outside {list(shape(node.output))}")
+    dy, indices = node.operands[:2]
+    address = TupleAddress.of_axis(
+        [math.prod(shape(node.output))], 0, math.prod(shape(dy)), INDEX_TYPES[indices.dtype], 1
+    )
+    return Scatter(node, address, 1, 1, None, 0).kernel("none", deterministic)
 
 
 @register_launched("cuda", DOMAIN, "ChannelsLastMaxPoolGrad")

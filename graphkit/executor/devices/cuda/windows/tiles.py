@@ -49,7 +49,7 @@ class Factor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Product:
+class Tiled:
     """For each group a matrix [rows, depth] times one [depth, columns].
 
     The result's elements are [columns / inner, groups * rows, inner] in memory, of type `result`; sums are of `held`.
