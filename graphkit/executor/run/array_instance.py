@@ -39,7 +39,8 @@ class ArrayInstance:
         self._arrays: dict[Value, Any] = {}
         self._stamp = -1
         graph, memory = lowered.graph, lowered.memory
-        self._states = [state for state, _ in graph.updates]
+        # In the order of the updates; None before the first run.
+        self._residents: dict[Value, Resident | None] = {state: None for state, _ in graph.updates}
         faulty = [i for i, step in enumerate(lowered.lowerings) if isinstance(step, LaunchedStep) and step.kernel.fault]
         self._fault_of = {index: number for number, index in enumerate(faulty)}
         with device.on(self._stream):
@@ -81,7 +82,7 @@ class ArrayInstance:
         fed = (
             value
             for value in self._lowered.graph.inputs
-            if value not in self._lowered.fixed and value not in self._states and _is_array(value)
+            if value not in self._lowered.fixed and value not in self._residents and _is_array(value)
         )
         for storage in (*fed, *results):
             if storage not in over_states and storage not in self._arrays:
@@ -101,7 +102,7 @@ class ArrayInstance:
     def _divided(self) -> Iterator[_Segment]:
         """The steps in their order, in runs of those that can be recorded and of others."""
         order = self._lowered.memory.order
-        stays = {*self._kept, *self._lowered.fixed, *self._states, *self._lowered.memory.donated.values()}
+        stays = {*self._kept, *self._lowered.fixed, *self._residents, *self._lowered.memory.donated.values()}
 
         def can_be_recorded(position: int) -> bool:
             index = order[position]
@@ -115,7 +116,7 @@ class ArrayInstance:
                 yield _Segment(steps, recorded and len(steps) >= LEAST_RECORDED)
 
     def _run_segments(self) -> None:
-        met = [self._arrays.get(v) for v in (*self._lowered.fixed, *self._states)]
+        met = [self._arrays.get(v) for v in (*self._lowered.fixed, *self._residents)]
         is_known = len(met) == len(self._bound) and all(a is b for a, b in zip(met, self._bound, strict=True))
         self._bound = met
         for segment in self._segments:
@@ -192,7 +193,7 @@ class ArrayInstance:
                 self._passing.clear()
 
     def _run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        results, first = self._placement.results, len(self._states)
+        results, first = self._placement.results, len(self._residents)
         self._refresh()
         for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
             if given is not None and value not in self._lowered.fixed:
@@ -213,11 +214,23 @@ class ArrayInstance:
     def _receive(self, value: Value, given: Any) -> None:
         if value in self._kept:
             self._sent(value, given, self._arrays[value])
+        elif value in self._residents:
+            self._bind(value, given if isinstance(given, Resident) else self._resident(value, self._sent(value, given)))
+        else:
+            self._pass(value, self._sent(value, given))
+
+    def _resident(self, state: Value, array: Any) -> Resident:
+        return Resident(self._device, array, state.dtype.numpy)
+
+    def _bind(self, state: Value, resident: Resident) -> None:
+        """Have the run read a state where it is, and write its new value over it if it may."""
+        if self._residents[state] is resident:
             return
-        self._pass(value, given.array if isinstance(given, Resident) else self._sent(value, given))
-        target = self._lowered.memory.donated.get(value)
+        self._residents[state] = resident
+        self._arrays[state] = resident.array
+        target = self._lowered.memory.donated.get(state)
         if target is not None:
-            self._pass(target, self._shaped(self._arrays[value], target.tensor))
+            self._arrays[target] = self._shaped(resident.array, target.tensor)
 
     def _sent(self, value: Value, given: Any, target: Any = None) -> Any:
         """A fed array on the device, in `target` or on its own; or a sequence of arrays. Maps stay on the host."""
@@ -225,22 +238,22 @@ class ArrayInstance:
             return self._device.copy_in(_as(given, self._stored(value.tensor)), target)
         return _copied_in(self._device, given)
 
-    def _new_states(self) -> list[Resident]:
+    def _new_states(self) -> list[Resident | None]:
         """The states' memory with the new values in it."""
         placement, donated = self._placement, self._lowered.memory.donated
         new: dict[Value, Any] = {}
-        for state, result in zip(self._states, placement.results, strict=False):
+        for state, result in zip(self._residents, placement.results, strict=False):
             if state not in donated:
                 array = self._read(result.value)
                 # Another state's old value is about to go.
-                new[state] = self._copied(array) if placement.root[result.value] in self._states else array
+                new[state] = self._copied(array) if placement.root[result.value] in self._residents else array
         for state, array in new.items():
             held = self._arrays[state]
             if (held.shape, held.dtype) == (array.shape, array.dtype):
                 self._device.xp.copyto(held, array)
             else:
-                self._pass(state, self._copied(array))
-        return [Resident(self._device, self._arrays[state], state.dtype.numpy) for state in self._states]
+                self._bind(state, self._resident(state, self._copied(array)))
+        return [*self._residents.values()]
 
     def _copied(self, array: Any) -> Any:
         made = self._device.view(self._device.alloc(array.nbytes), 0, array.shape, array.dtype)
