@@ -14,11 +14,12 @@ from graphkit.executor.devices.cuda.rows.reduce import FUNCTIONS, reduction
 from graphkit.ir.types import DType, dtype_of
 
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [  # shape, axes, launches
-    ((5, 40), (1,), 1),  # a warp for a row
-    ((3, 1000), (1,), 1),  # a block
+    ((5, 40), (1,), 1),
+    ((3, 1000), (1,), 1),
     ((1, 40000), (1,), 2),  # a row in slices
     ((70000,), (0,), 2),
-    ((300, 7), (0,), 1),  # columns in slices
+    ((300, 7), (0,), 1),
+    ((40000, 3), (0,), 2),  # columns in slices
     ((31, 7), (0,), 1),
     ((6, 300, 5), (1,), 1),
     ((2, 3, 50, 4), (0, 2), 1),

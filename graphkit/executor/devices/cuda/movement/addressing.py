@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ INDEX_TYPES = {DType.INT32: "gk_i32", DType.INT64: "gk_i64"}
 
 
 @dataclass(frozen=True)
-class Address:
+class Address(ABC):
     """Where each of several indices, or tuples of them, points: at one of `targets` slices of an operand.
 
     sizes: of the walk over them, in the order in which they lie. kind: the C type of the indices, which are the operand
@@ -34,8 +35,9 @@ class Address:
         return math.prod(self.sizes)
 
     @property
+    @abstractmethod
     def fault(self) -> str:
-        raise NotImplementedError(f"{type(self).__name__}.fault")
+        """What is wrong where an index is out of range."""
 
     def given(self, places: Coordinates) -> Given:
         """The parameters that the lines need, with their arguments; `fault` among them."""
@@ -44,9 +46,9 @@ class Address:
             *((f"{places.index} {name}", places.number(size)) for name, size in self.numbers().items()),
         ]  # fmt: skip
 
+    @abstractmethod
     def numbers(self) -> dict[str, int]:
         """Sizes and strides that the lines need."""
-        raise NotImplementedError(f"{type(self).__name__}.numbers")
 
     def lines(self, places: Coordinates, at: str, coordinates: Sequence[str], otherwise: str) -> list[str]:
         """Lines behind which `target` is the slice that index, or tuple, number `at` points at.
@@ -56,9 +58,9 @@ class Address:
         found = self.found(places, at, coordinates)
         return [*found, "if (!known) {", "    *fault = 1;", f"    {otherwise}", "}"]
 
+    @abstractmethod
     def found(self, places: Coordinates, at: str, coordinates: Sequence[str]) -> list[str]:
         """Lines for `target`, and for `known`: whether all indices are in range."""
-        raise NotImplementedError(f"{type(self).__name__}.found")
 
 
 @dataclass(frozen=True)
