@@ -59,13 +59,15 @@ def package_version(package: str) -> str:
 
 
 def _card() -> dict[str, Any]:
-    from graphkit.executor.devices.cuda import compiler, device, library
+    from graphkit.executor.devices.cuda import compiler, device
+    from graphkit.executor.devices.cuda.libraries import cublaslt, cudnn
 
     try:
         found: dict[str, Any] = dict(device().facts())
     except GraphkitError as error:
         found = {"card": f"none: {error}"}
-    for name, version in (("NVRTC", compiler.version), ("cuBLASLt", library.version)):
+    versions = {"NVRTC": compiler.version, "cuBLASLt": cublaslt.version, "cuDNN": cudnn.version}
+    for name, version in versions.items():
         try:
             found[name] = version()
         except GraphkitError as error:

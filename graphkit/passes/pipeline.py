@@ -25,7 +25,7 @@ from graphkit.passes.fuse.matmul import fuse_matmul
 from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
-from graphkit.passes.layout.bfloat16 import MATRIX_PRODUCTS, to_bfloat16
+from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.layout.channels_last import channels_last
 from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
@@ -104,9 +104,9 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     """After CLEANUP, for devices with arrays of their own: formulas are operators, products and convolutions have taken
     in what is around them, and pointwise nodes for which `fusable` holds are fused.
 
-    precision: with "bf16" products of matrices are rounded; convolutions have no kernels that would gain by it.
+    precision: with "bf16" operands and results of products and convolutions are rounded.
     """
-    rounding = (to_bfloat16.with_options(products=MATRIX_PRODUCTS),) if precision == "bf16" else ()
+    rounding = (to_bfloat16,) if precision == "bf16" else ()
     products = (
         *ordered(
             known_ranks, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax,

@@ -384,6 +384,7 @@ def test_doctor(call):
     assert facts["card"]["card"]
     assert facts["card"]["NVRTC"]
     assert facts["card"]["cuBLASLt"]
+    assert facts["card"]["cuDNN"]
 
 
 def test_build_from_a_python_file(call, tmp_path):

@@ -5,8 +5,7 @@ All else stays float32.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
@@ -15,8 +14,10 @@ from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite
 
-MATRIX_PRODUCTS = frozenset({("", "MatMul"), ("", "Gemm"), (DOMAIN, "FusedMatMul")})
-PRODUCTS = MATRIX_PRODUCTS | {
+_PRODUCTS = {
+    ("", "MatMul"),
+    ("", "Gemm"),
+    (DOMAIN, "FusedMatMul"),
     ("", "Conv"),
     ("", "ConvTranspose"),
     (DOMAIN, "FusedConv"),
@@ -33,8 +34,8 @@ PRODUCTS = MATRIX_PRODUCTS | {
     requires=[Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
     breaks=[Property.SIMPLIFIED],
 )
-def to_bfloat16(graph: Graph, *, products: Collection[tuple[str, str]] = PRODUCTS) -> Graph:
-    """Round the operands and the result of every float32 product to bfloat16. products: domains and names of operators.
+def to_bfloat16(graph: Graph) -> Graph:
+    """Round the operands and the result of every float32 product to bfloat16.
 
     A value rounded so has a relative error of at most 2^-8. Casts that meet each other vanish in `simplify`, so that
     products which follow each other hand bfloat16 on. The gradient of a convolution's weights is not rounded: it has
@@ -44,8 +45,8 @@ def to_bfloat16(graph: Graph, *, products: Collection[tuple[str, str]] = PRODUCT
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        if (node.op.domain, node.op.name) not in products:
-            return map_bodies(node, operands, partial(to_bfloat16, products=products)).outputs
+        if (node.op.domain, node.op.name) not in _PRODUCTS:
+            return map_bodies(node, operands, to_bfloat16).outputs
         if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
             return None
         if _sums_odd_channels(node):

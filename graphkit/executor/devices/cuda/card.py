@@ -15,15 +15,10 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda.compiler import compiled
-from graphkit.executor.devices.cuda.launches import (
-    THREADS,
-    CardKernel,
-    Launch,
-    Memory,
-    Scratch,
-    Source,
-)
-from graphkit.executor.devices.cuda.library import Pointers, PreparedProduct
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Launch, Memory, Product, Source
+from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
+from graphkit.executor.devices.cuda.libraries.cudnn import PreparedConvolution
+from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.executor.devices.device import ArrayKernel
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
@@ -139,16 +134,29 @@ class _Launched:
     can_be_recorded = True
 
     def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
-        self._card, self._kernel, self._fault = card, kernel, fault
+        self._card, self._fault = card, fault
         try:
-            functions = iter(card.functions(kernel.sources))
-            self._calls: list[Any] = [
-                next(functions) if isinstance(launch, Launch) else PreparedProduct(launch, card.number)
-                for launch in kernel.launches
-            ]
+            self._kernel, self._calls = self._first_of(list(kernel.ways))
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
-        self._tables = {table: card.copy_in(table.array) for table in kernel.tables}
+        self._tables = {table: card.copy_in(table.array) for table in self._kernel.tables}
+
+    def _first_of(self, ways: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
+        """The first one that the libraries have a way for, and what computes its launches."""
+        for way in ways[:-1]:
+            with contextlib.suppress(NoWay):
+                return way, self._prepared(way)
+        return ways[-1], self._prepared(ways[-1])
+
+    def _prepared(self, kernel: CardKernel) -> list[Any]:
+        number = self._card.number
+        libraries = [
+            PreparedProduct(launch, number) if isinstance(launch, Product) else PreparedConvolution(launch, number)
+            for launch in kernel.launches
+            if not isinstance(launch, Launch)
+        ]
+        own, theirs = iter(self._card.functions(kernel.sources)), iter(libraries)
+        return [next(own if isinstance(launch, Launch) else theirs) for launch in kernel.launches]
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         memory = Memory(inputs, outputs, scratch, self._fault, self._tables)
@@ -156,10 +164,8 @@ class _Launched:
             if isinstance(launch, Launch):
                 call((launch.blocks,), (THREADS,), tuple(map(memory.of, launch.arguments)))
                 continue
-            given = (launch.a.memory, launch.b.memory, launch.c and launch.c.memory, launch.d.memory, launch.bias,
-                     Scratch(0) if launch.workspace else None)  # fmt: skip
-            addresses = (0 if argument is None else int(memory.of(argument).data.ptr) for argument in given)
-            call(Pointers(*addresses), self._card.current_stream)
+            addresses = (0 if argument is None else int(memory.of(argument).data.ptr) for argument in launch.arguments)
+            call(tuple(addresses), self._card.current_stream)
 
 
 def load(number: int = 0) -> None:

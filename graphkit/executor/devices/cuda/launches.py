@@ -1,22 +1,23 @@
-"""What a kernel of the card is before there is a card: CUDA C++ and how it is launched, and products of matrices.
+"""What a kernel of the card is before there is a card: CUDA C++ and how it is launched, and what libraries compute.
 
 A factory makes a `CardKernel` of a node; the device compiles its sources and launches them on arrays, and has its
-library compute the products. Nothing here needs CUDA, so that every kernel can be compiled, and run by a processor, on
-any machine.
+libraries compute products and convolutions. Nothing here needs CUDA, so that every kernel can be compiled, and run by a
+processor, on any machine.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.ops.nn.conv import Geometry
 
 # Of every block.
 THREADS = 256
@@ -144,18 +145,61 @@ class Product(NamedTuple):
     tf32: bool = False
     workspace: int = 0
 
+    @property
+    def arguments(self) -> tuple[Argument | None, ...]:
+        """Of a, b, c, d and the bias, and the scratch memory."""
+        c = self.c.memory if self.c else None
+        return (self.a.memory, self.b.memory, c, self.d.memory, self.bias, Scratch(0) if self.workspace else None)
 
-class CardKernel(NamedTuple):
-    """The launches, and products, that compute a node of static types.
 
-    inplace: positions (input, output) that may be the same memory. fault: what is wrong where the fault is set; empty
-    where no launch has one.
+class Convolution(NamedTuple):
+    """y is the convolution of x by w, plus a bias where there is one. `wanted` is y, or the gradient by x, or by w.
+
+    x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]: sizes of row-major arrays, all of `kind`,
+    without one of 0. factors: the two that are given, in this order. Sums of half floats are float32; `tf32`: float32
+    elements are multiplied by their leading 11 bits. The library may use `workspace` bytes of scratch memory from
+    `working` on.
     """
 
-    launches: tuple[Launch | Product, ...]
+    wanted: Literal["x", "w", "y"]
+    kind: DType
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    geometry: Geometry
+    factors: tuple[Argument, Argument]
+    result: Argument
+    bias: Argument | None = None
+    tf32: bool = False
+    workspace: int = 0
+    working: Scratch = Scratch(0)
+
+    @property
+    def arguments(self) -> tuple[Argument | None, ...]:
+        """Of the factors, the result and the bias, and the scratch memory."""
+        return (*self.factors, self.result, self.bias, self.working if self.workspace else None)
+
+
+class CardKernel(NamedTuple):
+    """The launches, and what libraries compute between them, for a node of static types.
+
+    inplace: positions (input, output) that may be the same memory. fault: what is wrong where the fault is set; empty
+    where no launch has one. otherwise: what computes the node where a library has no way to.
+    """
+
+    launches: tuple[Launch | Product | Convolution, ...]
     scratch_bytes: int = 0
     inplace: Sequence[tuple[int, int]] = ()
     fault: str = ""
+    otherwise: CardKernel | None = None
+
+    @property
+    def ways(self) -> Iterator[CardKernel]:
+        """This one, and what is tried after it."""
+        way: CardKernel | None = self
+        while way is not None:
+            yield way
+            way = way.otherwise
 
     @property
     def tables(self) -> set[Table]:

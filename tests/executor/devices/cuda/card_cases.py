@@ -63,6 +63,7 @@ def node_of(op: Op, *arrays: Any) -> Node:
 
 
 def cases_of(cls: type[Op]) -> Iterator[CardCase]:
+    """Of every way that there is to compute a sample."""
     for number, sample in enumerate(samples_of(cls)):
         for dtype in dtypes_of(cls, sample):
             case = make_case(cls, number, dtype)
@@ -74,4 +75,5 @@ def cases_of(cls: type[Op]) -> Iterator[CardCase]:
                 kernel = make_launched("cuda", node, KernelContext())
                 if kernel is not None:
                     assert isinstance(kernel, CardKernel)
-                    yield CardCase(case.name, node, arrays, kernel)
+                    for way in kernel.ways:
+                        yield CardCase(case.name, node, arrays, way._replace(otherwise=None))

@@ -8,22 +8,21 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from host_libraries import computed
 
 from graphkit.executor.devices.cuda.compiler import PRELUDE
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     CardKernel,
-    Matrix,
+    Launch,
     Memory,
-    Product,
     Source,
 )
-from graphkit.ir.types import DType
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 _HEADER = Path(__file__).with_name("host_cuda.h")
@@ -40,8 +39,12 @@ _FLAGS = (
 )
 
 
+# What stands before every source. It takes most of a compiler's time, and is compiled once.
+_PREFIX = f'#include "{_HEADER}"\n{PRELUDE}'
+
+
 class Emulator:
-    """Compiles sources, each once, and runs their launches. Libraries are kept in `folder` for other processes."""
+    """Compiles sources, each once, and runs their launches. All is kept in `folder`, which no other process uses."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -52,35 +55,22 @@ class Emulator:
     def compile(self, sources: Iterable[Source]) -> None:
         """All of them as one library."""
         with self._compiling:
-            self._compile(sources)
+            new = [s for s in dict.fromkeys(sources) if s.entry not in self._functions]
+            if new:
+                loaded = ctypes.CDLL(str(self._library(translation_unit(new))))
+                self._functions |= {source.entry: loaded[f"run_{source.entry}"] for source in new}
 
-    def _compile(self, sources: Iterable[Source]) -> None:
-        new = [s for s in dict.fromkeys(sources) if s.entry not in self._functions]
-        if not new:
-            return
-        text = translation_unit(new)
-        library = self._folder / f"{hashlib.sha256((text + _HEADER.read_text()).encode()).hexdigest()}.so"
-        if not library.exists():
-            part = library.with_suffix(f".{os.getpid()}.cpp")
-            part.write_text(text)
-            built = part.with_suffix(".so")
-            command = [
-                str(COMPILER),
-                *_FLAGS,
-                "-shared",
-                "-fPIC",
-                "-I",
-                str(_HEADER.parent),
-                str(part),
-                "-o",
-                str(built),
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[:5000]
-            built.rename(library)
-        loaded = ctypes.CDLL(str(library))
-        for source in new:
-            self._functions[source.entry] = loaded[f"run_{source.entry}"]
+    def _library(self, text: str) -> Path:
+        prefix = self._folder / "prefix.h"
+        if not prefix.exists():
+            prefix.write_text(_PREFIX)
+            # Found by g++ beside the header; another compiler reads the header.
+            _compiled("-x", "c++-header", str(prefix), "-o", f"{prefix}.gch")
+        library = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
+        source = library.with_suffix(".cpp")
+        source.write_text(text)
+        _compiled("-shared", str(source), "-o", str(library))
+        return library
 
     def run(
         self,
@@ -100,8 +90,8 @@ class Emulator:
 
         memory = Memory(inputs, outputs, scratch, fault, {table: table.array for table in kernel.tables})
         for launch in kernel.launches:
-            if isinstance(launch, Product):
-                multiply(launch, memory.of)
+            if not isinstance(launch, Launch):
+                computed(launch, memory.of)
                 continue
             cells: list[Any] = []
             for argument in map(memory.of, launch.arguments):
@@ -118,33 +108,10 @@ class Emulator:
         return bool(fault[0])
 
 
-def multiply(product: Product, memory: Callable[[Any], Any]) -> None:
-    """What the card's library computes of a product, whose arguments have the memory that `memory` says."""
-    kind = product.kind.numpy
-    wide = np.float64 if kind == np.float64 else np.float32
-
-    def matrices(matrix: Matrix) -> np.ndarray:
-        """[batch, rows, columns]"""
-        flat = memory(matrix.memory).view(np.ndarray).reshape(-1)
-        if product.kind is DType.BFLOAT16:
-            flat = flat.view(kind)
-        assert flat.dtype == kind
-        assert matrix.leading >= matrix.rows
-        last = (product.batch - 1) * matrix.stride + (matrix.columns - 1) * matrix.leading + matrix.rows
-        assert last <= len(flat), "beyond the memory"
-        shape = product.batch, matrix.rows, matrix.columns
-        strides = tuple(s * kind.itemsize for s in (matrix.stride, 1, matrix.leading))
-        return np.lib.stride_tricks.as_strided(flat, shape, strides)
-
-    a, b = (matrices(m).astype(wide) for m in (product.a, product.b))
-    a, b = (x.swapaxes(1, 2) if t else x for x, t in zip((a, b), product.transposed, strict=True))
-    with np.errstate(invalid="ignore", over="ignore"):
-        y = wide(product.alpha) * (a @ b)
-    if product.c is not None:
-        y += wide(product.beta) * matrices(product.c).astype(wide)
-    if product.bias is not None:
-        y += memory(product.bias).view(np.ndarray).reshape(-1).view(kind)[:, None].astype(wide)
-    matrices(product.d)[...] = y.astype(kind)
+def _compiled(*arguments: str) -> None:
+    command = [str(COMPILER), *_FLAGS, "-fPIC", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:5000]
 
 
 def waits(source: Source) -> bool:
@@ -162,4 +129,4 @@ def translation_unit(sources: Sequence[Source]) -> str:
             f"    return host_launch(blocks, threads, order, {str(waits(source)).lower()}, "
             f"[=] {{ {source.entry}({given}); }});\n}}\n"
         )
-    return "\n".join(('#include "host_cuda.h"', PRELUDE, *(source.text for source in sources), *runs))
+    return "\n".join(('#include "prefix.h"', *(source.text for source in sources), *runs))

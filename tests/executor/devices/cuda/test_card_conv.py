@@ -32,9 +32,11 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [  # x, w
 
 
 def kernel_of(node: Node) -> CardKernel:
+    """The card's own, for what its library has no way to compute."""
     kernel = make_launched("cuda", node, KernelContext())
     assert isinstance(kernel, CardKernel)
-    return kernel
+    *_, own = kernel.ways
+    return own
 
 
 def run(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:

@@ -6,20 +6,21 @@ import gc
 import importlib
 import importlib.util
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import stand_in_library as documented
-from card_cases import CardCase, cases_of, node_of
+from card_cases import cases_of, node_of
 from emulator import Emulator
+from host_arrays import HostArray, card_with, through_the_library
 from stand_in_library import STREAM, CublasLt
 
 import graphkit as gk
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
-from graphkit.executor.devices.cuda import card, library
+from graphkit.executor.devices.cuda import card
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Product
+from graphkit.executor.devices.cuda.libraries import cublaslt
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Graph, Value
@@ -122,31 +123,9 @@ def test_a_third_operand_that_is_repeated_is_spread_first(emulator: Emulator) ->
 @pytest.fixture
 def bindings(monkeypatch: pytest.MonkeyPatch) -> CublasLt:
     made = CublasLt()
-    monkeypatch.setattr(library, "_bindings", lambda: made)
-    monkeypatch.setattr(library, "_handle", lambda card: made.create())
+    monkeypatch.setattr(cublaslt, "_bindings", lambda: made)
+    monkeypatch.setattr(cublaslt, "_handle", lambda card: made.create())
     return made
-
-
-class HostArray:
-    """A numpy array with its address where CuPy's arrays have theirs."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array
-        self.data = SimpleNamespace(ptr=array.ctypes.data)
-
-    def __getitem__(self, part: Any) -> HostArray:
-        return HostArray(self.array[part])
-
-
-CARD = SimpleNamespace(functions=lambda sources: [None] * len(sources), current_stream=STREAM, number=0)
-
-
-def through_the_library(case: CardCase) -> np.ndarray:
-    launched = card._Launched(CARD, case.node, case.kernel, None)
-    y = np.full(case.node.output.tensor.static_shape, np.nan, case.node.output.dtype.numpy)
-    scratch = HostArray(np.zeros(case.kernel.scratch_bytes + 64, np.uint8))
-    launched([a if a is None else HostArray(np.ascontiguousarray(a)) for a in case.arrays], [HostArray(y)], scratch)
-    return y
 
 
 @pytest.mark.parametrize(("domain", "name"), [("", "MatMul"), ("", "Gemm"), (DOMAIN, "FusedMatMul")])
@@ -159,7 +138,7 @@ def test_descriptors_say_what_the_product_is(domain: str, name: str, bindings: C
             continue
         (expected,) = run_node(case.node, case.arrays)
         tolerance = 5e-3 if expected.dtype == np.float16 else 1e-5
-        np.testing.assert_allclose(through_the_library(case), expected, tolerance, tolerance, err_msg=case.name)
+        np.testing.assert_allclose(through_the_library(case, STREAM), expected, tolerance, tolerance, err_msg=case.name)
         seen += 1
     assert seen >= 3
     gc.collect()
@@ -171,7 +150,7 @@ def test_a_bias_elsewhere_is_found_there(bindings: CublasLt) -> None:
     a, b, bias = random(3, 4), random(4, 5), random(5)
     kernel = kernel_of(op, a, b, bias)
     assert kernel is not None
-    launched = card._Launched(CARD, node_of(op, a, b, bias), kernel, None)
+    launched = card._Launched(card_with(STREAM), node_of(op, a, b, bias), kernel, None)
     scratch = HostArray(np.zeros(kernel.scratch_bytes, np.uint8))
     for given in (bias, bias + 1, bias):
         y = np.zeros((3, 5), np.float32)
@@ -186,7 +165,7 @@ def test_tf32(bindings: CublasLt) -> None:
         node = node_of(registry.get("", "MatMul")(), random(2, 3, dtype=dtype), random(3, 4, dtype=dtype))
         for tf32 in (False, True):
             kernel = make_launched("cuda", node, KernelContext(tf32=tf32))
-            launched = card._Launched(CARD, node, kernel, None)  # type: ignore[arg-type]
+            launched = card._Launched(card_with(STREAM), node, kernel, None)  # type: ignore[arg-type]
             asked += [facts["compute"] for facts in bindings.alive.values() if "compute" in facts]
             del launched
     assert asked == [68, 77, 70, 70]
@@ -198,7 +177,7 @@ def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
     bindings.ways = 0
     (case, *_) = cases_of(registry.get("", "MatMul"))
     with pytest.raises(RuntimeFailure, match=r"MatMul.*: cuBLASLt 12\.9\.2 cannot multiply \[2, 3\] by \[3, 4\] of"):
-        through_the_library(case)
+        through_the_library(case, STREAM)
     gc.collect()
     assert all("handle" in facts for facts in bindings.alive.values()), "descriptors are left"
 
@@ -206,10 +185,10 @@ def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
 def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", None)
     monkeypatch.setitem(sys.modules, "nvmath", None)
-    library._bindings.cache_clear()
+    cublaslt._bindings.cache_clear()
     (case, *_) = cases_of(registry.get("", "MatMul"))
     with pytest.raises(MissingDependency, match=r"MatMul.*cuBLASLt.*pip install 'graphkit\[cuda12\]'"):
-        through_the_library(case)
+        through_the_library(case, STREAM)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nvmath") is None, reason="nvmath is not installed")

@@ -1,10 +1,11 @@
-"""Convolutions and their adjoints as products whose factors' elements are found in x, w and dy.
+"""Convolutions and their adjoints by the card's library, or as products of elements that are found in x, w and dy.
 
-Columns of windows are never in memory. Of the result of a convolution rows are channels, columns the positions of all
-images, and the sum is over the elements of a window. Of the gradient by data columns are elements of x, and the sum is
-over the windows around them. Of the gradient by weights columns are elements of a window, and the sum is over
-positions. Padding, and steps that have no window around an element, are zeros in the product: where weights are not
-finite, they are NaN there.
+The products are for what the library has no way to compute; one filter for each channel has kernels of its own. Columns
+of windows are never in memory. Of the result of a convolution rows are channels, columns the positions of all images,
+and the sum is over the elements of a window. Of the gradient by data columns are elements of x, and the sum is over the
+windows around them. Of the gradient by weights columns are elements of a window, and the sum is over positions.
+Padding, and steps that have no window around an element, are zeros in the product: where weights are not finite, they
+are NaN there.
 """
 
 from __future__ import annotations
@@ -12,23 +13,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    Argument,
+    CardKernel,
+    Convolution,
+    Input,
+    Launch,
+    Output,
+    Scratch,
+)
 from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor
 from graphkit.executor.devices.cuda.windows import depthwise
-from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish, finish
+from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish, finish, finished
 from graphkit.executor.devices.cuda.windows.tiles import COLUMNS, SIDE, WIDE, Factor, Tiled
 from graphkit.executor.devices.cuda.windows.windows import Windows
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import row_major, shape
+from graphkit.executor.devices.operands import operand, row_major, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import DType
+from graphkit.ir.types import FLOATS, DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.nn.conv import Convolution, ConvTranspose, Geometry
+from graphkit.ops.nn.conv import Convolution as ConvolutionOp
+from graphkit.ops.nn.conv import ConvTranspose, Geometry
 from graphkit.ops.nn.sliding_window import Window
 
 _MOST_AXES = 3
@@ -249,6 +261,46 @@ class Convolved:
         return Windows(self.x[0], self.x[1], self.x[2:], self.y[2:], window)
 
 
+# --- the library ----------------------------------------------------------------------------------------
+
+# What the library may take beyond all arrays in an order that it likes better.
+_WORKSPACE = 8 << 20
+
+
+def _by_library(
+    found: Convolved, wanted: Literal["x", "w", "y"], node: Node, context: KernelContext, own: CardKernel
+) -> CardKernel:
+    """With `own` for what it cannot compute.
+
+    Activations and residuals are a launch of their own behind it: its documentation does not say that its Relu keeps
+    NaN. A gradient by weights in another type than its operands', which it does not write, is widened there.
+    """
+    kind, result = node.operands[0].dtype, node.output.dtype
+    if kind not in FLOATS or node.operands[1].dtype is not kind or (result is not kind and wanted != "w"):
+        return own
+    sizes = {"x": found.x, "w": found.w, "y": found.y}
+    bias = 2 if wanted == "y" and operand(node, 2) is not None else None
+    narrow = 0 if result is kind else _aligned(math.prod(found.w) * kind.itemsize)
+    workspace = _aligned(sum(map(math.prod, sizes.values())) * kind.itemsize + _WORKSPACE)
+    convolution = Convolution(
+        wanted, kind, **sizes, geometry=found.geometry,
+        factors=(Input(1), Input(0)) if wanted == "x" else (Input(0), Input(1)),
+        result=Scratch(0) if narrow else Output(0), bias=None if bias is None else Input(bias),
+        tf32=context.tf32 and kind is DType.FLOAT32, workspace=workspace, working=Scratch(narrow),
+    )  # fmt: skip
+    behind = NOTHING
+    if isinstance(node.op, ConvTranspose) or wanted == "y":
+        behind = finish(node, kind, found.held, bias=2 if bias is None else None)
+    launches: list[Convolution | Launch] = [convolution]
+    if behind.lines or narrow:
+        launches.append(finished(behind, found.held, (convolution.result, kind), result, sizes[wanted], found.short))
+    return CardKernel(tuple(launches), max(narrow + workspace, own.scratch_bytes), otherwise=own)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 256) * 256
+
+
 # --- operators ----------------------------------------------------------------------------------------
 
 
@@ -259,7 +311,7 @@ def _convolved(node: Node, x: Value | None, w: Value | None, y: Value | None) ->
     sizes = shape(x), shape(w), shape(y)
     if not kinds <= STORED.keys() or not 1 <= len(sizes[0]) - 2 <= _MOST_AXES:
         return None
-    geometry = operator(node, Convolution).geometry(*sizes[:2])
+    geometry = operator(node, ConvolutionOp).geometry(*sizes[:2])
     if isinstance(node.op, ConvTranspose):
         geometry = node.op.geometry(sizes[2], sizes[1])
     return _flattened(Convolved(*sizes, geometry, held))
@@ -288,7 +340,7 @@ def _conv(node: Node, context: KernelContext) -> CardKernel | None:
     result, windows = finish(node, kind, found.held), found.depthwise()
     if windows is not None:
         return depthwise.forward(windows, kind, found.held, result)
-    return found.forward(kind, result).kernel()
+    return _by_library(found, "y", node, context, found.forward(kind, result).kernel())
 
 
 register_launched("cuda", "", "Conv")(_conv)
@@ -306,7 +358,7 @@ def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
     result = finish(node, kind, found.held) if isinstance(node.op, ConvTranspose) else NOTHING
     if (windows := found.depthwise()) is not None:
         return depthwise.by_data(windows, kind, found.held, result)
-    return found.by_data(kind, result).kernel()
+    return _by_library(found, "x", node, context, found.by_data(kind, result).kernel())
 
 
 register_launched("cuda", DOMAIN, "ConvGradInput")(_by_data)
@@ -323,4 +375,4 @@ def _by_weights(node: Node, context: KernelContext) -> CardKernel | None:
         kernel = depthwise.by_weights(windows, kinds[0], found.held, kinds[1])
         if kernel is not None:
             return kernel
-    return found.by_weights(*kinds).kernel()
+    return _by_library(found, "w", node, context, found.by_weights(*kinds).kernel())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.launches import Argument, Input
+from graphkit.executor.devices.cuda.launches import Argument, Input, Launch, Output
 from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.operands import operand
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -39,15 +42,16 @@ class Finish(NamedTuple):
 NOTHING = Finish()
 
 
-def finish(node: Node, kind: DType, held: DType, *, bias: int = 2, residual: int = 3) -> Finish:
+def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residual: int = 3) -> Finish:
     """What follows the product of a node.
 
-    kind: the element type of its operands in memory; held: of A. bias, residual: their positions.
+    kind: the element type of its operands in memory; held: of A. bias, residual: their positions; None: the product has
+    the bias already.
     """
     given: list[tuple[str, Argument]] = []
     lines: list[str] = []
     added, op = "", node.op
-    if operand(node, bias) is not None:
+    if bias is not None and operand(node, bias) is not None:
         given.append((f"const {STORED[kind]}* bias", Input(bias)))
         lines.append("v += gk_read(bias[channel]);")
     if not isinstance(op, Epilogue):
@@ -64,3 +68,28 @@ def finish(node: Node, kind: DType, held: DType, *, bias: int = 2, residual: int
     if added and op.residual_last:
         lines.append(added)
     return Finish(tuple(given), tuple(lines), ((residual, 0),) if added else ())
+
+
+def finished(
+    result: Finish, held: DType, product: tuple[Argument, DType], kind: DType, sizes: Sequence[int], short: bool
+) -> Launch:
+    """What follows, in a launch of its own, on what a library has computed.
+
+    product: where it is, and its type, which may be another one than `kind`, the output's. sizes: [N, M, *positions] of
+    both. short: indices of 32 bits reach all of it.
+    """
+    memory, found_kind = product
+    places = Coordinates("y", 3, short)
+    found, (_, channel, _) = places.lines("at")
+    lines = [
+        f"typedef {STORED[held]} A;",
+        *found,
+        f"const {places.index} channel = {channel}, to = at;",
+        "A v = gk_read(product[at]);",
+        *result.lines,
+        "gk_write(y[at], v);",
+    ]
+    # Both may be the same memory: each thread reads its element before it writes it.
+    given: list[tuple[str, Argument]] = [(f"const {STORED[found_kind]}* product", memory)]
+    given += [(f"{STORED[kind]}* y", Output(0)), *result.given]
+    return for_each("finish", (*sizes[:2], math.prod(sizes[2:])), places, given, lines)

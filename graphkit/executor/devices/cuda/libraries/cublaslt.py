@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Matrix, Product
+from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.ir.types import DType
 
 # cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
@@ -25,8 +26,8 @@ _FLOAT, _TF32, _DOUBLE = 68, 77, 70
 _ALIGNMENT = 16
 
 
-class Pointers(NamedTuple):
-    """Where the memory of a product is; 0: there is none."""
+class _Pointers(NamedTuple):
+    """Where the arguments of a product are; 0: there is none."""
 
     a: int
     b: int
@@ -39,7 +40,7 @@ class Pointers(NamedTuple):
 class PreparedProduct:
     """A product of which the library has chosen how it computes it. For one thread at a time.
 
-    Raises MissingDependency without the bindings, RuntimeFailure where the library has no way to compute it.
+    Raises MissingDependency without the bindings, NoWay where the library cannot compute it.
     """
 
     def __init__(self, product: Product, card: int):
@@ -107,12 +108,13 @@ class PreparedProduct:
         if not count[0]:
             d, terms = self._product.d, self._product.a.rows if self._product.transposed[0] else self._product.a.columns
             sizes = f"[{d.columns}, {terms}] by [{terms}, {d.rows}]"
-            raise RuntimeFailure(f"cuBLASLt {version()} cannot multiply {sizes} of {self._product.kind.value}")
+            raise NoWay(f"cuBLASLt {version()} cannot multiply {sizes} of {self._product.kind.value}")
         algorithm: np.ndarray = found["algo"].copy()
         return algorithm
 
-    def __call__(self, at: Pointers, stream: int) -> None:
-        """Queue the product on a stream."""
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Queue the product on a stream. addresses: of its arguments, 0 where there is none."""
+        at = _Pointers(*addresses)
         if self._product.bias is not None:
             self._point_at_bias(at.bias)
         a, b, c, d = self._layouts

@@ -1,0 +1,77 @@
+"""What the card's libraries compute, by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.launches import Convolution, Matrix, Product
+from graphkit.ir.types import DType
+from graphkit.ops.nn.conv import convolve, convolve_grad_input, convolve_grad_weight
+from graphkit.ops.xp import numpy_xp
+
+Of = Callable[[Any], Any]
+
+
+def computed(work: Product | Convolution, memory: Of) -> None:
+    """memory: the array of an argument."""
+    if isinstance(work, Product):
+        multiply(work, memory)
+    else:
+        convolution(work, memory)
+
+
+def flat(array: Any, kind: DType) -> np.ndarray:
+    """The elements of an argument's array, which has the bits of bfloat16 as integers; scratch memory has bytes."""
+    found: np.ndarray = array.view(np.ndarray).reshape(-1)
+    if kind is DType.BFLOAT16 or found.dtype == np.uint8:
+        found = found[: found.nbytes // kind.itemsize * kind.itemsize // found.itemsize].view(kind.numpy)
+    assert found.dtype == kind.numpy
+    return found
+
+
+def convolution(work: Convolution, memory: Of) -> None:
+    sizes = {"x": work.x, "w": work.w, "y": work.y}
+    wide = np.float64 if work.kind is DType.FLOAT64 else np.float32
+    given = {
+        name: flat(memory(argument), work.kind).reshape(sizes[name]).astype(wide)
+        for name, argument in zip((n for n in "xwy" if n != work.wanted), work.factors, strict=True)
+    }
+    match work.wanted:
+        case "y":
+            result = convolve(numpy_xp, given["x"], given["w"], work.geometry)
+        case "x":
+            result = convolve_grad_input(numpy_xp, given["y"], given["w"], work.x[2:], work.geometry)
+        case "w":
+            result = convolve_grad_weight(numpy_xp, given["x"], given["y"], work.w[2:], work.geometry)
+    if work.bias is not None:
+        result = result + flat(memory(work.bias), work.kind).astype(wide).reshape(-1, *[1] * (len(work.y) - 2))
+    flat(memory(work.result), work.kind)[: result.size] = result.astype(work.kind.numpy).reshape(-1)
+
+
+def multiply(product: Product, memory: Of) -> None:
+    """What the card's library computes of a product, whose arguments have the memory that `memory` says."""
+    kind = product.kind.numpy
+    wide = np.float64 if kind == np.float64 else np.float32
+
+    def matrices(matrix: Matrix) -> np.ndarray:
+        """[batch, rows, columns]"""
+        elements = flat(memory(matrix.memory), product.kind)
+        assert matrix.leading >= matrix.rows
+        last = (product.batch - 1) * matrix.stride + (matrix.columns - 1) * matrix.leading + matrix.rows
+        assert last <= len(elements), "beyond the memory"
+        shape = product.batch, matrix.rows, matrix.columns
+        strides = tuple(s * kind.itemsize for s in (matrix.stride, 1, matrix.leading))
+        return np.lib.stride_tricks.as_strided(elements, shape, strides)
+
+    a, b = (matrices(m).astype(wide) for m in (product.a, product.b))
+    a, b = (x.swapaxes(1, 2) if t else x for x, t in zip((a, b), product.transposed, strict=True))
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = wide(product.alpha) * (a @ b)
+    if product.c is not None:
+        y += wide(product.beta) * matrices(product.c).astype(wide)
+    if product.bias is not None:
+        y += flat(memory(product.bias), product.kind)[:, None].astype(wide)
+    matrices(product.d)[...] = y.astype(kind)

@@ -1,0 +1,212 @@
+"""Convolutions by the card's library: what it is asked for, which a stand-in computes, and whether it has plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import stand_in_cudnn
+from card_cases import cases_of, node_of
+from emulator import Emulator
+from host_arrays import card_with, through_the_library
+from stand_in_cudnn import STREAM, Graph, numerical_note
+
+import graphkit as gk
+from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.executor.devices.cuda import card
+from graphkit.executor.devices.cuda.launches import CardKernel, Convolution, Launch, Scratch
+from graphkit.executor.devices.cuda.libraries import cudnn
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_launched
+from graphkit.ops import DOMAIN, registry
+from graphkit.ops.evaluate import run_node
+from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.nn.conv import Conv, ConvGradWeight, ConvTranspose
+
+OPERATORS = [("", "Conv"), (DOMAIN, "ConvGradInput"), (DOMAIN, "ConvGradWeight"),
+             ("", "ConvTranspose")]  # fmt: skip
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = stand_in_cudnn.module()
+    monkeypatch.setattr(cudnn, "frontend", lambda: made)
+    cudnn._handle.cache_clear()
+    yield made
+    cudnn._handle.cache_clear()
+
+
+def kernel_of(op: Any, *arrays: np.ndarray, **facts: Any) -> CardKernel:
+    kernel = make_launched("cuda", node_of(op, *arrays), KernelContext(**facts))
+    assert isinstance(kernel, CardKernel)
+    return kernel
+
+
+def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+@pytest.mark.parametrize(("domain", "name"), OPERATORS)
+def test_graphs_say_what_the_convolution_is(domain: str, name: str, library: Any) -> None:
+    """The library, by its documentation, computes the reference's results from them."""
+    seen = 0
+    for case in cases_of(registry.get(domain, name)):
+        plain = case.kernel.launches and all(isinstance(launch, Convolution) for launch in case.kernel.launches)
+        if not plain or case.node.output.dtype is gk.DType.BFLOAT16:
+            continue
+        (expected,) = run_node(case.node, case.arrays)
+        tolerance = 5e-3 if expected.dtype == np.float16 else 1e-5
+        found = through_the_library(case, STREAM)
+        np.testing.assert_allclose(found, expected, tolerance, tolerance, err_msg=case.name)
+        seen += 1
+    assert seen >= 3
+
+
+def test_what_is_left_to_a_launch_behind_it() -> None:
+    """The bias goes with a convolution, not with its gradient; all that follows it is one launch."""
+    x, w, bias, y = ones(1, 2, 5, 5), ones(4, 2, 3, 3), ones(4), ones(1, 4, 3, 3)
+    for op, arrays, with_bias, launches in (
+        (Conv(), (x, w), False, 1),
+        (Conv(), (x, w, bias), True, 1),
+        (FusedConv(activation="Relu"), (x, w, bias), True, 2),
+        (FusedConv(), (x, w, bias, y), True, 2),
+        (ConvTranspose(), (y, w, ones(2)), False, 2),
+    ):
+        kernel = kernel_of(op, *arrays)
+        (first, *rest) = kernel.launches
+        assert isinstance(first, Convolution)
+        assert (first.bias is not None) == with_bias
+        assert len(kernel.launches) == launches
+        assert all(isinstance(launch, Launch) for launch in rest)
+        # The residual is read behind the convolution, which writes the result.
+        assert kernel.inplace == ()
+
+
+def test_a_not_a_number_goes_through_activations(emulator: Emulator) -> None:
+    x, w = ones(1, 1, 3, 3), ones(1, 1, 1, 1)
+    x[0, 0, 1, 1] = np.nan
+    y = np.empty_like(x)
+    emulator.run(kernel_of(FusedConv(activation="Relu"), x, w), [x, w], [y])
+    np.testing.assert_array_equal(y, x)
+
+
+def test_plans_that_are_not_wanted(library: Any) -> None:
+    """Those whose bits differ from run to run, or that multiply fewer bits than float32 has."""
+    always = {numerical_note.NONDETERMINISTIC, numerical_note.REDUCED_PRECISION_REDUCTION, numerical_note.WINOGRAD}
+    always.add(numerical_note.FFT)
+    rounded = {numerical_note.TENSOR_CORE, numerical_note.DOWN_CONVERT_INPUTS}
+    for dtype, tf32, unwanted in (
+        (np.float32, False, always | rounded),
+        (np.float32, True, always),
+        (np.float16, False, always),
+        (np.float64, True, always),
+    ):
+        x, w = ones(1, 2, 5, 5, dtype=dtype), ones(4, 2, 3, 3, dtype=dtype)
+        kernel = kernel_of(Conv(), x, w, tf32=tf32)
+        card._Launched(card_with(STREAM), node_of(Conv(), x, w), kernel, None)
+        assert Graph.made[-1].unwanted == unwanted
+
+
+def test_what_the_library_has_no_way_for_is_the_cards_own(library: Any) -> None:
+    x, w = ones(1, 2, 5, 5), ones(4, 2, 3, 3)
+    kernel = kernel_of(Conv(), x, w)
+    assert kernel.otherwise is not None
+    assert kernel.scratch_bytes >= kernel.otherwise.scratch_bytes
+    node = node_of(Conv(), x, w)
+    assert card._Launched(card_with(STREAM), node, kernel, None)._kernel is kernel
+    for Graph.ways, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
+        assert card._Launched(card_with(STREAM), node, kernel, None)._kernel is kernel.otherwise
+
+
+def test_positions_that_the_library_counts_otherwise() -> None:
+    """Negative padding behind an axis, whose last elements no window has, is a rest that a stride leaves, or no way."""
+    node = node_of(ConvTranspose(strides=(2,), output_padding=(1,)), ones(1, 2, 4), ones(2, 3, 3))
+    kernel = make_launched("cuda", node, KernelContext())
+    assert isinstance(kernel, CardKernel)
+    (work,) = kernel.launches
+    assert isinstance(work, Convolution)
+    assert cudnn._end(work) == [0]
+    beyond = work._replace(x=(1, 3, 14))
+    with pytest.raises(cudnn.NoWay, match="positions"):
+        cudnn._end(beyond)
+
+
+def test_a_gradient_of_another_type_is_widened(emulator: Emulator) -> None:
+    """The library writes the operands' type alone: that is in scratch memory before its own working memory."""
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 3, 5, 5), (2, 4, 3, 3)))
+    w = ones(4, 3, 3, 3)
+    kernel = kernel_of(ConvGradWeight(), x, dy, w)
+    work, widening = kernel.launches
+    assert isinstance(work, Convolution)
+    assert isinstance(widening, Launch)
+    assert work.result == Scratch(0)
+    assert work.working.offset >= 2 * w.size
+    dw = np.empty(w.shape, np.float32)
+    emulator.run(kernel, [x, dy, w], [dw])
+    (expected,) = run_node(node_of(ConvGradWeight(), x, dy, w), [x, dy, w])
+    np.testing.assert_allclose(dw, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_one_call_at_a_time(library: Any) -> None:
+    """A handle has one stream: that of the call which goes on, whatever other threads do."""
+    case = next(c for c in cases_of(Conv) if isinstance(c.kernel.launches[0], Convolution))
+    failed: list[BaseException] = []
+
+    def many() -> None:
+        try:
+            for _ in range(20):
+                through_the_library(case, STREAM)
+        except BaseException as error:  # noqa: BLE001 - it is what the test is about
+            failed.append(error)
+
+    threads, before = [threading.Thread(target=many) for _ in range(4)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failed
+
+
+def test_errors_name_the_node(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: Graph) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Graph, "build_plans", broken)
+    (case, *_) = cases_of(Conv)
+    with pytest.raises(RuntimeFailure, match=r"Conv.*: cuDNN 9\.28\.0: no memory"):
+        through_the_library(case, STREAM)
+
+
+def test_without_the_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    cudnn.frontend.cache_clear()
+    cudnn._handle.cache_clear()
+    (case, *_) = cases_of(Conv)
+    with pytest.raises(MissingDependency, match=r"Conv.*cuDNN.*pip install 'graphkit\[cuda12\]'"):
+        through_the_library(case, STREAM)
+    cudnn.frontend.cache_clear()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_cudnn_itself_has_plans(architecture: str, tmp_path: Path) -> None:
+    """For every convolution of the samples, and of ResNet-50's training, on cards that are not here."""
+    script = Path(__file__).with_name("cudnn_plans.py")
+    command = [sys.executable, str(script), architecture, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *none, asked = done.stdout.splitlines()
+    assert not none
+    assert int(asked.removeprefix("asked: ")) > 400
