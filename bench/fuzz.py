@@ -37,6 +37,7 @@ from fuzz_seeds import KINDS, seeds
 from fuzz_ways import WAYS
 
 from graphkit import errors
+from graphkit.checks.footprint import peak_bytes
 
 # Of the process that trials are in, bytes.
 PROCESS_MEMORY = 3 << 30
@@ -99,7 +100,8 @@ def work(numbers: Iterator[int], choice: Choice) -> None:
         faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
         found = trial(number, choice)
         faulthandler.cancel_dump_traceback_later()
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        # Not getrusage's, which a process has from the one that started it.
+        grown = peak_bytes()
         print(json.dumps({"ends": number, "found": found, "bytes": grown}), flush=True)
         if grown > RECYCLED_AT:
             return
