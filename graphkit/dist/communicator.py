@@ -19,6 +19,7 @@ class Communicator(Protocol):
 
     rank: int
     size: int
+    local: int  # the number of this process among those of its host
     steps: int  # that this process has begun, for errors
 
     @property
@@ -95,6 +96,7 @@ class LocalCommunicator:
 
     rank = 0
     size = 1
+    local = 0
     steps = 0
     sent_between_hosts = 0
     levels = None

@@ -81,6 +81,11 @@ class KVStore:
         return self._communicator.size
 
     @property
+    def local_rank(self) -> int:
+        """The number of this process among those of the job on its host."""
+        return self._communicator.local
+
+    @property
     def sent_bytes(self) -> int:
         return self._sent_bytes
 

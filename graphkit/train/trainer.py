@@ -21,6 +21,7 @@ from graphkit.data import Batch, Dataset, Iterated, Workers, as_dataset
 from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
+from graphkit.executor.devices.loading import of_process
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
@@ -79,8 +80,8 @@ class Trainer:
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
     precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
-    slots and all else are float32; on a card products of matrices alone are rounded. "tf32", on a card, multiplies
-    float32 matrices by their leading 11 bits.
+    slots and all else are float32. "tf32", on a card, multiplies float32 elements by their leading 11 bits.
+    device: "cuda" is for each process of a host the card of its number, and the first one again where there are fewer.
     deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
     quantisation and dequantisation behind it they always pass.
@@ -211,8 +212,8 @@ class Trainer:
         trained = select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
-            "device": device, "threads": threads, "seed": self.seed, "precision": precision,
-            "deterministic": deterministic,
+            "device": of_process(device, kvstore.local_rank) if kvstore is not None and not self._alone else device,
+            "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,
         }  # fmt: skip
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph

@@ -70,6 +70,10 @@ class Device(Protocol):
         """The C-contiguous array at an offset in allocated memory."""
         ...
 
+    def host_memory(self, nbytes: int) -> np.ndarray:
+        """Bytes of the host's that are copied from and to at the device's full rate; for memory that is kept."""
+        ...
+
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         """An array of the device with these elements: `target`, of the same shape and dtype, or a new one. `array` may
         change as soon as this returns."""

@@ -32,6 +32,16 @@ class DeviceName(NamedTuple):
         return DeviceName(kind, int(number or 0))
 
 
+def of_process(device: str, number: int) -> str:
+    """The device of one of a machine's processes, by its number: "cuda" is a card for each, as far as there are cards.
+
+    Raises as `load_device` does.
+    """
+    if device != "cuda":
+        return device
+    return f"cuda:{number % importlib.import_module('graphkit.executor.devices.cuda').cards()}"
+
+
 def load_device(device: str) -> bool:
     """Load a device's kernels; return whether its native part is there.
 

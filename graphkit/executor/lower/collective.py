@@ -8,8 +8,11 @@ from functools import partial
 import numpy as np
 
 from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.lowering import Collectives, Lowering, Site
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
+from graphkit.executor.lower.staged import Begins, Exchanges, StagedStep, Waits
+from graphkit.ir.graph import Node
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
 from graphkit.ops.internal.moments import AllMoments, AllSum, merged_moments
 from graphkit.ops.internal.row_sum import RowSumStart, RowSumWait
@@ -23,27 +26,52 @@ _OPERATORS = (
 
 def collective(site: Site) -> Lowering | None:
     """A step of an operator that begins a sum or waits for it, where the executor knows of other processes."""
-    op, carrier = site.node.op, site.settings.collectives
-    if carrier is None or not isinstance(op, _OPERATORS):
+    node, carrier = site.node, site.settings.collectives
+    if carrier is None or not isinstance(node.op, _OPERATORS):
         return None
     if site.settings.device != "cpu":
-        raise UnsupportedError(f"sums over processes are of arrays in the host's memory, not of {site.settings.device}")
-    if isinstance(op, (AllReduceStart, ReduceScatterStart)):
-        begin = carrier.start if isinstance(op, AllReduceStart) else carrier.start_scattered
-        return PythonKernel("native", site.node, _Start(begin, op.key, len(site.node.inputs)))
-    if isinstance(op, AllGatherStart):
-        return PythonKernel("native", site.node, _StartGather(carrier, op))
-    if isinstance(op, RowSumStart):
-        return PythonKernel("native", site.node, _StartRows(carrier, op.key))
-    if isinstance(op, AllMoments):
-        return PythonKernel("native", site.node, partial(_all_moments, carrier, op.key))
-    if isinstance(op, AllSum):
-        return PythonKernel("native", site.node, partial(_all_sum, carrier, op.key))
-    if isinstance(op, RowSumWait):
-        return PythonFunction("native", partial(_wait_rows, carrier, op.key))
-    return PythonKernel(
-        "native", site.node, _Wait(carrier, (op.key,) if isinstance(op, ReduceScatterWait) else op.keys)
-    )
+        return _staged(node, carrier)
+    if isinstance(node.op, RowSumWait):
+        return PythonFunction("native", partial(_wait_rows, carrier, node.op.key))
+    return PythonKernel("native", node, _kernel(node, carrier))
+
+
+def _kernel(node: Node, carrier: Collectives) -> Kernel:
+    """Of all of them but one, on arrays of the host."""
+    match node.op:
+        case AllReduceStart(key=key):
+            return _Start(carrier.start, key, len(node.inputs))
+        case ReduceScatterStart(key=key):
+            return _Start(carrier.start_scattered, key, len(node.inputs))
+        case AllGatherStart() as op:
+            return _StartGather(carrier, op)
+        case RowSumStart(key=key):
+            return _StartRows(carrier, key)
+        case AllMoments(key=key):
+            return partial(_all_moments, carrier, key)
+        case AllSum(key=key):
+            return partial(_all_sum, carrier, key)
+        case AllReduceWait(keys=keys):
+            return _Wait(carrier, keys)
+        case ReduceScatterWait(key=key):
+            return _Wait(carrier, (key,))
+    raise AssertionError(f"{node.op.name} is no such operator")
+
+
+def _staged(node: Node, carrier: Collectives) -> Lowering:
+    """The same with arrays of a device."""
+    match node.op:
+        case AllReduceStart(key=key) | ReduceScatterStart(key=key):
+            return StagedStep(partial(Begins, node=node, run=_kernel(node, carrier), key=key, inplace=True))
+        case AllGatherStart(key=key):
+            return StagedStep(partial(Begins, node=node, run=_kernel(node, carrier), key=key, inplace=False))
+        case AllReduceWait(keys=keys):
+            return StagedStep(partial(Waits, node=node, run=_kernel(node, carrier), keys=keys))
+        case ReduceScatterWait(key=key):
+            return StagedStep(partial(Waits, node=node, run=_kernel(node, carrier), keys=(key,)))
+        case AllMoments() | AllSum():
+            return StagedStep(partial(Exchanges, node=node, run=_kernel(node, carrier)))
+    raise UnsupportedError(f"{node.describe()}: sums of rows over processes are of tables in the host's memory")
 
 
 class _Start:

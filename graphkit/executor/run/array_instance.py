@@ -18,6 +18,7 @@ from graphkit.executor.devices.device import ArrayKernel, Device
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, kept
+from graphkit.executor.lower.staged import Landing, StagedStep
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Resident
 from graphkit.executor.run.params import ParameterArray
@@ -42,6 +43,7 @@ class ArrayInstance:
         # In the order of the updates; None before the first run.
         self._residents: dict[Value, Resident | None] = {state: None for state, _ in graph.updates}
         faulty = [i for i, step in enumerate(lowered.lowerings) if isinstance(step, LaunchedStep) and step.kernel.fault]
+        self._landing: Landing = {}
         self._fault_of = {index: number for number, index in enumerate(faulty)}
         with device.on(self._stream):
             self._faults = device.xp.zeros((len(faulty),), np.uint32)
@@ -73,6 +75,8 @@ class ArrayInstance:
             number = self._fault_of.get(index)
             fault = None if number is None else self._faults[number : number + 1]
             return self._device.prepare(node, lowering.kernel, fault)
+        if isinstance(lowering, StagedStep):
+            return lowering.prepared(self._device, self._landing)
         return self._device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
 
     def _own_memory(self) -> None:
@@ -191,6 +195,7 @@ class ArrayInstance:
                 for storage in self._passing:
                     self._arrays.pop(storage, None)
                 self._passing.clear()
+                self._landing.clear()
 
     def _run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         results, first = self._placement.results, len(self._residents)

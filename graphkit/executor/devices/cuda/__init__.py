@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from graphkit.executor.devices.cuda import card as card
 from graphkit.executor.devices.cuda import products as products
-from graphkit.executor.devices.cuda.card import CudaDevice, device, load
+from graphkit.executor.devices.cuda.card import CudaDevice, cards, device, load
 from graphkit.executor.devices.cuda.elementwise import fill as fill
 from graphkit.executor.devices.cuda.elementwise import guard as guard
 from graphkit.executor.devices.cuda.elementwise import pointwise as pointwise
@@ -32,4 +32,4 @@ from graphkit.executor.devices.cuda.windows import conv as conv
 from graphkit.executor.devices.cuda.windows import im2col as im2col
 from graphkit.executor.devices.cuda.windows import pool as pool
 
-__all__ = ["CudaDevice", "device", "load"]
+__all__ = ["CudaDevice", "cards", "device", "load"]

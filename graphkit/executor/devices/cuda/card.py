@@ -15,7 +15,15 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda.compiler import compiled
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Launch, Memory, Product, Source
+from graphkit.executor.devices.cuda.launches import (
+    THREADS,
+    CardKernel,
+    Convolution,
+    Launch,
+    Memory,
+    Product,
+    Source,
+)
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.cudnn import PreparedConvolution
 from graphkit.executor.devices.cuda.libraries.way import NoWay
@@ -111,6 +119,12 @@ class CudaDevice:
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         return self._cupy.ndarray(shape, dtype, memptr=memory.data + offset)
 
+    def host_memory(self, nbytes: int) -> np.ndarray:
+        # Pinned: the system does not move it.
+        with self._cupy.cuda.Device(self.number):
+            memory = self._cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
+        return np.frombuffer(memory, np.uint8, nbytes)
+
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         if target is None:
             return self._cupy.array(array)
@@ -149,14 +163,15 @@ class _Launched:
         return ways[-1], self._prepared(ways[-1])
 
     def _prepared(self, kernel: CardKernel) -> list[Any]:
-        number = self._card.number
-        libraries = [
-            PreparedProduct(launch, number) if isinstance(launch, Product) else PreparedConvolution(launch, number)
-            for launch in kernel.launches
-            if not isinstance(launch, Launch)
-        ]
+        # Libraries first: what they have no way for needs no code of this kernel's.
+        libraries = [self._by_library(launch) for launch in kernel.launches if not isinstance(launch, Launch)]
         own, theirs = iter(self._card.functions(kernel.sources)), iter(libraries)
         return [next(own if isinstance(launch, Launch) else theirs) for launch in kernel.launches]
+
+    def _by_library(self, work: Product | Convolution) -> PreparedProduct | PreparedConvolution:
+        if isinstance(work, Product):
+            return PreparedProduct(work, self._card.number)
+        return PreparedConvolution(work, self._card.number)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         memory = Memory(inputs, outputs, scratch, self._fault, self._tables)
@@ -176,6 +191,14 @@ def load(number: int = 0) -> None:
 @cache
 def device(number: int = 0) -> CudaDevice:
     """The card of a number; see `load` for what it raises."""
+    count = cards()
+    if number >= count:
+        raise UnsupportedError(f"device 'cuda:{number}': the driver finds {count} NVIDIA card{'s' * (count > 1)}")
+    return CudaDevice(importlib.import_module("cupy"), number)
+
+
+def cards() -> int:
+    """How many there are, one at least. Raises MissingDependency without CuPy, UnsupportedError where there is none."""
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
@@ -185,11 +208,9 @@ def device(number: int = 0) -> CudaDevice:
             f"device 'cuda' needs CuPy ({cause}): pip install 'graphkit[cuda12]', or [cuda13], or use device='cpu'"
         ) from error
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
+        count: int = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise UnsupportedError(f"device 'cuda': no NVIDIA card can be used here ({error}); use device='cpu'") from error
     if count == 0:
         raise UnsupportedError("device 'cuda': the driver finds no NVIDIA card; use device='cpu'")
-    if number >= count:
-        raise UnsupportedError(f"device 'cuda:{number}': the driver finds {count} NVIDIA card{'s' * (count > 1)}")
-    return CudaDevice(cupy, number)
+    return count

@@ -1,0 +1,108 @@
+"""Sums over processes in programs of devices with memory of their own: while arrays travel, they are in the host's.
+
+What begins a sum copies its operands there; what waits for it copies the sums to where the program has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from graphkit.executor.devices.device import ArrayKernel, Device
+from graphkit.executor.devices.kernel import Kernel
+from graphkit.executor.lower.python_step import PythonStep
+from graphkit.executor.memory.planner import ALIGNMENT
+from graphkit.ir.graph import Node, Value
+
+# By key, what is under way: arrays of the host, and those of the device that they will be copied to.
+Landing: TypeAlias = dict[str, list[tuple[np.ndarray, Any]]]
+
+
+class StagedStep(PythonStep):
+    """A step that takes part in sums over processes. `prepared` makes its kernel for one instance of a program, whose
+    steps share a Landing."""
+
+    def __init__(self, prepared: Callable[[Device, Landing], ArrayKernel]):
+        super().__init__("native")
+        self.prepared = prepared
+
+
+class _Staged:
+    """What all of them have: the host's arrays for the operands and the results of a node of static types."""
+
+    can_be_recorded = False  # other processes are waited for
+
+    def __init__(self, device: Device, inputs: Iterable[Value | None], outputs: Iterable[Value]):
+        self._device = device
+        self._given = _side_by_side(device, [v for v in inputs if v is not None])
+        self._made = _side_by_side(device, list(outputs))
+
+    def _copy_out(self, arrays: Sequence[Any], to: Sequence[np.ndarray]) -> None:
+        for array, host in zip((a for a in arrays if a is not None), to, strict=True):
+            self._device.copy_out(array, host.view(array.dtype))
+
+    def _copy_in(self, host: np.ndarray, array: Any) -> None:
+        self._device.copy_in(host.view(array.dtype), array)
+
+
+class Begins(_Staged):
+    """Begins what `key` is called. inplace: the results are the operands' sums, in the same memory."""
+
+    def __init__(self, device: Device, landing: Landing, node: Node, run: Kernel, key: str, *, inplace: bool):
+        super().__init__(device, () if inplace else node.inputs, node.outputs)
+        self._landing, self._run, self._key = landing, run, key
+        if inplace:
+            self._given = self._made
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        self._copy_out(inputs, self._given)
+        self._landing[self._key] = [pair for pair in zip(self._made, outputs, strict=True) if pair[1] is not None]
+        self._run(self._given, self._made)
+
+
+class Waits(_Staged):
+    """Waits for all of `keys`."""
+
+    def __init__(self, device: Device, landing: Landing, node: Node, run: Kernel, keys: Sequence[str]):
+        super().__init__(device, (), node.outputs)
+        self._landing, self._run, self._keys = landing, run, keys
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        self._run((), self._made)
+        for key in self._keys:
+            for host, array in self._landing.pop(key, ()):
+                self._copy_in(host, array)
+        for host, done in zip(self._made, outputs, strict=True):
+            if done is not None:
+                self._copy_in(host, done)
+
+
+class Exchanges(_Staged):
+    """Begins and waits at once."""
+
+    def __init__(self, device: Device, landing: Landing, node: Node, run: Kernel):
+        super().__init__(device, node.inputs, node.outputs)
+        self._run = run
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        self._copy_out(inputs, self._given)
+        self._run(self._given, self._made)
+        for host, array in zip(self._made, outputs, strict=True):
+            if array is not None:
+                self._copy_in(host, array)
+
+
+def _side_by_side(device: Device, values: Sequence[Value]) -> list[np.ndarray]:
+    """Arrays of the host, one behind the other in one piece of memory, from which the device copies at its best.
+
+    They begin where those of a program of the processor would: another process of the job may be one.
+    """
+    begins = list(accumulate((-(-v.tensor.nbytes // ALIGNMENT) * ALIGNMENT for v in values), initial=0))
+    whole, found = device.host_memory(begins[-1]), []
+    for value, begin in zip(values, begins, strict=False):
+        kind = value.tensor
+        found.append(whole[begin : begin + kind.nbytes].view(kind.dtype.numpy).reshape(kind.static_shape))
+    return found
