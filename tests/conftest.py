@@ -134,6 +134,7 @@ class Rank(Among):
 
         super().__init__(rank, parts, there)
         self.levels = levels
+        self.local = rank if levels is None else levels.inside.rank
         self.channel, self._post = Channel(self), post
         self.messages = Messages(self)
         self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
