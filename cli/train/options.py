@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from graphkit.executor.run.session import PRECISIONS
 from graphkit.train import defaults
 
 Command = Callable[..., Any]
@@ -183,8 +184,9 @@ _RUN = (
     ),
     click.option("--seed", type=click.IntRange(0), default=None, help="Seed of data order, dropout and mixing."),
     click.option(
-        "--precision", type=click.Choice(["f32", "bf16", "tf32"]), default="f32", show_default=True,
-        help="bf16: matrix work in bfloat16, parameters in float32; tf32, on a card: products of float32 by 11 bits.",
+        "--precision", type=click.Choice(PRECISIONS), default="f32", show_default=True,
+        help="bf16: matrix work in bfloat16, parameters in float32; on a card, f16: in float16, with scaled losses; "
+        "tf32: products of float32 by 11 bits.",
     ),
     click.option("--deterministic/--no-deterministic", help="The same bits for any number of threads."),
 )  # fmt: skip

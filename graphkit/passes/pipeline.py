@@ -25,9 +25,9 @@ from graphkit.passes.fuse.matmul import fuse_matmul
 from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
-from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.layout.channels_last import channels_last
 from graphkit.passes.layout.float16 import widen_halves
+from graphkit.passes.layout.round_products import round_products
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
 from graphkit.passes.quantise.dynamic import dynamic_products
 from graphkit.passes.quantise.integers import integers
@@ -90,7 +90,7 @@ def inference_passes(
     Nodes of composite operators for which `whole` holds are not expanded; `halves` are the types that are computed in
     float32; pointwise nodes for which `fusable` does not hold stay alone.
     """
-    rounding = () if precision == "f32" else (to_bfloat16,)
+    rounding = () if precision == "f32" else (round_products,)
     chosen: dict[Pass[...], Pass[...]] = {widen_halves: widen_halves.with_options(halves=halves)}
     if whole is not None:
         chosen[expand_composites] = expand_composites.with_options(whole=whole)
@@ -104,9 +104,10 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     """After CLEANUP, for devices with arrays of their own: formulas are operators, products and convolutions have taken
     in what is around them, and pointwise nodes for which `fusable` holds are fused.
 
-    precision: with "bf16" operands and results of products and convolutions are rounded.
+    precision: with "bf16" and "f16" operands and results of products and convolutions are rounded.
     """
-    rounding = (to_bfloat16,) if precision == "bf16" else ()
+    halves = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16}
+    rounding = (round_products.with_options(kind=halves[precision]),) if precision in halves else ()
     products = (
         *ordered(
             known_ranks, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax,

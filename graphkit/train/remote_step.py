@@ -52,6 +52,8 @@ class _Apart(Stepper):
     ):
         if shard:
             raise UsageError("shard_optimizer: states of an optimizer live on servers here; dist_sync divides them")
+        if rule.scale is not None:
+            raise UsageError("precision='f16': losses are not scaled where gradients go to servers; use 'bf16'")
         assert isinstance(kvstore, RemoteStore), "stepper_for has looked"
         self._remote = kvstore
         super().__init__(

@@ -20,7 +20,7 @@ from graphkit.ops import F
 from graphkit.ops.internal.moments import AllMoments
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.sync_batch_norm import chained
-from graphkit.train import finite, sharded, shares
+from graphkit.train import finite, loss_scale, sharded, shares
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
 from graphkit.train.selection import TrainedParameter
@@ -49,6 +49,13 @@ class UpdateRule:
     ema: EMA | None = None
     # "raise": nothing is written when the loss is not finite; "skip": nor when a gradient is not; "ignore".
     on_nonfinite: str = "ignore"
+    # What losses are multiplied by before the backward pass, see `loss_scale`.
+    scale: Value | None = None
+
+    @property
+    def looks_at_gradients(self) -> bool:
+        """Whether nothing is written when a gradient is not finite."""
+        return self.on_nonfinite == "skip" or self.scale is not None
 
 
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
@@ -98,6 +105,9 @@ def _updates(
             average = Value(weight.type, f"{parameter.name}/{AVERAGE}", role="state")
             inputs.append(average)
             updates.append((average, rule.ema.update(average, new[0], step)))
+    if rule.scale is not None:
+        inputs.append(rule.scale)
+        updates.append((rule.scale, finite.guarded(loss_scale.next_state(rule.scale), token)))
     return inputs, updates
 
 
@@ -107,7 +117,7 @@ def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
 
 def token_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
     """What has to be finite before anything is written; None: nothing has to."""
-    if rule.on_nonfinite != "skip":
+    if not rule.looks_at_gradients:
         return loss if rule.on_nonfinite == "raise" else None
     zero = finite.zero_if_finite(dense_of(gradients))
     return zero if loss is None else F.add(cast_like(loss, zero), zero)
@@ -129,7 +139,7 @@ def gradients_of(
             f"({', '.join(tables)}) need another optimizer"
         )
     wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trained]
-    flat = iter(gradient([loss], [v for values in wanted for v in values]))
+    flat = iter(loss_scale.gradients(loss, [v for values in wanted for v in values], rule.scale))
     grouped = [[next(flat) for _ in values] for values in wanted]
     return [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trained, grouped, strict=True)]
 
@@ -192,26 +202,35 @@ def split_step(
         known, total = shares.mean_loss(graph.outputs[0], weight)
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
-    added, token = _added(graph.outputs[0], [t.value for t in trained], sums, weight, token, buckets is not None)
+    wanted = [t.value for t in trained]
+    added, token = _added(graph.outputs[0], wanted, sums, weight, token, rule.scale, shared=buckets is not None)
     updates = [*guarded_updates(graph, token), *added]
     accumulate = graph.replace(
-        inputs=[*graph.inputs, weight, *sums], outputs=outputs, output_names=names, updates=updates
-    )
+        inputs=[*graph.inputs, weight, *sums, *([] if rule.scale is None else [rule.scale])], outputs=outputs,
+        output_names=names, updates=updates,
+    )  # fmt: skip
     if buckets is not None:
         accumulate = chained(accumulate, total)
     return accumulate, _update(graph.name, trained, rule, sums, buckets)
 
 
 def _added(
-    loss: Value, wanted: Sequence[Value], sums: Sequence[Value], weight: Value, token: Value | None, shared: bool
+    loss: Value,
+    wanted: Sequence[Value],
+    sums: Sequence[Value],
+    weight: Value,
+    token: Value | None,
+    scale: Value | None,
+    *,
+    shared: bool,
 ) -> tuple[list[tuple[Value, Value]], Value | None]:
     """The updates of `sums` by gradient * weight, and what has to be finite. shared: the loss may be one of several
     processes whose gradients go through statistics of all, so that their weights come first."""
     if not shared or not any(isinstance(node.op, AllMoments) for node in topological([loss])):
         factor = finite.guarded(weight, token)
-        gradients = gradient([loss], wanted)
+        gradients = loss_scale.gradients(loss, wanted, scale)
         return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)], token
-    gradients = gradient([F.mul(loss, cast_like(weight, loss))], wanted)
+    gradients = loss_scale.gradients(F.mul(loss, cast_like(weight, loss)), wanted, scale)
     if token is not None:
         for found in gradients:  # nobody may stop while another one waits for a sum
             token = F.after(token, found)
@@ -368,10 +387,10 @@ def _sharded_updates(
     values = [t.value for t in trained]
     own, done = sharded.scattered(values, dense_of(parts), total, buckets)
     gradients, token = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
-    if rule.clip_norm is not None or rule.on_nonfinite == "skip":
+    if rule.clip_norm is not None or rule.looks_at_gradients:
         squares, zero, after = sharded.of_all(gradients, done)
         done.append(after)
-        if rule.on_nonfinite == "skip":
+        if rule.looks_at_gradients:
             token = zero if loss is None else F.add(cast_like(loss, zero), zero)
         if rule.clip_norm is not None:
             gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)

@@ -22,7 +22,7 @@ from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
-from graphkit.train import finite, recomputation, residuals, sharded, shares
+from graphkit.train import finite, loss_scale, recomputation, residuals, sharded, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
@@ -212,6 +212,8 @@ class Stepper:
         optimizer = self._rule.optimizer
         starts = {f"{name}/{slot}": optimizer.start(slot) for name in self.trained for slot in optimizer.slots}
         arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
+        if self._rule.scale is not None:
+            arrays[loss_scale.NAME] = loss_scale.start()
         if self._rule.ema is not None:
             arrays |= {f"{name}/{AVERAGE}": params[name] for name in self.trained}
         return ParamStore(types, arrays)
@@ -290,7 +292,7 @@ class Stepper:
         try:
             results = self._without_samples(feeds) if idle else executor.run(feeds)
         except NotFinite as error:
-            if self._rule.on_nonfinite == "raise":
+            if not self._lowers_scale() and self._rule.on_nonfinite == "raise":
                 self._raise(error, feeds, generator, position)
             self.skipped += 1
             return _NO_LOSS, {}
@@ -353,6 +355,7 @@ class Stepper:
         try:
             self._update_by_sums(np.float32(self.waiting_weight), rate)
         except NotFinite:
+            self._lowers_scale()
             self._drop()
             return
         self.updates += 1
@@ -361,6 +364,13 @@ class Stepper:
     def _update_by_sums(self, total: np.float32, rate: float) -> None:
         """One update by the gradients that wait, of so many samples; the sums are 0 then."""
         self.executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
+
+    def _lowers_scale(self) -> bool:
+        """Whether losses are multiplied by less from now on, since gradients may have been too large."""
+        if self._rule.scale is None or (lower := loss_scale.lower(self.slots[loss_scale.NAME])) is None:
+            return False
+        self.slots[loss_scale.NAME] = lower
+        return True
 
     def _drop(self) -> None:
         """Forget the gradients that wait."""

@@ -34,7 +34,7 @@ from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
-from graphkit.train import defaults, finite, losses, metrics, placed, recomputation, saving
+from graphkit.train import defaults, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
@@ -80,7 +80,9 @@ class Trainer:
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
     precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
-    slots and all else are float32. "tf32", on a card, multiplies float32 elements by their leading 11 bits.
+    slots and all else are float32. On a card, "f16" does the same with float16, and multiplies losses before the
+    backward pass (see `train.loss_scale`): an update whose gradients are not finite is skipped, and the factor halved,
+    as long as it is above 1; "tf32" multiplies float32 elements by their leading 11 bits.
     device: "cuda" is for each process of a host the card of its number, and the first one again where there are fewer.
     deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
@@ -181,7 +183,7 @@ class Trainer:
         refused = {
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
             "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm, "mixup or cutmix": bool(alphas),
-            "compression": kvstore is not None and kvstore.compresses,
+            "compression": kvstore is not None and kvstore.compresses, "precision='f16'": precision == "f16",
         }  # fmt: skip
         self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
         # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
@@ -210,7 +212,8 @@ class Trainer:
             graph = pass_through_rounding(graph)
         graph = over_processes(graph, kvstore if sync_batch_norm else None)
         trained = select_parameters(graph, selection)
-        rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
+        scale = loss_scale.state() if precision == "f16" else None
+        rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite, scale)
         options: dict[str, Any] = {
             "device": of_process(device, kvstore.local_rank) if kvstore is not None and not self._alone else device,
             "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,

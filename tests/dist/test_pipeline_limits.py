@@ -68,7 +68,7 @@ def test_a_graph_without_groups():
         ({"accumulate": 2}, "accumulate"), ({"recompute": "sqrt"}, "recompute"), ({"lazy": ["a_weight"]}, "lazy"),
         ({"kvstore": None}, "several processes"), ({"groups": None}, "micro_batches"),
         ({"micro_batches": 0}, "micro_batches"), ({"shard_optimizer": True}, "shard_optimizer"),
-        ({"sync_batch_norm": True}, "sync_batch_norm"),
+        ({"sync_batch_norm": True}, "sync_batch_norm"), ({"precision": "f16"}, "precision='f16'"),
     ],
 )  # fmt: skip
 def test_options_that_a_pipeline_has_not(on_ranks, options, message):

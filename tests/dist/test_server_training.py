@@ -310,3 +310,10 @@ def test_an_elastic_worker_before_its_first_exchange_is_one_process(options):
         for _ in range(4):
             each.step(IDS[:10], TARGETS[:10])
     assert_same(dict(mine.net.params) | dict(mine._slots), dict(other.net.params) | dict(other._slots))
+
+
+@pytest.mark.parametrize("type", ["dist_async", "elastic"])
+def test_losses_are_not_scaled(type):
+    (store,), _ = workers(1, type=type)
+    with pytest.raises(UsageError, match="precision='f16': losses are not scaled"):
+        new_trainer(store, precision="f16")

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
 
 
+PRECISIONS = ("f32", "bf16", "f16", "tf32")
+
+
 class Executor:
     """Runs a graph with the arrays of `params` on a device: "cpu", "cuda", or "cuda:1" for the second card.
 
@@ -57,13 +60,12 @@ class Executor:
     `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
-    is, `graphkit.passes.layout.bfloat16` says; on a card, those of matrix products alone) and sums in float32;
-    `precision="tf32"`, on a card, multiplies float32
-    matrices by their leading 11 bits (each off by a relative 2^-11 at most); `deterministic=True` gives the same bits
-    for any number of threads. `declared` are shapes that a file has for the graph's values: a false one is a
-    DeclarationWarning. `collectives` carry the sums over processes that the graph has, each without them being that of
-    one process; `channels` carry single values between processes. `check_finite=True` raises InputError for NaN or
-    infinity in fed data.
+    is, `graphkit.passes.layout.round_products` says) and sums in float32; on a card, `"f16"` does the same with
+    float16, and `"tf32"` multiplies float32 elements by their leading 11 bits (each off by a relative 2^-11 at most);
+    `deterministic=True` gives the same bits for any number of threads.
+    `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning. `collectives`
+    carry the sums over processes that the graph has, each without them being that of one process; `channels` carry
+    single values between processes. `check_finite=True` raises InputError for NaN or infinity in fed data.
     `max_memory` bounds the bytes that one run, or one node of it, takes (default: GRAPHKIT_MAX_MEMORY, else what the
     machine has left), `max_iterations` those of a Loop or Scan (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the
     seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond them raises OutOfMemory or LimitReached.
@@ -445,16 +447,14 @@ def _computed_in_float32() -> frozenset[DType]:
 
 
 def _check_precision(precision: str, optimize: bool, device: str) -> None:
-    if precision not in ("f32", "bf16", "tf32"):
-        raise UsageError(f"precision {precision!r}: expected 'f32', 'bf16' or 'tf32'")
-    if precision == "f32":
-        return
-    if precision == "tf32":
-        if device == "cpu":
-            raise UnsupportedError("precision 'tf32' is one of cards, device='cuda'; use 'f32' or 'bf16'")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
+    if device == "cpu" and precision in ("f16", "tf32"):
+        raise UnsupportedError(f"precision {precision!r} is one of cards, device='cuda'; use 'f32' or 'bf16'")
+    if precision in ("f32", "tf32"):
         return
     if not optimize:
-        raise UsageError("precision 'bf16' is a rewrite of the graph, which optimize=False forbids")
+        raise UsageError(f"precision {precision!r} is a rewrite of the graph, which optimize=False forbids")
     if device != "cpu":
         return
     native = native_module()

@@ -17,7 +17,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate, run_node
-from graphkit.passes.layout.bfloat16 import to_bfloat16
+from graphkit.passes.layout.round_products import round_products
 
 needs_bfloat16 = pytest.mark.skipif(not native.has_bfloat16(), reason="the processor has no bfloat16 arithmetic")
 
@@ -110,7 +110,7 @@ def test_gradients_of_convolutions(group: int, deterministic: bool, monkeypatch:
     np.testing.assert_allclose(dw, exact_dw, rtol=1e-5, atol=1e-4)
     assert np.mean(dw != rounded(dw)) > 0.9
     # So does the reference.
-    for got, want in zip(evaluate(to_bfloat16(graph), arrays), (dx, dw), strict=True):
+    for got, want in zip(evaluate(round_products(graph), arrays), (dx, dw), strict=True):
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, want, rtol=2**-7, atol=1e-4)
 

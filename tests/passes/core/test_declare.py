@@ -17,7 +17,7 @@ from graphkit.passes.core.declare import INITIAL, Pass, Property, graph_pass, he
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.softmax import fuse_softmax
-from graphkit.passes.layout.bfloat16 import to_bfloat16
+from graphkit.passes.layout.round_products import round_products
 from graphkit.passes.pipeline import BOUND, INFERENCE, inference_passes
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.simplify.identities import simplify
@@ -62,8 +62,10 @@ def test_what_a_pass_breaks_does_not_hold_behind_it():
 
 
 def test_fused_regions_have_no_pointwise_nodes_for_others():
-    with pytest.raises(PassOrderError, match=r"to_bfloat16 requires POINTWISE_APART.*fuse_pointwise before it breaks"):
-        pipeline(*INFERENCE, to_bfloat16, given=held_after(CLEANUP))
+    with pytest.raises(
+        PassOrderError, match=r"round_products requires POINTWISE_APART.*fuse_pointwise before it breaks"
+    ):
+        pipeline(*INFERENCE, round_products, given=held_after(CLEANUP))
 
 
 def test_formulas_of_composites_are_fused_behind_their_expansion():
@@ -121,8 +123,8 @@ def test_the_pipelines():
     ]  # fmt: skip
     assert names(BOUND) == ["simplify", "fuse_attention", "scan_axes"]
     rounded = names(inference_passes("bf16", lambda node: True))
-    assert rounded.index("to_bfloat16") == rounded.index("channels_last") + 2
-    assert [n for n in rounded if n != "to_bfloat16"] == names(INFERENCE)
+    assert rounded.index("round_products") == rounded.index("channels_last") + 2
+    assert [n for n in rounded if n != "round_products"] == names(INFERENCE)
 
 
 # --- passes ---------------------------------------------------------------------------------------

@@ -37,6 +37,14 @@ def job(folder: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
+def facts(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What both ranks print."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(ranks) == 2
+    return ranks
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -51,14 +59,21 @@ def job(folder: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[st
 )
 def test_training(options: dict[str, Any], tmp_path: Path) -> None:
     done = job(tmp_path, options)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(ranks) == 2
+    ranks = facts(done)
+    assert ranks[0]["total"] == ranks[1]["total"]
     for rank in ranks:
         rounded = "compression" in options or "precision" in options
         assert rank["apart"] < (0.02 if rounded else 1e-5)
         assert rank["replays"] > 0, "what lies between the sums is recorded"
         assert "SgdUpdate" in rank["launched"]
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}, {"accumulate": 2}], ids=str)
+def test_scaled_losses(options: dict[str, Any], tmp_path: Path) -> None:
+    """All skip the same steps, whoever's gradients were too large."""
+    ranks = facts(job(tmp_path, {"precision": "f16", **options}))
+    assert ranks[0]["total"] == ranks[1]["total"]
+    assert ranks[0]["skipped"] == ranks[1]["skipped"]
 
 
 def test_tables_are_refused_by_name(tmp_path: Path) -> None:

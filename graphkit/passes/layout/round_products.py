@@ -1,4 +1,4 @@
-"""Matrix work in bfloat16: products, convolutions and their gradients read and write it, and sum in float32.
+"""Matrix work in half floats: products, convolutions and their gradients read and write these, and sum in float32.
 
 All else stays float32.
 """
@@ -6,6 +6,7 @@ All else stays float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
@@ -34,11 +35,12 @@ _PRODUCTS = {
     requires=[Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
     breaks=[Property.SIMPLIFIED],
 )
-def to_bfloat16(graph: Graph) -> Graph:
-    """Round the operands and the result of every float32 product to bfloat16.
+def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16) -> Graph:
+    """Round the operands and the result of every float32 product to `kind`.
 
-    A value rounded so has a relative error of at most 2^-8. Casts that meet each other vanish in `simplify`, so that
-    products which follow each other hand bfloat16 on. The gradient of a convolution's weights is not rounded: it has
+    A value rounded to bfloat16 has a relative error of at most 2^-8, to float16 of at most 2^-11 unless it is below
+    2^-14 or above 65504. Casts that meet each other vanish in `simplify`, so that products which follow each other hand
+    half floats on. The gradient of a convolution's weights is not rounded: it has
     the type of the weights, of which it reads the shape alone. Convolutions with one filter for each channel that have
     nothing fused behind them, and their gradients, are bound by memory and stay as they are, and so do transposed
     convolutions over an odd number of channels, gradients in the input among them. Linear.
@@ -46,7 +48,7 @@ def to_bfloat16(graph: Graph) -> Graph:
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if (node.op.domain, node.op.name) not in _PRODUCTS:
-            return map_bodies(node, operands, to_bfloat16).outputs
+            return map_bodies(node, operands, partial(round_products, kind=kind)).outputs
         if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
             return None
         if _sums_odd_channels(node):
@@ -55,7 +57,7 @@ def to_bfloat16(graph: Graph) -> Graph:
         for i in read_positions(node):
             operand = operands[i]
             assert operand is not None
-            rounded[i] = F.cast(operand, to="bfloat16")
+            rounded[i] = F.cast(operand, to=kind)
         y = Node(node.op, rounded, node.name, node.meta).output
         if y.dtype is DType.FLOAT32:
             return node.rebuilt(rounded).outputs

@@ -1,0 +1,62 @@
+"""Losses that are multiplied before the backward pass, so that small gradients are not 0 in float16.
+
+The factor is a state: it is halved where a gradient is not finite, in place of an update, and doubled when there was
+none such for INTERVAL updates (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.autodiff.reverse_mode import gradient
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
+from graphkit.train.shares import cast_like
+
+NAME = "loss_scale"
+INTERVAL = 2000
+
+_FIRST, _LEAST, _MOST = 2.0**16, 1.0, 2.0**24
+
+
+def state() -> Value:
+    """float32 [2]: the factor, and the updates since it was another one."""
+    return Value(TensorType(DType.FLOAT32, (2,)), NAME, role="state")
+
+
+def start() -> np.ndarray:
+    return np.array([_FIRST, 0], np.float32)
+
+
+def lower(array: np.ndarray) -> np.ndarray | None:
+    """The state behind an update whose gradients were not finite; None where it is at its least."""
+    return np.array([array[0] / 2, 0], np.float32) if array[0] > _LEAST else None
+
+
+def gradients(loss: Value, wanted: Sequence[Value], scale: Value | None) -> list[Value]:
+    """The gradients of a loss, by way of one that is multiplied where there is a scale."""
+    if scale is None:
+        return gradient([loss], wanted)
+    factor, _ = _parts(scale)
+    found = gradient([F.mul(loss, cast_like(factor, loss))], wanted)
+    back = F.reciprocal(factor)
+    return [F.mul(g, cast_like(back, g)) for g in found]
+
+
+def next_state(scale: Value) -> Value:
+    """Behind an update."""
+    factor, since = _parts(scale)
+    since = F.add(since, np.float32(1))
+    is_due = F.greater_or_equal(since, np.float32(INTERVAL))
+    larger = F.min(F.mul(factor, np.float32(2)), F.constant(value=np.float32(_MOST)))
+    parts = F.where(is_due, larger, factor), F.where(is_due, np.float32(0), since)
+    made: Value = F.concat(*(F.reshape(part, [1]) for part in parts), axis=0)
+    return made
+
+
+def _parts(scale: Value) -> tuple[Value, Value]:
+    factor, since = (F.squeeze(part, [0]) for part in F.split(scale, num_outputs=2))
+    return factor, since
