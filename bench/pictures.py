@@ -53,7 +53,7 @@ def torch_loader(folder: Path, size: int, workers: int) -> DataLoader[Any]:
     return DataLoader(photos, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
 
 
-def write_photos(folder: Path, count: int, side: int) -> float:
+def write_photos(folder: Path, count: int, side: int) -> int:
     """JPEGs of about the bytes that a photo of that size has: coarse shapes, with some noise on them. Bytes of all."""
     rng = np.random.default_rng(0)
     size = 0
@@ -94,16 +94,16 @@ def epochs(folder: Path, count: int, size: int, workers: int, rounds: int) -> li
 def processor(folder: Path, count: int, size: int, workers: int) -> list[list[str]]:
     """What epochs take of the processor, in user and in system mode: ten epochs less two, so that starts are out."""
 
-    def of_torch(epochs: int) -> None:
+    def of_torch(times: int) -> None:
         loader = torch_loader(folder, size, workers)
-        for _ in range(epochs):
+        for _ in range(times):
             seconds(loader)
         loader._iterator._shutdown_workers()  # type: ignore[union-attr]
 
-    def of_graphkit(epochs: int) -> None:
+    def of_graphkit(times: int) -> None:
         photos = data.read(folder, size=size, augment="crop,flip")
         with data.Workers(workers) as pool:
-            for epoch in range(epochs):
+            for epoch in range(times):
                 seconds(photos.batches(BATCH, workers=pool, seed=1, epoch=epoch))
 
     rows = []

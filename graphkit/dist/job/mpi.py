@@ -133,8 +133,8 @@ class MpiCommunicator:
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
             self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._complete, apart)
-            # Whoever offers a core, on a busy machine gets it back some milliseconds later.
             self.local: int = here.rank
+            # Whoever offers a core, on a busy machine gets it back some milliseconds later.
             self._keeps = _KEEPS if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:

@@ -71,12 +71,13 @@ class Device(Protocol):
         ...
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        """Bytes of the host's that are copied from and to at the device's full rate; for memory that is kept."""
+        """Bytes of the host's that are copied from and to at the device's full rate; for memory that is kept. `copy_in`
+        reads them when the current stream's work has come to that."""
         ...
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         """An array of the device with these elements: `target`, of the same shape and dtype, or a new one. `array` may
-        change as soon as this returns."""
+        change as soon as this returns, unless it lies in `host_memory`."""
         ...
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:

@@ -73,7 +73,7 @@ class Waits(_Staged):
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         self._run((), self._made)
         for key in self._keys:
-            for host, array in self._landing.pop(key, ()):
+            for host, array in self._landing.pop(key):
                 self._copy_in(host, array)
         for host, done in zip(self._made, outputs, strict=True):
             if done is not None:

@@ -59,7 +59,7 @@ class ArrayInstance:
             self._own_memory()
             device.synchronize(self._stream)
         self._kept = frozenset(self._arrays)  # what lies in memory that stays
-        self._bound: list[Any] = []  # what other memory the latest run has met
+        self._bound: list[Any] | None = None  # what other memory the latest run has met
         self._passing: list[Value] = []  # what lies in other memory during a run
         order = {self._placement.steps[index]: position for position, index in enumerate(memory.order)}
         # The first position whose step writes over a state: faults are looked at before. And behind all, if they must.
@@ -121,7 +121,8 @@ class ArrayInstance:
 
     def _run_segments(self) -> None:
         met = [self._arrays.get(v) for v in (*self._lowered.fixed, *self._residents)]
-        is_known = len(met) == len(self._bound) and all(a is b for a, b in zip(met, self._bound, strict=True))
+        bound = self._bound
+        is_known = bound is not None and len(met) == len(bound) and all(a is b for a, b in zip(met, bound, strict=True))
         self._bound = met
         for segment in self._segments:
             if segment.positions[0] == self._commit:
@@ -195,7 +196,6 @@ class ArrayInstance:
                 for storage in self._passing:
                     self._arrays.pop(storage, None)
                 self._passing.clear()
-                self._landing.clear()
 
     def _run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         results, first = self._placement.results, len(self._residents)

@@ -17,6 +17,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
+from graphkit.executor.lower.staged import StagedStep
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
@@ -45,7 +46,7 @@ class ArrayProgram:
 
     def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
         graph = lowered.graph
-        launched = {node for node, lowering in lowered.steps if isinstance(lowering, LaunchedStep)}
+        launched = {node for node, lowering in lowered.steps if isinstance(lowering, (LaunchedStep, StagedStep))}
         _check_types(graph, device, launched, lowered.placement.steps)
         self.graph = graph
         self.device = device

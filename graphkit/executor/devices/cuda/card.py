@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -148,7 +149,7 @@ class _Launched:
     can_be_recorded = True
 
     def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
-        self._card, self._fault = card, fault
+        self._card, self._node, self._fault = card, node, fault
         try:
             self._kernel, self._calls = self._first_of(list(kernel.ways))
         except (MissingDependency, RuntimeFailure) as error:
@@ -158,8 +159,11 @@ class _Launched:
     def _first_of(self, ways: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
         """The first one that the libraries have a way for, and what computes its launches."""
         for way in ways[:-1]:
-            with contextlib.suppress(NoWay):
+            try:
                 return way, self._prepared(way)
+            except NoWay as error:
+                text = f"{self._node.describe()}: {error}; a kernel of graphkit's own computes it"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
         return ways[-1], self._prepared(ways[-1])
 
     def _prepared(self, kernel: CardKernel) -> list[Any]:
@@ -180,7 +184,10 @@ class _Launched:
                 call((launch.blocks,), (THREADS,), tuple(map(memory.of, launch.arguments)))
                 continue
             addresses = (0 if argument is None else int(memory.of(argument).data.ptr) for argument in launch.arguments)
-            call(tuple(addresses), self._card.current_stream)
+            try:
+                call(tuple(addresses), self._card.current_stream)
+            except RuntimeFailure as error:
+                raise RuntimeFailure(f"{self._node.describe()}: {error}") from error
 
 
 def load(number: int = 0) -> None:

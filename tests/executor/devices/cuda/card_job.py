@@ -54,6 +54,7 @@ def trained(device: str, kv: Any, lazy: bool, options: dict[str, Any]) -> Traine
 def main(folder: str, options: str) -> None:
     given = json.loads(options)
     lazy = "lazy" in given
+    mixed = given.pop("mixed", False)
     kv = gk.kvstore.create("dist_sync")
     if (compression := given.pop("compression", None)) is not None:
         kv.set_gradient_compression(compression)
@@ -62,7 +63,8 @@ def main(folder: str, options: str) -> None:
     card = Card(Emulator(own))
     cuda.device = cuda.card.device = lambda number=0: card
     cuda.cards = lambda: 1
-    here, there = (trained(device, kv, lazy, dict(given)) for device in ("cpu", "cuda"))
+    second = "cpu" if mixed and kv.rank == 0 else "cuda"
+    here, there = (trained(device, kv, lazy, dict(given)) for device in ("cpu", second))
     apart = max(float(np.abs(there.params[name] - array).max()) for name, array in here.params.items())
     facts = {
         "apart": apart, "total": there.total, "skipped": there.skipped, "replays": card.replays,

@@ -46,7 +46,8 @@ def of_a_network(name: str, batch: int) -> Iterator[tuple[str, Convolution]]:
         for kind in ("float32", "float16", "bfloat16"):
             x, w, y = (Value(TensorType(kind, v.tensor.static_shape)) for v in (*node.inputs[:2], node.output))
             for one in (Node(node.op, [x, w]), Node(ConvGradInput(**attrs), [y, w, x]),
-                        Node(ConvGradWeight(**attrs), [x, y, w])):  # fmt: skip
+                        Node(ConvGradWeight(**attrs), [x, y, w]),
+                        Node(ConvGradWeight(**attrs), [x, y, node.inputs[1]])):  # fmt: skip
                 for tf32 in (False, True) if kind == "float32" else (False,):
                     for work in asked_of(make_launched("cuda", one, KernelContext(tf32=tf32))):
                         yield f"{name} {one.op.name} {kind} {work.x} {work.w}", work
@@ -58,7 +59,8 @@ def main(architecture: str, folder: str) -> None:
     seen = dict.fromkeys([*of_samples(), *of_a_network("resnet", 64)])
     for name, work in seen:
         try:
-            cudnn.planned(work, device_property=card)
+            plan = cudnn.planned(work, device_property=card)
+            assert plan.get_workspace_size() <= work.workspace
         except NoWay as error:
             sys.stdout.write(f"none: {name}: {error}\n")
     sys.stdout.write(f"asked: {len(seen)}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def convolution(work: Convolution, memory: Of) -> None:
     sizes = {"x": work.x, "w": work.w, "y": work.y}
     wide = np.float64 if work.kind is DType.FLOAT64 else np.float32
     given = {
-        name: flat(memory(argument), work.kind).reshape(sizes[name]).astype(wide)
+        name: flat(memory(argument), work.kind)[: math.prod(sizes[name])].reshape(sizes[name]).astype(wide)
         for name, argument in zip((n for n in "xwy" if n != work.wanted), work.factors, strict=True)
     }
     match work.wanted:

@@ -137,6 +137,7 @@ class Card:
         self.allocated: list[int] = []
         self.uploads = self.recordings = self.replays = 0
         self.streams: list[Stream] = []
+        self._late: list[np.ndarray] = []
         self._thread = threading.local()
 
     supports = cuda.CudaDevice.supports
@@ -198,7 +199,8 @@ class Card:
         return np.ndarray(shape, dtype, memory, offset).view(CardArray)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        return np.full(nbytes, 0x5A, np.uint8)
+        self._late.append(np.full(nbytes, 0x5A, np.uint8))
+        return self._late[-1]
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         assert type(array) is np.ndarray
@@ -207,7 +209,8 @@ class Card:
         if target is None:
             target = self.view(self.alloc(array.nbytes), 0, array.shape, array.dtype)
         assert (target.shape, target.dtype) == (array.shape, array.dtype)
-        sent = array.copy()
+        # From memory of its own the card copies when it comes to it.
+        sent = array if any(np.shares_memory(array, memory) for memory in self._late) else array.copy()
         self.current.queue(lambda: np.copyto(target.view(np.ndarray), sent))
         return target
 

@@ -74,7 +74,7 @@ class Graph:
 
     def __init__(self, io_data_type: Any, intermediate_data_type: Any, compute_data_type: Any, handle: Any) -> None:
         assert intermediate_data_type is compute_data_type
-        assert handle == "handle"
+        handle.used()
         self.wide = np.dtype(ELEMENTS[compute_data_type])
         self.steps: list[str] = []
         self.unwanted: set[Any] = set()
@@ -148,8 +148,8 @@ class Graph:
         self.steps.append("build_plans")
 
     def execute(self, addresses: dict[int, int], workspace: int, handle: Any) -> None:
-        assert handle == "handle"
-        assert streams[-1] == (STREAM, threading.get_ident()), "another thread's stream"
+        handle.used()
+        assert handle.stream == STREAM
         assert self.steps[-1] == "build_plans"
         assert type(workspace) is int
         ctypes.memset(workspace, 0xFF, self.workspace)
@@ -169,21 +169,32 @@ class Graph:
         found[...] = result.astype(found.dtype)
 
 
-# That each call of `set_stream` set, and the thread.
-streams: list[tuple[int, int]] = []
+class Handle:
+    """Of the thread that made it. alive: those that nobody has destroyed."""
+
+    alive: set[Handle] = set()
+
+    def __init__(self) -> None:
+        self.thread, self.stream = threading.get_ident(), 0
+        Handle.alive.add(self)
+
+    def used(self) -> None:
+        assert threading.get_ident() == self.thread, "two threads use one handle"
+        assert self in Handle.alive
 
 
 def module() -> Any:
     """What `import cudnn` gives."""
     Graph.ways, Graph.least_workspace = 1, 0
-    Graph.made, streams[:] = [], []
+    Graph.made = []
+    Handle.alive.clear()
 
-    def set_stream(handle: Any, stream: int) -> None:
-        assert handle == "handle"
-        streams.append((stream, threading.get_ident()))
+    def set_stream(handle: Handle, stream: int) -> None:
+        handle.used()
+        handle.stream = stream
 
     return SimpleNamespace(
         data_type=data_type, heur_mode=heur_mode, numerical_note=numerical_note, pygraph=Graph, set_stream=set_stream,
         cudnnGraphNotSupportedError=cudnnGraphNotSupportedError, backend_version=lambda: 92800,
-        create_handle=lambda: "handle",
+        create_handle=Handle, destroy_handle=Handle.alive.remove,
     )  # fmt: skip

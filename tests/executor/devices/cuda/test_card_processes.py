@@ -68,6 +68,13 @@ def test_training(options: dict[str, Any], tmp_path: Path) -> None:
         assert "SgdUpdate" in rank["launched"]
 
 
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=str)
+def test_a_processor_and_a_card(options: dict[str, Any], tmp_path: Path) -> None:
+    ranks = facts(job(tmp_path, {"mixed": True, **options}))
+    assert sorted(bool(rank["launched"]) for rank in ranks) == [False, True]
+    assert all(rank["apart"] < 1e-5 for rank in ranks)
+
+
 @pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}, {"accumulate": 2}], ids=str)
 def test_scaled_losses(options: dict[str, Any], tmp_path: Path) -> None:
     """All skip the same steps, whoever's gradients were too large."""

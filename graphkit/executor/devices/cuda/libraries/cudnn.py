@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -20,11 +21,11 @@ from graphkit.ir.types import DType
 # Names of the frontend's data types.
 _TYPES = {DType.FLOAT16: "HALF", DType.BFLOAT16: "BFLOAT16", DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}
 
+# What the frontend raises for all but graphs that it has no plan for.
+_REFUSALS = (RuntimeError, ValueError)
+
 # What tensors are called, in the order of a convolution's arguments.
 _FIRST, _SECOND, _RESULT, _BIAS = range(1, 5)
-
-# A handle has one stream, that of the call which goes on.
-_one_call = threading.Lock()
 
 
 class PreparedConvolution:
@@ -35,16 +36,20 @@ class PreparedConvolution:
 
     def __init__(self, convolution: Convolution, card: int):
         """card: its number; it is the current one."""
-        self._handle = _handle(card)
-        self._graph = planned(convolution, handle=self._handle)
+        self._card = card
+        self._graph = planned(convolution, handle=_handle(card))
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Queue the convolution on a stream. addresses: of its arguments, 0 where there is none."""
+        """Queue the convolution on a stream. addresses: of its arguments, 0 where there is none. Raises RuntimeFailure
+        for what the library refuses."""
         *tensors, workspace = addresses
         at = {number: address for number, address in enumerate(tensors, 1) if address}
-        with _one_call:
-            frontend().set_stream(handle=self._handle, stream=stream)
-            self._graph.execute(at, workspace, handle=self._handle)
+        handle = _handle(self._card)
+        try:
+            frontend().set_stream(handle=handle, stream=stream)
+            self._graph.execute(at, workspace, handle=handle)
+        except _REFUSALS as error:
+            raise RuntimeFailure(f"cuDNN {version()}: {error}") from error
 
 
 def planned(convolution: Convolution, **target: Any) -> Any:
@@ -64,7 +69,7 @@ def planned(convolution: Convolution, **target: Any) -> Any:
         graph.build_plans()
     except dnn.cudnnGraphNotSupportedError as error:
         raise NoWay(f"cuDNN {version()}: {error}") from error
-    except RuntimeError as error:
+    except _REFUSALS as error:
         raise RuntimeFailure(f"cuDNN {version()}: {error}") from error
     return graph
 
@@ -146,13 +151,27 @@ def version() -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-@cache
+class _Handle:
+    """A handle that goes with the last reference to it."""
+
+    def __init__(self, card: int):
+        try:
+            self.made = frontend().create_handle()
+        except _REFUSALS as error:
+            raise RuntimeFailure(f"cuDNN on card {card}: {error}") from error
+        weakref.finalize(self, frontend().destroy_handle, self.made).atexit = False
+
+
+# No two threads may use one handle.
+_of_thread = threading.local()
+
+
 def _handle(card: int) -> Any:
-    """Of a card, which is the current one."""
-    try:
-        return frontend().create_handle()
-    except RuntimeError as error:
-        raise RuntimeFailure(f"cuDNN: {error}") from error
+    """This thread's for a card, which is the current one."""
+    handles: dict[int, _Handle] = _of_thread.__dict__.setdefault("handles", {})
+    if card not in handles:
+        handles[card] = _Handle(card)
+    return handles[card].made
 
 
 @cache
@@ -160,7 +179,7 @@ def frontend() -> Any:
     """NVIDIA's module."""
     try:
         return importlib.import_module("cudnn")
-    except ImportError as error:
+    except (ImportError, OSError, AssertionError) as error:  # the last two: of the library that it loads
         raise MissingDependency(
             f"convolutions on a card are computed by cuDNN ({error}): pip install 'graphkit[cuda12]', or [cuda13]"
         ) from error

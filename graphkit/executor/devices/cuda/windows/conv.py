@@ -27,10 +27,11 @@ from graphkit.executor.devices.cuda.launches import (
     Output,
     Scratch,
 )
+from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.cuda.text.expressions import STORED
-from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor, for_each
 from graphkit.executor.devices.cuda.windows import depthwise
-from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish, finish, finished
+from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish, finish, finishing_launch
 from graphkit.executor.devices.cuda.windows.tiles import COLUMNS, SIDE, WIDE, Factor, Tiled
 from graphkit.executor.devices.cuda.windows.windows import Windows
 from graphkit.executor.devices.kernel import KernelContext
@@ -273,32 +274,44 @@ def _by_library(
     """With `own` for what it cannot compute.
 
     Activations and residuals are a launch of their own behind it: its documentation does not say that its Relu keeps
-    NaN. A gradient by weights in another type than its operands', which it does not write, is widened there.
+    NaN. It writes no gradient by weights wider than the operands: these are widened before, and multiplied by their
+    leading 11 bits, which are all that half floats have.
     """
     kind, result = node.operands[0].dtype, node.output.dtype
-    if kind not in FLOATS or node.operands[1].dtype is not kind or (result is not kind and wanted != "w"):
+    if kind not in FLOATS or node.operands[1].dtype is not kind or (result is not kind and result is not DType.FLOAT32):
         return own
     sizes = {"x": found.x, "w": found.w, "y": found.y}
     bias = 2 if wanted == "y" and operand(node, 2) is not None else None
-    narrow = 0 if result is kind else _aligned(math.prod(found.w) * kind.itemsize)
-    workspace = _aligned(sum(map(math.prod, sizes.values())) * kind.itemsize + _WORKSPACE)
-    convolution = Convolution(
-        wanted, kind, **sizes, geometry=found.geometry,
-        factors=(Input(1), Input(0)) if wanted == "x" else (Input(0), Input(1)),
-        result=Scratch(0) if narrow else Output(0), bias=None if bias is None else Input(bias),
-        tf32=context.tf32 and kind is DType.FLOAT32, workspace=workspace, working=Scratch(narrow),
+    factors: tuple[Argument, Argument] = (Input(1), Input(0)) if wanted == "x" else (Input(0), Input(1))
+    launches: list[Convolution | Launch] = []
+    used, tf32 = 0, (context.tf32 and kind is DType.FLOAT32) or result is not kind
+    if result is not kind:
+        widened = []
+        for position, size in enumerate((math.prod(found.x), math.prod(found.y))):
+            launches.append(_widened(Input(position), kind, Scratch(used), result, size, found.short))
+            widened.append(Scratch(used))
+            used += aligned(size * result.itemsize)
+        factors = (widened[0], widened[1])
+    # Others read and write the arrays as they are.
+    orders = result.itemsize == 2 or tf32 or wanted == "w" or found.geometry.group > 1
+    workspace = aligned(sum(map(math.prod, sizes.values())) * result.itemsize * orders + _WORKSPACE)
+    launches.append(
+        Convolution(
+            wanted, result, **sizes, geometry=found.geometry, factors=factors, result=Output(0),
+            bias=None if bias is None else Input(bias), tf32=tf32, workspace=workspace, working=Scratch(used),
+        )
     )  # fmt: skip
     behind = NOTHING
     if isinstance(node.op, ConvTranspose) or wanted == "y":
         behind = finish(node, kind, found.held, bias=2 if bias is None else None)
-    launches: list[Convolution | Launch] = [convolution]
-    if behind.lines or narrow:
-        launches.append(finished(behind, found.held, (convolution.result, kind), result, sizes[wanted], found.short))
-    return CardKernel(tuple(launches), max(narrow + workspace, own.scratch_bytes), otherwise=own)
+    if behind.lines:
+        launches.append(finishing_launch(behind, kind, found.held, sizes[wanted], found.short))
+    return CardKernel(tuple(launches), max(used + workspace, own.scratch_bytes), otherwise=own)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // 256) * 256
+def _widened(x: Argument, kind: DType, y: Argument, wide: DType, count: int, short: bool) -> Launch:
+    given: list[tuple[str, Argument]] = [(f"const {STORED[kind]}* x", x), (f"{STORED[wide]}* y", y)]
+    return for_each("widen", (count,), Coordinates("i", 1, short), given, ["gk_write(y[at], gk_read(x[at]));"])
 
 
 # --- operators ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What follows a product in the kernel that computed it: bias, residual, activation."""
+"""What follows a product: bias, residual, activation, in the kernel that computed it or in one of their own."""
 
 from __future__ import annotations
 
@@ -70,26 +70,20 @@ def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residu
     return Finish(tuple(given), tuple(lines), ((residual, 0),) if added else ())
 
 
-def finished(
-    result: Finish, held: DType, product: tuple[Argument, DType], kind: DType, sizes: Sequence[int], short: bool
-) -> Launch:
-    """What follows, in a launch of its own, on what a library has computed.
+def finishing_launch(result: Finish, kind: DType, held: DType, sizes: Sequence[int], short: bool) -> Launch:
+    """What follows, on the output that a library has computed.
 
-    product: where it is, and its type, which may be another one than `kind`, the output's. sizes: [N, M, *positions] of
-    both. short: indices of 32 bits reach all of it.
+    sizes: [N, M, *positions] of the output. short: indices of 32 bits reach all of it.
     """
-    memory, found_kind = product
     places = Coordinates("y", 3, short)
     found, (_, channel, _) = places.lines("at")
     lines = [
         f"typedef {STORED[held]} A;",
         *found,
         f"const {places.index} channel = {channel}, to = at;",
-        "A v = gk_read(product[at]);",
+        "A v = gk_read(y[at]);",
         *result.lines,
         "gk_write(y[at], v);",
     ]
-    # Both may be the same memory: each thread reads its element before it writes it.
-    given: list[tuple[str, Argument]] = [(f"const {STORED[found_kind]}* product", memory)]
-    given += [(f"{STORED[kind]}* y", Output(0)), *result.given]
-    return for_each("finish", (*sizes[:2], math.prod(sizes[2:])), places, given, lines)
+    y: tuple[str, Argument] = (f"{STORED[kind]}* y", Output(0))
+    return for_each("finish", (*sizes[:2], math.prod(sizes[2:])), places, [y, *result.given], lines)
