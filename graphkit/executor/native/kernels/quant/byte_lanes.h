@@ -4,12 +4,15 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "kernels/quant/integer_table.h"
 #include "simd/vector.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace graphkit {
@@ -18,6 +21,7 @@ namespace {
 using Sums = Vector<std::int32_t>;
 using Reals = Vector<float>;
 constexpr std::int64_t kSums = kLanes<std::int32_t>;
+constexpr std::int32_t kLeastSum = std::numeric_limits<std::int32_t>::min();
 
 // Four bytes, in every lane.
 inline Sums four_bytes(const std::uint8_t* from) {
@@ -74,7 +78,7 @@ inline Reals as_reals(Sums v) {
     return __builtin_convertvector(v, Reals);
 }
 
-// The nearest integers, even ones of two that are as near, of numbers that int32 has.
+// The nearest integers, even ones of two that are as near. Of NaN and of what lies below int32's range, its least one.
 inline Sums nearest(Reals v) {
 #if defined(__AVX512F__)
     return bit_cast<Sums>(_mm512_cvtps_epi32(bit_cast<__m512>(v)));
@@ -82,10 +86,13 @@ inline Sums nearest(Reals v) {
     return bit_cast<Sums>(_mm256_cvtps_epi32(bit_cast<__m256>(v)));
 #elif defined(__SSE2__)
     return bit_cast<Sums>(_mm_cvtps_epi32(bit_cast<__m128>(v)));
+#elif defined(__aarch64__)
+    const auto rounded = bit_cast<Sums>(vcvtnq_s32_f32(bit_cast<float32x4_t>(v)));  // 0 of NaN
+    return v == v ? rounded : splat(kLeastSum);
 #else
     Sums rounded;
     for (std::int64_t i = 0; i < kSums; ++i) {
-        rounded[i] = static_cast<std::int32_t>(__builtin_nearbyintf(v[i]));
+        rounded[i] = v[i] >= -0x1p31F ? static_cast<std::int32_t>(__builtin_nearbyintf(v[i])) : kLeastSum;
     }
     return rounded;
 #endif

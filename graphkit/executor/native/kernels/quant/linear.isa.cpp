@@ -171,6 +171,8 @@ inline Reals fused(Reals a, Reals b, Reals c) {
     return bit_cast<Reals>(_mm512_fmadd_ps(bit_cast<__m512>(a), bit_cast<__m512>(b), bit_cast<__m512>(c)));
 #elif defined(__FMA__)
     return bit_cast<Reals>(_mm256_fmadd_ps(bit_cast<__m256>(a), bit_cast<__m256>(b), bit_cast<__m256>(c)));
+#elif defined(__aarch64__)
+    return bit_cast<Reals>(vfmaq_f32(bit_cast<float32x4_t>(c), bit_cast<float32x4_t>(a), bit_cast<float32x4_t>(b)));
 #else
     // In float64 the product is exact.
     using Wide = typename VectorOf<double, 2 * kVectorBytes>::type;
