@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <cstdint>
 #else
 #include <cfenv>
 #endif
@@ -24,6 +26,22 @@ inline void set_arithmetic(Arithmetic wanted) {
     const unsigned now = _mm_getcsr();
     if ((now & ~kExceptionFlags) != wanted) {
         _mm_setcsr(wanted | (now & kExceptionFlags));
+    }
+}
+#elif defined(__aarch64__)
+// FPCR: no traps, to nearest, subnormal numbers and NaN as they are.
+using Arithmetic = std::uint64_t;
+constexpr Arithmetic kDefaultArithmetic = 0;
+
+inline Arithmetic arithmetic() {
+    std::uint64_t now = 0;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(now));
+    return now;
+}
+
+inline void set_arithmetic(Arithmetic wanted) {
+    if (arithmetic() != wanted) {
+        __asm__ volatile("msr fpcr, %0" : : "r"(wanted) : "memory");
     }
 }
 #else
