@@ -204,7 +204,8 @@ Slot* Pool::take_slot() {
     std::uint64_t seen = active.load(std::memory_order_relaxed);
     while (seen != UINT64_MAX) {
         const int free = std::countr_one(seen);
-        if (active.compare_exchange_weak(seen, seen | std::uint64_t{1} << free, std::memory_order_acq_rel)) {
+        // In one order with what a helper does that goes to sleep, as the loops of the slot are.
+        if (active.compare_exchange_weak(seen, seen | std::uint64_t{1} << free, std::memory_order_seq_cst)) {
             return &slots[free];
         }
     }
@@ -213,7 +214,7 @@ Slot* Pool::take_slot() {
 
 bool Pool::help_once(int number) {
     bool helped = false;
-    for (std::uint64_t left = active.load(std::memory_order_acquire); left != 0; left &= left - 1) {
+    for (std::uint64_t left = active.load(std::memory_order_seq_cst); left != 0; left &= left - 1) {
         Slot& slot = slots[std::countr_zero(left)];
         std::uint32_t& seen = each[number].seen[std::countr_zero(left)];
         const std::uint32_t loop = slot.generation.load(std::memory_order_seq_cst);
