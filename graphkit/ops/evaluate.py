@@ -145,7 +145,8 @@ def failure_of(node: Node, error: Exception) -> GraphkitError:
 
 def _widen(value: Value | None, array: Any) -> Any:
     if value is not None and array is not None and isinstance(value.type, TensorType) and value.type.dtype in HALVES:
-        return array.astype(np.float32)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return array.astype(np.float32)
     return array
 
 
