@@ -25,6 +25,7 @@ from graphkit.executor.devices.cuda.launches import (
     Product,
     Source,
 )
+from graphkit.executor.devices.cuda.libraries import cudnn
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.cudnn import PreparedConvolution
 from graphkit.executor.devices.cuda.libraries.way import NoWay
@@ -75,6 +76,7 @@ class CudaDevice:
 
     def record(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
         """As one CUDA graph."""
+        cudnn.be_ready(self.number)
         stream.begin_capture()
         try:
             work()

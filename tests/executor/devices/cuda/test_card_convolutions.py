@@ -40,6 +40,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = stand_in_cudnn.module()
     monkeypatch.setattr(cudnn, "frontend", lambda: made)
     monkeypatch.setattr(cudnn, "_of_thread", threading.local())
+    monkeypatch.setattr(cudnn, "_cards", set())
     return made
 
 
@@ -187,6 +188,25 @@ def test_a_handle_for_each_thread(library: Any) -> None:
     assert not failed
     gc.collect()
     assert not Handle.alive
+
+
+def test_a_thread_has_its_handle_before_it_records(library: Any) -> None:
+    """Of cards that compute convolutions; making one takes memory, which nothing may while it is recorded."""
+    (case, *_) = cases_of(Conv)
+    card._Launched(card_with(STREAM), case.node, case.kernel, None)
+    mine = set(Handle.alive)
+    found: list[int] = []
+
+    def other() -> None:
+        for number in (1, 0, 0):
+            cudnn.be_ready(number)
+            found.append(len(Handle.alive - mine))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert len(mine) == 1
+    assert found == [0, 1, 1]
 
 
 def test_errors_name_the_node(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:

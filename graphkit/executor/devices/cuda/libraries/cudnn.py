@@ -38,6 +38,7 @@ class PreparedConvolution:
         """card: its number; it is the current one."""
         self._card = card
         self._graph = planned(convolution, handle=_handle(card))
+        _cards.add(card)
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Queue the convolution on a stream. addresses: of its arguments, 0 where there is none. Raises RuntimeFailure
@@ -164,6 +165,15 @@ class _Handle:
 
 # No two threads may use one handle.
 _of_thread = threading.local()
+
+# Those that compute convolutions.
+_cards: set[int] = set()
+
+
+def be_ready(card: int) -> None:
+    """Make what this thread's calls would make, and must not while they are recorded. card: the current one."""
+    if card in _cards:
+        _handle(card)
 
 
 def _handle(card: int) -> Any:
