@@ -164,6 +164,15 @@ def test_a_gradient_wider_than_its_operands(dtype: str, emulator: Emulator) -> N
     assert np.abs(dw).max() > 65504
 
 
+@pytest.mark.parametrize(("kind", "result"), [("float64", "float32"), ("float32", "float16"), ("float16", "bfloat16")])
+def test_other_types_are_the_cards_own(kind: str, result: str) -> None:
+    x, dy, w = (
+        ones(*shape, dtype=gk.DType(name).numpy)
+        for shape, name in (((1, 2, 5, 5), kind), ((1, 4, 3, 3), kind), ((4, 2, 3, 3), result))
+    )
+    assert all(isinstance(launch, Launch) for launch in kernel_of(ConvGradWeight(), x, dy, w).launches)
+
+
 def test_a_handle_for_each_thread(library: Any) -> None:
     """It goes with the thread."""
     case = next(c for c in cases_of(Conv) if isinstance(c.kernel.launches[0], Convolution))

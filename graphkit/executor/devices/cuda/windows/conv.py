@@ -38,7 +38,7 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import operand, row_major, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import FLOATS, DType
+from graphkit.ir.types import FLOATS, HALVES, DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.nn.conv import Convolution as ConvolutionOp
 from graphkit.ops.nn.conv import ConvTranspose, Geometry
@@ -278,14 +278,15 @@ def _by_library(
     leading 11 bits, which are all that half floats have.
     """
     kind, result = node.operands[0].dtype, node.output.dtype
-    if kind not in FLOATS or node.operands[1].dtype is not kind or (result is not kind and result is not DType.FLOAT32):
+    is_widened = result is DType.FLOAT32 and kind in HALVES
+    if kind not in FLOATS or node.operands[1].dtype is not kind or not (result is kind or is_widened):
         return own
     sizes = {"x": found.x, "w": found.w, "y": found.y}
     bias = 2 if wanted == "y" and operand(node, 2) is not None else None
     factors: tuple[Argument, Argument] = (Input(1), Input(0)) if wanted == "x" else (Input(0), Input(1))
     launches: list[Convolution | Launch] = []
-    used, tf32 = 0, (context.tf32 and kind is DType.FLOAT32) or result is not kind
-    if result is not kind:
+    used, tf32 = 0, (context.tf32 and kind is DType.FLOAT32) or is_widened
+    if is_widened:
         widened = []
         for position, size in enumerate((math.prod(found.x), math.prod(found.y))):
             launches.append(_widened(Input(position), kind, Scratch(used), result, size, found.short))
