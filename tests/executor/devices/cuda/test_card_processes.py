@@ -45,15 +45,19 @@ def facts(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return ranks
 
 
+def long(options: dict[str, Any]) -> Any:
+    return pytest.param(options, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"shard_optimizer": True},
-        {"sync_batch_norm": True},
-        {"compression": "fp16"},
-        {"accumulate": 2},
-        {"precision": "bf16"},
+        long({"sync_batch_norm": True}),
+        long({"compression": "fp16"}),
+        long({"accumulate": 2}),
+        long({"precision": "bf16"}),
     ],
     ids=str,
 )
@@ -68,14 +72,14 @@ def test_training(options: dict[str, Any], tmp_path: Path) -> None:
         assert "SgdUpdate" in rank["launched"]
 
 
-@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, long({"shard_optimizer": True})], ids=str)
 def test_a_processor_and_a_card(options: dict[str, Any], tmp_path: Path) -> None:
     ranks = facts(job(tmp_path, {"mixed": True, **options}))
     assert sorted(bool(rank["launched"]) for rank in ranks) == [False, True]
     assert all(rank["apart"] < 1e-5 for rank in ranks)
 
 
-@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, long({"shard_optimizer": True}), long({"accumulate": 2})], ids=str)
 def test_scaled_losses(options: dict[str, Any], tmp_path: Path) -> None:
     """All skip the same steps, whoever's gradients were too large."""
     ranks = facts(job(tmp_path, {"precision": "f16", **options}))
