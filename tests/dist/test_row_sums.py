@@ -65,7 +65,7 @@ def test_a_step_is_that_of_one_process(on_ranks, processes):
         {"clip_norm": 0.05},
         {"ema": 0.9},
         {"recompute": "sqrt"},
-        {"precision": "bf16"},
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.onednn),
         {"deterministic": True},
         {"on_nonfinite": "skip"},
         {"on_nonfinite": "ignore"},

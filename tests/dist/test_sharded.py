@@ -40,7 +40,7 @@ def test_slices_are_everything_once(sizes, ranks, itemsize):
         {"recompute": "sqrt"},
         {"accumulate": 2},
         {"accumulate": 3, "clip_norm": 0.05},
-        {"precision": "bf16"},
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.onednn),
         {"deterministic": True},
         {"on_nonfinite": "skip"},
         {"on_nonfinite": "ignore"},

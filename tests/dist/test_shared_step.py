@@ -80,7 +80,7 @@ def small_buckets(monkeypatch):
         {"recompute": "sqrt"},
         {"accumulate": 2},
         {"accumulate": 3},  # the last update is of one batch
-        {"precision": "bf16"},
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.onednn),
         {"deterministic": True},
         {"on_nonfinite": "skip"},
         {"on_nonfinite": "ignore"},

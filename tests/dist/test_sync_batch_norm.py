@@ -80,7 +80,7 @@ def test_processes_are_one_with_all_samples(on_ranks, processes):
         {"deterministic": True},
         {"on_nonfinite": "skip"},
         {"on_nonfinite": "ignore"},
-        {"precision": "bf16"},
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.onednn),
         {"freeze": ["na_weight", "na_bias"]},
         {"shard_optimizer": True, "clip_norm": 0.05},
     ],
