@@ -4,10 +4,9 @@
 
 Both read the same files of `side` x `side` pixels with as many workers: decoded by Pillow, a part at random resized to
 `size` (RandomResizedCrop, bilinear), flipped with probability 1/2, normalised to float32, in batches of 64.
-Processes live from epoch to epoch in both; both go by turns, and the table has the median of the
-rounds, with the median of the ratios of a round. The second table has the processor's time for a picture, of all
-processes, which says more where other programs run; the third one the parts of a picture in one thread. Both are in
-microseconds.
+Processes live from epoch to epoch in both; both go by turns, and the table has the median of the rounds, with the
+median of the ratios of a round. The second table has the processor's time for a picture, of all processes, which says
+more where other programs run; the third one the parts of a picture in one thread. Both are in microseconds.
 """
 
 from __future__ import annotations

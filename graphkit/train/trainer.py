@@ -337,7 +337,7 @@ class Trainer:
 
     @property
     def skipped(self) -> int:
-        """How many steps were not taken, with `on_nonfinite="skip"`."""
+        """How many steps were not taken: with `on_nonfinite="skip"`, and with `precision="f16"`."""
         return self._stepper.skipped
 
     @property
