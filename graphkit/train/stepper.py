@@ -355,8 +355,13 @@ class Stepper:
         try:
             self._update_by_sums(np.float32(self.waiting_weight), rate)
         except NotFinite:
-            self._lowers_scale()
+            may_go_on = self._lowers_scale() or self._rule.on_nonfinite != "raise"
             self._drop()
+            if not may_go_on:
+                raise NotFinite(
+                    f"gradients are not finite at update {self.updates + 1}, of losses that are not scaled any more; "
+                    "the parameters are those before it. Use precision='bf16', or give on_nonfinite='skip'"
+                ) from None
             return
         self.updates += 1
         self.waiting, self.waiting_weight = 0, 0.0

@@ -84,6 +84,21 @@ def test_a_loss_that_stays_infinite_is_an_error(card: Card) -> None:
         made.step(X, target)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_gradients_that_stay_too_large_are_an_error(card: Card) -> None:
+    """Of several batches too, and of a loss that is finite; nothing is written."""
+    made = trainer("cuda", "f16", 2.0**40, accumulate=2)
+    before = params(made)
+    for _ in range(32):
+        assert np.isfinite(float(made.step(X, T)))
+    assert made._stepper.skipped == 16
+    made.step(X, T)
+    with pytest.raises(NotFinite, match="gradients are not finite at update 1"):
+        made.step(X, T)
+    for name, array in params(made).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
 def test_the_factor_is_in_checkpoints(card: Card, tmp_path: Any) -> None:
     made = trainer("cuda", "f16", 1.0)
     made.step(X, np.full_like(T, np.inf))
