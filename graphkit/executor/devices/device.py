@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,18 @@ class ArrayKernel(Protocol):
     can_be_recorded: bool
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
+
+
+class BoundStep(NamedTuple):
+    """A kernel with what it is called with, memory that stays."""
+
+    kernel: ArrayKernel
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    scratch: Any
+
+    def run(self) -> None:
+        self.kernel(self.inputs, self.outputs, self.scratch)
 
 
 class Device(Protocol):
@@ -53,8 +65,9 @@ class Device(Protocol):
         """Wait for all work of a queue."""
         ...
 
-    def record(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
-        """What queues all at once what `work` queues, which is not done now. Both for the current stream, `stream`."""
+    def record(self, stream: Any, steps: Sequence[BoundStep]) -> Callable[[], None]:
+        """What queues all at once work with the results of `steps`, which are not run now, one by one. Both for
+        the current stream, `stream`."""
         ...
 
     def prepare(self, node: Node, made: Any, fault: Any) -> ArrayKernel:

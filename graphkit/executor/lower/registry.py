@@ -83,7 +83,10 @@ def lower_graph(
         for node in placement.steps
     ]
     needs = [StepMemory(lowering.scratch_bytes, lowering.inplace) for lowering in lowerings]
-    memory = plan_graph(graph, placement, needs, inplace=settings.inplace, share=settings.share)
+    # Devices with arrays of their own make one launch of updates that stand together.
+    memory = plan_graph(
+        graph, placement, needs, inplace=settings.inplace, share=settings.share, together=not settings.native
+    )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)
 
 

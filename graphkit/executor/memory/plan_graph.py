@@ -10,7 +10,7 @@ from graphkit.executor.memory.donation import awaited, donated_states
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
-from graphkit.executor.memory.schedule import Task
+from graphkit.executor.memory.schedule import Task, updates_last
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.passes.core.sweep import elements_read
 
@@ -61,10 +61,17 @@ def plan_graph(
     inplace: bool,
     share: bool,
     nbytes: Callable[[Value], int] = lambda v: v.tensor.nbytes,
+    together: bool = False,
 ) -> MemoryPlan:
-    """Plan the memory of `graph`, whose steps have these `needs`; `nbytes` of each value. n log n in steps."""
+    """Plan the memory of `graph`, whose steps have these `needs`; `nbytes` of each value. n log n in steps.
+
+    together: updates of states stand at the end as far as they need no memory there.
+    """
     planning = _Planning(graph, placement, needs, inplace, nbytes)
-    schedule = cached_schedule(planning.tasks, [aligned(size) for size in planning.sizes])
+    sizes = [aligned(size) for size in planning.sizes]
+    schedule = cached_schedule(planning.tasks, sizes)
+    if together:
+        schedule = updates_last(planning.tasks, sizes, schedule)
     lives = _Lives(planning.tasks, schedule.order, len(planning.sizes))
     requests, request_of, within, scratch_of = planning.requests(schedule.order, lives)
     return MemoryPlan(

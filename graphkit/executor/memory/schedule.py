@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+# See `updates_last`.
+SLACK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,34 @@ def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
             if best == least:
                 break
     return Schedule(chosen, best, plain_peak)
+
+
+def updates_last(tasks: Sequence[Task], sizes: Sequence[int], found: Schedule) -> Schedule:
+    """The same order with updates at its end, unless what they read takes too much memory until then.
+
+    An update writes nothing into the arena, and no task follows it. All that read at most so many bytes wait: as many
+    as raise the peak by no more than a part in SLACK. n log n.
+    """
+    _, followers = _dependencies(tasks)
+    reads = {
+        index: sum(sizes[b] for b in set(task.reads))
+        for index, task in enumerate(tasks)
+        if not followers[index] and not any(sizes[b] for b in task.writes)
+    }
+    limits = sorted({*reads.values()})
+
+    def order(count: int) -> tuple[int, ...]:
+        most = limits[count - 1] if count else -1
+        late = [index for index in found.order if reads.get(index, most + 1) <= most]
+        return (*(index for index in found.order if reads.get(index, most + 1) > most), *late)
+
+    def grows(count: int) -> bool:
+        return peak_bytes(tasks, sizes, order(count)) > allowed
+
+    allowed = found.peak_bytes + found.peak_bytes // SLACK
+    # Of more updates that wait the peak is no lower.
+    late = order(bisect.bisect_left(range(1, len(limits) + 1), True, key=grows))
+    return replace(found, order=late, peak_bytes=peak_bytes(tasks, sizes, late))
 
 
 def measured(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> Schedule:

@@ -7,14 +7,13 @@ arrays, all of them are one call to the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import GraphkitError
-from graphkit.executor.devices.device import ArrayKernel, Device
+from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, kept
@@ -130,13 +129,26 @@ class ArrayInstance:
             if not is_known:
                 segment.replay = None
             elif segment.is_recorded and segment.replay is None:
-                segment.replay = self._device.record(self._stream, partial(self._run_steps, segment))
+                segment.replay = self._device.record(self._stream, [*self._bound_steps(segment)])
             if segment.replay is None:
                 self._run_steps(segment)
             else:
                 segment.replay()
         if self._fails_late or self._commit == len(self._placement.steps):
             self._check_faults()
+
+    def _bound_steps(self, segment: _Segment) -> Iterator[BoundStep]:
+        """Steps that can be recorded, with their memory, all of which stays."""
+        for position in segment.positions:
+            index = self._lowered.memory.order[position]
+            kernel = self._kernels[index]
+            assert kernel is not None, "results of others are arrays that they make"
+            yield BoundStep(kernel, *self._operands(self._placement.steps[index]), self._scratch.get(index))
+
+    def _operands(self, node: Node) -> tuple[list[Any], list[Any]]:
+        """The arrays that a node reads and writes; None for what is absent, or nobody reads."""
+        read = [None if v is None else self._read(v) for v in node.inputs]
+        return read, [self._read(v) if v in self._placement.used else None for v in node.outputs]
 
     def _run_steps(self, segment: _Segment) -> None:
         memory, steps = self._lowered.memory, self._placement.steps
@@ -148,16 +160,15 @@ class ArrayInstance:
                     self._arrays.pop(storage, None)
 
     def _step(self, node: Node, index: int) -> None:
-        used, kernel = self._placement.used, self._kernels[index]
-        operands = [None if v is None else self._read(v) for v in node.inputs]
+        kernel, (operands, outputs) = self._kernels[index], self._operands(node)
         if kernel is not None:
-            kernel(operands, [self._read(v) if v in used else None for v in node.outputs], self._scratch.get(index))
+            kernel(operands, outputs, self._scratch.get(index))
             return
         # Values tell how large results are, or how often a loop runs: what no kernel could compute must not.
         self._check_faults()
         results = kept(node, operands, run_node(node, operands, self._device.xp))
         for value, result in zip(node.outputs, results, strict=True):
-            if value in used:
+            if value in self._placement.used:
                 self._pass(value, result)
 
     def _pass(self, storage: Value, array: Any) -> None:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from graphkit.executor.memory.planner import Request, aligned, plan_memory
-from graphkit.executor.memory.schedule import Schedule, Task, is_order, peak_bytes, plain_order, schedule
+from graphkit.executor.memory.schedule import (
+    SLACK,
+    Schedule,
+    Task,
+    is_order,
+    peak_bytes,
+    plain_order,
+    schedule,
+    updates_last,
+)
 
 
 def random_tasks(seed: int, count: int) -> tuple[list[Task], list[int]]:
@@ -131,3 +140,31 @@ def test_a_task_that_follows_a_later_one_is_moved_behind_it() -> None:
     tasks = [Task((), (0,)), Task((0,), (1,), after=(0, 3)), Task((0,), (2,)), Task((2,), (3,)), Task((1,), (4,))]
     assert plain_order(tasks) == (0, 2, 3, 1, 4)
     assert is_order(tasks, schedule(tasks, [0] * 5).order)
+
+
+def test_updates_stand_at_the_end_where_there_is_memory_for_that() -> None:
+    # A wide forward result, then small and large gradients with their updates.
+    sizes = [10_000, 10, 3000, 10, 0, 0, 0]
+    gradients = [Task((0,), (1,), (0,)), Task((0,), (2,), (0,)), Task((0,), (3,), (0,))]
+    updates = [Task((1 + i,), (4 + i,), (1 + i,)) for i in range(3)]
+    tasks = [Task((), (0,)), gradients[0], updates[0], gradients[1], updates[1], gradients[2], updates[2]]
+    plain = Schedule(tuple(range(7)), peak_bytes(tasks, sizes, range(7)), 0)
+    late = updates_last(tasks, sizes, plain)
+    assert late.order == (0, 1, 3, 5, 2, 4, 6)
+    assert late.peak_bytes == peak_bytes(tasks, sizes, late.order) <= plain.peak_bytes * (1 + 1 / SLACK)
+    # The large one would have to live beside another as large.
+    sizes[3] = 3000
+    assert updates_last(tasks, sizes, plain).order == (0, 1, 3, 4, 5, 6, 2)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_order_with_updates_last_is_one(seed: int) -> None:
+    tasks, sizes = random_tasks(seed, 60)
+    free = {60 + i for i in range(20)}
+    tasks += [Task((i, i + 20), (60 + i,), (i, i + 20)) for i in range(20)]
+    sizes += [0] * 20
+    found = schedule(tasks, sizes)
+    late = updates_last(tasks, sizes, found)
+    assert is_order(tasks, late.order)
+    assert late.peak_bytes == peak_bytes(tasks, sizes, late.order) <= found.peak_bytes + found.peak_bytes // SLACK
+    assert sum(index in free for index in late.order[-5:]) >= sum(index in free for index in found.order[-5:])

@@ -9,19 +9,19 @@ import contextlib
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.cuda.compiler import compiled
+from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches, fused
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     CardKernel,
     Convolution,
     Launch,
-    Memory,
     Product,
     Source,
 )
@@ -29,7 +29,7 @@ from graphkit.executor.devices.cuda.libraries import cudnn
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.cudnn import PreparedConvolution
 from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.device import ArrayKernel
+from graphkit.executor.devices.device import ArrayKernel, BoundStep
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -74,15 +74,17 @@ class CudaDevice:
         number: int = self._cupy.cuda.get_current_stream().ptr
         return number
 
-    def record(self, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
-        """As one CUDA graph."""
+    def record(self, stream: Any, steps: Sequence[BoundStep]) -> Callable[[], None]:
+        """As one CUDA graph, in which steps that do not wait for each other share launches."""
         cudnn.be_ready(self.number)
+        merged = fused(steps)
         stream.begin_capture()
         try:
-            work()
+            for step in merged:
+                step.run()
         finally:
             graph = stream.end_capture()
-        return partial(graph.launch, stream)
+        return _Recording(graph, stream, merged)
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> ArrayKernel:
         return Interpreted(node, self.xp) if made is None else _Launched(self, node, made, fault)
@@ -145,18 +147,29 @@ def _release(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-class _Launched:
+class _Recording:
+    """A CUDA graph. steps: what it launches, whose tables it reads."""
+
+    def __init__(self, graph: Any, stream: Any, steps: Sequence[BoundStep]):
+        self._graph, self._stream, self._steps = graph, stream, steps
+
+    def __call__(self) -> None:
+        self._graph.launch(self._stream)
+
+
+class _Launched(OwnLaunches):
     """A kernel of the card's own on its arrays."""
 
-    can_be_recorded = True
-
     def __init__(self, card: CudaDevice, node: Node, kernel: CardKernel, fault: Any):
-        self._card, self._node, self._fault = card, node, fault
+        self._card, self._node = card, node
         try:
-            self._kernel, self._calls = self._first_of(list(kernel.ways))
+            chosen, self._calls = self._first_of(list(kernel.ways))
         except (MissingDependency, RuntimeFailure) as error:
             raise type(error)(f"{node.describe()}: {error}") from error
-        self._tables = {table: card.copy_in(table.array) for table in self._kernel.tables}
+        super().__init__(chosen, fault, {table: card.copy_in(table.array) for table in chosen.tables})
+
+    def beside(self, kernel: CardKernel) -> _Launched:
+        return _Launched(self._card, self._node, kernel, None)
 
     def _first_of(self, ways: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
         """The first one that the libraries have a way for, and what computes its launches."""
@@ -180,8 +193,8 @@ class _Launched:
         return PreparedConvolution(work, self._card.number)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        memory = Memory(inputs, outputs, scratch, self._fault, self._tables)
-        for launch, call in zip(self._kernel.launches, self._calls, strict=True):
+        memory = self.memory(inputs, outputs, scratch)
+        for launch, call in zip(self.chosen.launches, self._calls, strict=True):
             if isinstance(launch, Launch):
                 call((launch.blocks,), (THREADS,), tuple(map(memory.of, launch.arguments)))
                 continue

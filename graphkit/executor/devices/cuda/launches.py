@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,24 +24,48 @@ from graphkit.ops.nn.conv import Geometry
 THREADS = 256
 
 
-class Source(NamedTuple):
-    """A function `entry` in CUDA C++, to stand behind the prelude, and the C types of its parameters."""
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A function in CUDA C++, to stand behind the prelude. Its lines know the number of their block as `gk_block`, and
+    nothing of how many there are.
 
-    entry: str
-    parameters: tuple[str, ...]
-    text: str
+    declared: the parameters, as C declares them. lines: of the body.
+    """
+
+    name: str
+    declared: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters' types."""
+        return tuple(parameter.rpartition(" ")[0] for parameter in self.declared)
+
+    @cached_property
+    def _rest(self) -> str:
+        """What stands behind the function's name."""
+        inner = "\n".join("    " + line for line in ("const gk_u32 gk_block = blockIdx.x;", *self.lines))
+        return f"({', '.join(self.declared)}) {{\n{inner}\n}}\n"
+
+    @cached_property
+    def entry(self) -> str:
+        """The function's name, of which no other source has the same."""
+        return f"gk_{self.name.lower()}_{hashlib.sha256(self._rest.encode()).hexdigest()[:16]}"
+
+    @property
+    def text(self) -> str:
+        return f'extern "C" __global__ void __launch_bounds__({THREADS})\n{self.entry}{self._rest}'
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Source) and self.entry == other.entry
+
+    def __hash__(self) -> int:
+        return hash(self.entry)
 
 
 def source_of(name: str, parameters: Sequence[str], lines: Sequence[str]) -> Source:
-    """A function called by its name and by its text's hash.
-
-    parameters: as C declares them. lines: of the body.
-    """
-    inner = "\n".join("    " + line for line in lines)
-    text = f"({', '.join(parameters)}) {{\n{inner}\n}}\n"
-    entry = f"gk_{name.lower()}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    types = tuple(parameter.rpartition(" ")[0] for parameter in parameters)
-    return Source(entry, types, f'extern "C" __global__ void __launch_bounds__({THREADS})\n{entry}{text}')
+    """See Source."""
+    return Source(name, tuple(parameters), tuple(lines))
 
 
 class Input(NamedTuple):

@@ -12,7 +12,9 @@ import numpy as np
 from emulator import Emulator
 
 from graphkit.executor.devices import cuda
+from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches, fused
 from graphkit.executor.devices.cuda.launches import CardKernel
+from graphkit.executor.devices.device import BoundStep
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
 from graphkit.ops.xp import Namespace
@@ -89,15 +91,17 @@ class Stream:
         self.work.clear()
 
 
-class _Launched:
+class _Launched(OwnLaunches):
     """A kernel of the card, by an emulator."""
 
-    can_be_recorded = True
-
     def __init__(self, card: Card, kernel: CardKernel, fault: Any):
-        self._card, self._kernel, self._fault = card, kernel, fault
+        super().__init__(kernel, fault, {table: table.array for table in kernel.tables})
+        self._card = card
         assert bool(kernel.fault) == (fault is not None)
         card.emulator.compile(kernel.sources)
+
+    def beside(self, kernel: CardKernel) -> _Launched:
+        return _Launched(self._card, kernel, None)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for array in (*inputs, *outputs):
@@ -105,7 +109,7 @@ class _Launched:
             # All that is read and written in 16 bytes begins at a multiple of them.
             assert array is None or array.ctypes.data % 16 == 0
         given = list(inputs), list(outputs), scratch, self._fault
-        self._card.current.queue(lambda: self._card.emulator.run(self._kernel, *given))
+        self._card.current.queue(lambda: self._card.emulator.run(self.chosen, *given))
 
 
 class _Eager:
@@ -124,7 +128,8 @@ class _Eager:
 class Card:
     """The stand-in for CudaDevice, whose work is done as late as it may be.
 
-    launched: what was prepared, by the operator's name; interpreted: likewise. replays: of recordings.
+    launched: what was prepared, by the operator's name; interpreted: likewise. replays: of recordings. merged: of each
+    recording how many steps it had, and how many were left when some shared launches.
     """
 
     name = "cuda"
@@ -135,6 +140,7 @@ class Card:
         self.launched: list[str] = []
         self.interpreted: list[str] = []
         self.allocated: list[int] = []
+        self.merged: list[tuple[int, int]] = []
         self.uploads = self.recordings = self.replays = 0
         self.streams: list[Stream] = []
         self._late: list[np.ndarray] = []
@@ -170,10 +176,13 @@ class Card:
         stream.waits += 1
         stream.finish()
 
-    def record(self, stream: Stream, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, stream: Stream, steps: Sequence[BoundStep]) -> Callable[[], None]:
         assert stream is self.current
+        merged = fused(steps)
+        self.merged.append((len(steps), len(merged)))
         stream.recorded = []
-        work()
+        for step in merged:
+            step.run()
         recorded, stream.recorded = stream.recorded, None
         self.recordings += 1
 

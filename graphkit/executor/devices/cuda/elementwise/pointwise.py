@@ -140,7 +140,7 @@ class _Walk:
     def _place(self, index: str) -> list[str]:
         """Where the thread's elements lie: `at` in the result, `left` of them, and `o` of an operand elsewhere."""
         lines = [
-            f"const {index} group = ({index})blockIdx.x * {THREADS}u + threadIdx.x;",
+            f"const {index} group = ({index})gk_block * {THREADS}u + threadIdx.x;",
             f"const {index} at = group * {self.width}u;",
             "if (at >= count) {",
             "    return;",

@@ -53,7 +53,7 @@ class _Drawing(NamedTuple):
         index = count.index
         given = [*given, *self._state(), (f"{index} count", count.number(self.elements))]
         place = [
-            f"const {index} block = ({index})blockIdx.x * {THREADS}u + threadIdx.x;",
+            f"const {index} block = ({index})gk_block * {THREADS}u + threadIdx.x;",
             f"const {index} at = block * {self.each}u;",
             "if (at >= count) {",
             "    return;",

@@ -114,7 +114,7 @@ class _Scan:
     ) -> Launch:  # fmt: skip
         index = places.index
         lines = [
-            *begin, f"const {index} row = blockIdx.x / slices, slice = blockIdx.x % slices;",
+            *begin, f"const {index} row = gk_block / slices, slice = gk_block % slices;",
             f"const {index} total = row * slices, between = 1;",
             f"const {index} end = slice * length + length < size ? slice * length + length : size;",
             *carried,

@@ -167,8 +167,8 @@ class Groups:
         lines, places = kept.lines("g")
         return [
             f"typedef {STORED[self.held]} A;",
-            f"const {index} own = blockIdx.x / slices * {beside}u + threadIdx.x {within[0]};",
-            f"const {index} slice = blockIdx.x % slices;",
+            f"const {index} own = gk_block / slices * {beside}u + threadIdx.x {within[0]};",
+            f"const {index} slice = gk_block % slices;",
             f"const {index} lane = threadIdx.x {within[1]};",
             "const bool live = own < groups;",
             f"const {index} g = live ? own : 0;",

@@ -68,7 +68,7 @@ def _top_k(node: Node, context: KernelContext) -> CardKernel | None:
     lines = [
         f"typedef {'gk_u64' if wide else 'gk_u32'} K;", "typedef gk_u32 A;",
         f"__shared__ K keys[{room}];", f"__shared__ gk_u32 spots[{room}];",
-        f"const {places.index} block = blockIdx.x / inner, column = blockIdx.x % inner;",
+        f"const {places.index} block = gk_block / inner, column = gk_block % inner;",
         f"const {kind}* row = x + block * size * inner + column;",
         f"for (gk_u32 t = threadIdx.x; t < padded; t += {THREADS}u) {{",
         "    keys[t] = ~(K)0;", "    spots[t] = 0xffffffffu;", "}",

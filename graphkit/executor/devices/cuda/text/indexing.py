@@ -111,7 +111,7 @@ def for_each(
     parameters = [*(text for text, _ in given), f"{places.index} count", *places.parameters()]
     arguments = (*(argument for _, argument in given), places.number(count), *places.arguments(sizes))
     place = [
-        f"const {places.index} at = ({places.index})blockIdx.x * {THREADS}u + threadIdx.x;",
+        f"const {places.index} at = ({places.index})gk_block * {THREADS}u + threadIdx.x;",
         "if (at >= count) {",
         "    return;",
         "}",

@@ -207,7 +207,7 @@ def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argumen
     lines = [
         f"typedef {STORED[held]} A;",
         f"__shared__ A parts[{taps}][{THREADS // WARP}];",
-        f"const {index} channel = blockIdx.x % channels, slice = blockIdx.x / channels;",
+        f"const {index} channel = gk_block % channels, slice = gk_block / channels;",
         f"const {index} first = slice * length, end = count - first < length ? count : first + length;",
         f"A sums[{taps}] = {{}};",
         f"for ({index} r = first + threadIdx.x; r < end; r += {THREADS}u) {{",

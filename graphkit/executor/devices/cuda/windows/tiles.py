@@ -136,7 +136,7 @@ class Tiled:
             # Blocks side by side read the same columns.
             f"const {index} row_tiles = (rows + {tall - 1}u) / {tall}u;",
             f"const {index} column_tiles = (columns + {COLUMNS - 1}u) / {COLUMNS}u;",
-            f"const {index} row0 = blockIdx.x % row_tiles * {tall}u, rest = blockIdx.x / row_tiles;",
+            f"const {index} row0 = gk_block % row_tiles * {tall}u, rest = gk_block / row_tiles;",
             f"const {index} column0 = rest % column_tiles * {COLUMNS}u, slice_of = rest / column_tiles;",
             f"const {index} group = slice_of % groups, slice = slice_of / groups;",
             f"const {index} first = slice * length, end = depth - first < length ? depth : first + length;",

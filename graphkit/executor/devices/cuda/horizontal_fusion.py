@@ -1,0 +1,224 @@
+"""Launches of one source on memory that stays, none of which waits for another, as one launch.
+
+The updates of all parameters are one. A step is taken into an earlier launch of its source where nothing between the
+two has to do with its memory; parts of a launch take their arguments from a table, each block those of its part.
+"""
+
+from __future__ import annotations
+
+import bisect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.launches import (
+    Argument,
+    CardKernel,
+    Launch,
+    Memory,
+    Source,
+    Table,
+)
+from graphkit.executor.devices.device import BoundStep
+
+# Launches behind an earlier one of the same source that are looked at, before a step is left where it is.
+REACH = 64
+
+# A launch of more blocks is left alone: it fills a card by itself.
+MOST_BLOCKS = 1 << 16
+
+# Bytes of memory, from the first to before the last.
+_Range = tuple[int, int]
+
+
+class BoundLaunch(NamedTuple):
+    """A launch with what its arguments stand for."""
+
+    launch: Launch
+    memory: Memory
+
+
+class _Memory:
+    """Bytes that somebody reads or writes: disjoint ranges by where they begin."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, one: _Range) -> None:
+        begin, end = one
+        first = bisect.bisect_left(self._ends, begin)
+        last = bisect.bisect_right(self._begins, end)
+        if first < last:
+            begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
+        self._begins[first:last], self._ends[first:last] = [begin], [end]
+
+    def meets(self, one: _Range) -> bool:
+        begin, end = one
+        at = bisect.bisect_right(self._ends, begin)
+        return at < len(self._begins) and self._begins[at] < end
+
+
+class _Use(NamedTuple):
+    """What a step reads and writes."""
+
+    reads: tuple[_Range, ...]
+    writes: tuple[_Range, ...]
+
+
+class _Group:
+    """Steps that run at the same time."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self._reads, self._writes = _Memory(), _Memory()
+
+    def add(self, step: int, use: _Use) -> None:
+        self.steps.append(step)
+        for one in use.reads:
+            self._reads.add(one)
+        for one in use.writes:
+            self._writes.add(one)
+
+    def has_to_do_with(self, use: _Use) -> bool:
+        written = any(map(self._writes.meets, (*use.reads, *use.writes)))
+        return written or any(map(self._reads.meets, use.writes))
+
+
+class OwnLaunches(ABC):
+    """What computes a node by launches on the memory that it is called with, and has to do with nothing else.
+
+    chosen: the launches. fault: where they set it. tables: what they read in every run.
+    """
+
+    can_be_recorded = True
+
+    def __init__(self, chosen: CardKernel, fault: Any, tables: Mapping[Table, Any]):
+        self.chosen, self._fault, self._tables = chosen, fault, tables
+
+    @abstractmethod
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
+
+    @abstractmethod
+    def beside(self, kernel: CardKernel) -> OwnLaunches:
+        """The same device's for launches of the same node and others."""
+
+    def memory(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Memory:
+        return Memory(inputs, outputs, scratch, self._fault, self._tables)
+
+
+class Step(NamedTuple):
+    """One of a recording: the arrays that it reads and writes (None: absent), and its launch if it is one launch.
+
+    waits: it may be about other memory than that, and keeps its place among all.
+    """
+
+    reads: Sequence[Any]
+    writes: Sequence[Any]
+    launch: BoundLaunch | None = None
+    waits: bool = False
+
+    @property
+    def source(self) -> Source | None:
+        """What it may share a launch by."""
+        fits = self.launch is not None and self.launch.launch.blocks <= MOST_BLOCKS
+        return self.launch.launch.source if fits and self.launch is not None else None
+
+
+def fused(steps: Sequence[BoundStep]) -> list[BoundStep]:
+    """Steps that do what these do, in an order that they may run in."""
+    return [_as_one([steps[number] for number in group]) for group in side_by_side([*map(_step, steps)])]
+
+
+def _step(bound: BoundStep) -> Step:
+    kernel, writes = bound.kernel, (*bound.outputs, bound.scratch)
+    if not isinstance(kernel, OwnLaunches):
+        return Step(bound.inputs, writes, waits=True)
+    return Step(bound.inputs, writes, _launch(bound))
+
+
+def _launch(bound: BoundStep) -> BoundLaunch | None:
+    """The launch that a step is; None where it is several, or a library's."""
+    assert isinstance(bound.kernel, OwnLaunches)
+    launches = bound.kernel.chosen.launches
+    if len(launches) != 1 or not isinstance(launches[0], Launch):
+        return None
+    return BoundLaunch(launches[0], bound.kernel.memory(bound.inputs, bound.outputs, bound.scratch))
+
+
+def _as_one(group: Sequence[BoundStep]) -> BoundStep:
+    first = group[0]
+    if len(group) == 1 or not isinstance(first.kernel, OwnLaunches):
+        return first
+    parts = [launch for launch in map(_launch, group) if launch is not None]
+    return BoundStep(first.kernel.beside(joined(parts)), (), (), None)
+
+
+def side_by_side(steps: Sequence[Step]) -> list[list[int]]:
+    """Groups of steps, in an order that they may run in. Those of a group have launches of one source, and do not
+    wait for each other. n log n."""
+    groups: list[_Group] = []
+    latest: dict[Source, int] = {}
+    for number, step in enumerate(steps):
+        use, source = _Use(_ranges(step.reads), _ranges(step.writes)), step.source
+        if step.waits:
+            latest.clear()
+        place = None if source is None else latest.get(source)
+        if place is None or len(groups) - place > REACH or any(g.has_to_do_with(use) for g in groups[place:]):
+            place = len(groups)
+            groups.append(_Group())
+            if source is not None:
+                latest[source] = place
+        groups[place].add(number, use)
+    return [group.steps for group in groups]
+
+
+def _ranges(arrays: Iterable[Any]) -> tuple[_Range, ...]:
+    found = ((_address(a), a.nbytes) for a in arrays if a is not None)
+    return tuple((address, address + nbytes) for address, nbytes in found if nbytes)
+
+
+def _address(array: Any) -> int:
+    """Of an array of CuPy's, or of the host's."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def joined(parts: Sequence[BoundLaunch]) -> CardKernel:
+    """The launches, all of one source, as a kernel without operands: it has their memory in its table."""
+    source = parts[0].launch.source
+    blocks = [part.launch.blocks for part in parts]
+    rows = np.array(
+        [
+            (first, *(_word(part.memory, argument) for argument in part.launch.arguments))
+            for first, part in zip(accumulate(blocks, initial=0), parts, strict=False)
+        ],
+        np.uint64,
+    )
+    part_of = np.repeat(np.arange(len(parts), dtype=np.uint32), blocks)
+    return CardKernel((Launch(of_parts(source), sum(blocks), (Table(rows), Table(part_of))),))
+
+
+def _word(memory: Memory, argument: Argument) -> int:
+    """An argument in 8 bytes: an address, or a number in the first of them."""
+    if isinstance(argument, np.generic):
+        return int.from_bytes(argument.tobytes().ljust(8, b"\0"), "little")
+    return _address(memory.of(argument))
+
+
+@cache
+def of_parts(source: Source) -> Source:
+    """A source whose parameters are in a row of a table, behind the number of the part's first block."""
+    lines = [
+        f"const gk_u64* row = rows + (gk_u64)part_of[gk_block] * {len(source.declared) + 1}u;",
+        "const gk_u32 all = gk_block;",
+        "{",
+        "    const gk_u32 gk_block = all - (gk_u32)row[0];",
+    ]
+    for place, (kind, declared) in enumerate(zip(source.parameters, source.declared, strict=True), 1):
+        lines.append(f"    {declared} = *({kind} const*)(row + {place});")
+    lines += [*("    " + line for line in source.lines), "}"]
+    return Source(f"{source.name}_parts", ("const gk_u64* rows", "const gk_u32* part_of"), tuple(lines))
