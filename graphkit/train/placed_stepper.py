@@ -165,6 +165,9 @@ class PlacedStepper:
         """The arrays of a checkpoint."""
         return dict(arrays)
 
+    def send_ahead(self, feeds: Mapping[str, object]) -> None:
+        """A stage is fed with parts of a batch, which are sent when it is."""
+
     def spread(self) -> None:
         """Nothing else has copies of what was resumed."""
 

@@ -260,6 +260,10 @@ class Stepper:
 
     # --- one batch -------------------------------------------------------------------------------
 
+    def send_ahead(self, feeds: Mapping[str, Any]) -> None:
+        """Begin to copy what a batch to come is fed with to the device; any thread may. See Executor.send_ahead."""
+        self.executors[0].send_ahead(feeds)
+
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:

@@ -500,9 +500,14 @@ class Trainer:
         return found
 
     def _prepared(self, batch: Batch) -> Batch:
-        """The batch with its inputs by name, in arrays that programs take without a copy."""
+        """The batch with its inputs by name, in arrays that programs take without a copy, on their way to a card."""
         inputs = self._recurrent_state.named(batch.inputs)
-        return replace(batch, inputs=self._inputs.converted(inputs) if batch.size else inputs)
+        if not batch.size:
+            return replace(batch, inputs=inputs)
+        inputs = self._inputs.converted(inputs)
+        if self._mixing is None:
+            self._stepper.send_ahead(inputs)
+        return replace(batch, inputs=inputs)
 
     def evaluate(
         self,

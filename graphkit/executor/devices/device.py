@@ -93,6 +93,11 @@ class Device(Protocol):
         change as soon as this returns, unless it lies in `host_memory`."""
         ...
 
+    def send_ahead(self, array: np.ndarray) -> None:
+        """Begin to copy an array beside what the device computes, for the `copy_in` to come, of this array to a target.
+        It must not change until then. Any thread may."""
+        ...
+
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         """The elements in `out`, which is C-contiguous, or in a new array. Waits for the current stream's work."""
         ...

@@ -11,6 +11,7 @@ from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
 
 if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
     from graphkit import _native as _native
+    from graphkit.executor.devices.device import Device
 
 DEVICES = ("cpu", "cuda")
 
@@ -40,6 +41,14 @@ def of_process(device: str, number: int) -> str:
     if device != "cuda":
         return device
     return f"cuda:{number % importlib.import_module('graphkit.executor.devices.cuda').cards()}"
+
+
+def with_arrays(device: str, number: int) -> Device | None:
+    """The device of a kind and number that has arrays of its own, once it was loaded; None for the host."""
+    if device == "cpu":
+        return None
+    found: Device = importlib.import_module(f"graphkit.executor.devices.{device}").device(number)
+    return found
 
 
 def load_device(device: str) -> bool:

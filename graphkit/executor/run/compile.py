@@ -6,11 +6,11 @@ lay out the memory (`lower_graph`), and write the program down (`Program`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.devices.loading import with_arrays
 from graphkit.executor.lower.batch import Batch, batch_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
@@ -93,8 +93,5 @@ def sized_program(
 
 
 def _program(lowered: LoweredGraph, pools: Pools) -> AnyProgram:
-    device = lowered.settings.device
-    if device == "cpu":
-        return Program(lowered, pools)
-    module = importlib.import_module(f"graphkit.executor.devices.{device}")
-    return ArrayProgram(lowered, module.device(lowered.settings.number), pools)
+    device = with_arrays(lowered.settings.device, lowered.settings.number)
+    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools)

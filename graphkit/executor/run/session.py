@@ -17,7 +17,7 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import DeviceName, load_device, native_module
+from graphkit.executor.devices.loading import DeviceName, load_device, native_module, with_arrays
 from graphkit.executor.devices.registry import is_fusable, runs_whole
 from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
@@ -108,6 +108,7 @@ class Executor:
             kind, native, threads, deterministic, inplace, share, optimize, declared,
             collectives=collectives, channels=channels, tf32=precision == "tf32", number=number,
         )  # fmt: skip
+        self._device = with_arrays(kind, number)
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
@@ -174,6 +175,16 @@ class Executor:
         memory, iterations, usual = self._bounds or limits.Bounds()
         with limits.limited(memory, usual if timeout is None else timeout, iterations):
             return self._within_limits(feeds, outputs, out)
+
+    def send_ahead(self, feeds: Mapping[str, Any]) -> None:
+        """Begin to copy arrays that a run to come will be fed to the device, beside what it computes; any thread may.
+
+        They must not change until that run, which finds them by where they lie. On the CPU nothing is to be done.
+        """
+        if self._device is not None:
+            for array in feeds.values():
+                if isinstance(array, np.ndarray):
+                    self._device.send_ahead(array)
 
     def _within_limits(
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None, out: Mapping[str, np.ndarray] | None

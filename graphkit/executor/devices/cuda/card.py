@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
+from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.compiler import compiled
 from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches, fused
 from graphkit.executor.devices.cuda.launches import (
@@ -45,6 +46,7 @@ class CudaDevice:
         self._cupy = cupy
         self.number = number
         self._functions: dict[str, Any] = {}
+        self._ahead = SentAhead(self)
         self.xp = cupy_xp()
 
     def supports(self, dtype: DType) -> bool:
@@ -133,8 +135,27 @@ class CudaDevice:
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         if target is None:
             return self._cupy.array(array)
+        if self._ahead.read(array, target):
+            return target
         target.set(np.ascontiguousarray(array).reshape(target.shape))
         return target
+
+    def send_ahead(self, array: np.ndarray) -> None:
+        self._ahead.send(array)
+
+    def copy_across(self, source: Any, target: Any) -> None:
+        """See `ahead.Copies`."""
+        target.data.copy_from_device_async(source.data, source.nbytes)
+
+    def event(self) -> Any:
+        """See `ahead.Copies`."""
+        made = self._cupy.cuda.Event(disable_timing=True)
+        made.record()
+        return made
+
+    def wait_for(self, event: Any) -> None:
+        """See `ahead.Copies`."""
+        self._cupy.cuda.get_current_stream().wait_event(event)
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         with self._cupy.cuda.Device(self.number):

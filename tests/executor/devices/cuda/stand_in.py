@@ -12,6 +12,7 @@ import numpy as np
 from emulator import Emulator
 
 from graphkit.executor.devices import cuda
+from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches, fused
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.device import BoundStep
@@ -86,9 +87,24 @@ class Stream:
 
     def finish(self) -> None:
         assert self.recorded is None, "nothing is waited for while it is recorded"
-        for work in self.work:
-            work()
-        self.work.clear()
+        while self.work:
+            self.work.pop(0)()
+
+
+class Event:
+    """A place among a stream's work."""
+
+    def __init__(self, stream: Stream):
+        self._stream, self._is_there = stream, False
+        stream.queue(self._arrive)
+
+    def _arrive(self) -> None:
+        self._is_there = True
+
+    def synchronize(self) -> None:
+        """Do the stream's work up to this place, and no more."""
+        while not self._is_there:
+            self._stream.work.pop(0)()
 
 
 class _Launched(OwnLaunches):
@@ -141,7 +157,8 @@ class Card:
         self.interpreted: list[str] = []
         self.allocated: list[int] = []
         self.merged: list[tuple[int, int]] = []
-        self.uploads = self.recordings = self.replays = 0
+        self.uploads = self.recordings = self.replays = self.sent = 0
+        self._ahead = SentAhead(self)
         self.streams: list[Stream] = []
         self._late: list[np.ndarray] = []
         self._thread = threading.local()
@@ -215,6 +232,8 @@ class Card:
         assert type(array) is np.ndarray
         assert array.dtype.isbuiltin == 1, "CuPy has no such arrays"
         self.uploads += 1
+        if target is not None and self._ahead.read(array, target):
+            return target
         if target is None:
             target = self.view(self.alloc(array.nbytes), 0, array.shape, array.dtype)
         assert (target.shape, target.dtype) == (array.shape, array.dtype)
@@ -222,6 +241,20 @@ class Card:
         sent = array if any(np.shares_memory(array, memory) for memory in self._late) else array.copy()
         self.current.queue(lambda: np.copyto(target.view(np.ndarray), sent))
         return target
+
+    def send_ahead(self, array: np.ndarray) -> None:
+        self.sent += 1
+        self._ahead.send(array)
+
+    def copy_across(self, source: Any, target: Any) -> None:
+        given, to = source.view(np.ndarray), target.view(np.ndarray).reshape(-1).view(np.uint8)
+        self.current.queue(lambda: np.copyto(to, given))
+
+    def event(self) -> Event:
+        return Event(self.current)
+
+    def wait_for(self, event: Event) -> None:
+        self.current.queue(event.synchronize)
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         assert isinstance(array, CardArray)

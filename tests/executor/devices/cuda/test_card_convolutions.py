@@ -121,11 +121,11 @@ def test_what_the_library_has_no_way_for_is_the_cards_own(library: Any) -> None:
     assert kernel.otherwise is not None
     assert kernel.scratch_bytes >= kernel.otherwise.scratch_bytes
     node = node_of(Conv(), x, w)
-    assert card._Launched(card_with(STREAM), node, kernel, None)._kernel is kernel
+    assert card._Launched(card_with(STREAM), node, kernel, None).chosen is kernel
     for Graph.ways, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
         with pytest.warns(RuntimeWarning, match=r"Conv.*: cuDNN 9\.28\.0: no engine; a kernel of graphkit's own"):
             launched = card._Launched(card_with(STREAM), node, kernel, None)
-        assert launched._kernel is kernel.otherwise
+        assert launched.chosen is kernel.otherwise
 
 
 def test_positions_that_the_library_counts_otherwise() -> None:

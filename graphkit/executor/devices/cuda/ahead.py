@@ -1,0 +1,143 @@
+"""Arrays of the host that are sent to a card while it computes: through pinned memory, on a stream of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+# Less is there sooner than another stream has been asked.
+LEAST_BYTES = 1 << 16
+
+# Arrays that are on their way, or wait to be read. Of more the oldest are forgotten.
+MOST_SENT = 16
+
+
+class Event(Protocol):
+    """A place among the work of a stream."""
+
+    def synchronize(self) -> None:
+        """Wait until the work has come there."""
+        ...
+
+
+class Copies(Protocol):
+    """What a device is asked for; all work is queued on the current stream. See `device.Device`."""
+
+    def stream(self) -> Any: ...
+    def on(self, stream: Any) -> AbstractContextManager[Any]: ...
+    def host_memory(self, nbytes: int) -> np.ndarray: ...
+    def alloc(self, nbytes: int) -> Any: ...
+    def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any: ...
+    def copy_in(self, array: np.ndarray, target: Any = None) -> Any: ...
+
+    def copy_across(self, source: Any, target: Any) -> None:
+        """Copy the bytes of an array of the device's to the beginning of another."""
+        ...
+
+    def event(self) -> Event:
+        """The place behind all that is queued."""
+        ...
+
+    def wait_for(self, event: Event) -> None:
+        """Have what is queued from now on wait for an event of another stream."""
+        ...
+
+
+class _Slot:
+    """Memory of the host and of the device, as large. sent: the host's may be written over; read: the device's may."""
+
+    def __init__(self, device: Copies, nbytes: int):
+        self.host = device.host_memory(nbytes)
+        self.array = device.view(device.alloc(nbytes), 0, (nbytes,), np.dtype(np.uint8))
+        self.sent: Event | None = None
+        self.read: Event | None = None
+
+
+class _Sent(NamedTuple):
+    array: np.ndarray  # what lies at its address is this as long as it is here
+    slot: _Slot
+
+
+# Where an array's elements are, and how many bytes.
+_Place = tuple[int, int]
+
+
+class SentAhead:
+    """The arrays that were sent and not yet read. Any thread may send, and read."""
+
+    def __init__(self, device: Copies):
+        self._device = device
+        self._stream: Any = None
+        self._sent: OrderedDict[_Place, _Sent] = OrderedDict()
+        self._free: list[_Slot] = []
+        self._sending, self._lock = threading.Lock(), threading.Lock()
+
+    def send(self, array: np.ndarray) -> None:
+        """Begin to copy an array, which does not change until it is read. One that is small or not C-contiguous is left
+        to `Device.copy_in`, and so is one that there is no memory for."""
+        if array.nbytes < LEAST_BYTES or not array.flags.c_contiguous:
+            return
+        with self._sending:
+            try:
+                slot = self._slot(array.nbytes)
+            except MemoryError:
+                return
+            if slot.sent is not None:
+                slot.sent.synchronize()
+            host = slot.host[: array.nbytes]
+            np.copyto(host, array.reshape(-1).view(np.uint8))
+            with self._device.on(self._stream):
+                if slot.read is not None:
+                    self._device.wait_for(slot.read)
+                self._device.copy_in(host, slot.array[: array.nbytes])
+                slot.sent = self._device.event()
+            self._keep(array, slot)
+
+    def _slot(self, nbytes: int) -> _Slot:
+        """Memory for so many bytes. Raises MemoryError."""
+        with self._lock:
+            fitting = [slot for slot in self._free if slot.host.nbytes >= nbytes]
+            if fitting:
+                slot = min(fitting, key=lambda one: one.host.nbytes)
+                self._free.remove(slot)
+                return slot
+            # Sizes that do not come back make room.
+            self._free.clear()
+        if self._stream is None:
+            self._stream = self._device.stream()
+        with self._device.on(self._stream):
+            return _Slot(self._device, nbytes)
+
+    def _keep(self, array: np.ndarray, slot: _Slot) -> None:
+        with self._lock:
+            if (forgotten := self._sent.pop(_place(array), None)) is not None:
+                self._free.append(forgotten.slot)
+            self._sent[_place(array)] = _Sent(array, slot)
+            if len(self._sent) > MOST_SENT:
+                self._free.append(self._sent.popitem(last=False)[1].slot)
+
+    def read(self, array: np.ndarray, target: Any) -> bool:
+        """Queue the copy of what was sent to `target`, an array of the device's; whether it was sent."""
+        if not self._sent or array.nbytes < LEAST_BYTES:
+            return False
+        with self._lock:
+            found = self._sent.pop(_place(array), None)
+        if found is None:
+            return False
+        slot = found.slot
+        assert slot.sent is not None, "it is kept when it has been sent"
+        self._device.wait_for(slot.sent)
+        self._device.copy_across(slot.array[: array.nbytes], target)
+        slot.read = self._device.event()
+        with self._lock:
+            self._free.append(slot)
+        return True
+
+
+def _place(array: np.ndarray) -> _Place:
+    address: int = array.__array_interface__["data"][0]
+    return address, array.nbytes
