@@ -80,7 +80,7 @@ class Device(Protocol):
         ...
 
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """The C-contiguous array at an offset in allocated memory."""
+        """The C-contiguous array at an offset in allocated memory, or in that of an array."""
         ...
 
     def host_memory(self, nbytes: int) -> np.ndarray:
@@ -91,6 +91,10 @@ class Device(Protocol):
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         """An array of the device with these elements: `target`, of the same shape and dtype, or a new one. `array` may
         change as soon as this returns, unless it lies in `host_memory`."""
+        ...
+
+    def copy_across(self, source: Any, target: Any) -> None:
+        """Queue the copy of an array's bytes to the beginning of another array of the device's."""
         ...
 
     def send_ahead(self, array: np.ndarray) -> None:

@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from graphkit.executor.lower.lowering import Emission, LoweredGraph, Lowering, NotNative, Site
 from graphkit.ir.graph import Graph
 from graphkit.passes.core.sweep import is_control
 
-_PARTS = ("then", "else")
+# The branch that runs where the condition holds, and the other one.
+PARTS = ("then", "else")
+
+
+class Branches(NamedTuple):
+    """The branches of an If by their part, and of one that types rule out, which fails when it is taken, why they do.
+
+    They return what somebody reads: the node's outputs at the positions `returned`.
+    """
+
+    lowered: Mapping[str, LoweredGraph]
+    refused: Mapping[str, str]
+    returned: tuple[int, ...]
+
+    @property
+    def arena_bytes(self) -> int:
+        """Only one of them runs, so that their arenas share the working memory."""
+        return max((graph.memory.layout.arena_bytes for graph in self.lowered.values()), default=0)
 
 
 class Branch(Lowering):
-    """The branches, or for one that types rule out, which fails when it is taken, the message that says why.
+    """The branches of an If in a native program."""
 
-    Only one of them runs, so that their arenas share the working memory. They return what somebody reads: the node's
-    outputs at the positions `returned`.
-    """
-
-    def __init__(self, branches: tuple[LoweredGraph | str, LoweredGraph | str], returned: tuple[int, ...]):
+    def __init__(self, branches: Branches):
         self._branches = branches
-        self._returned = returned
-        named = zip(_PARTS, branches, strict=True)
-        self.subgraphs = {part: branch for part, branch in named if isinstance(branch, LoweredGraph)}
-        self.scratch_bytes = max(graph.memory.layout.arena_bytes for graph in self.subgraphs.values())
+        self.subgraphs = branches.lowered
+        self.scratch_bytes = branches.arena_bytes
 
     def emit(self, step: Emission) -> None:
         _, base = step.scratch
-        targets = [step.outputs[i] for i in self._returned]
-        builders = step.builder.branch(step.name, step.inputs[0])
-        for part, branch, builder in zip(_PARTS, self._branches, builders, strict=True):
-            if isinstance(branch, str):
-                builder.fail(f"{step.name}: {branch}")
+        targets = [step.outputs[i] for i in self._branches.returned]
+        for part, builder in zip(PARTS, step.builder.branch(step.name, step.inputs[0]), strict=True):
+            graph = self._branches.lowered.get(part)
+            if graph is None:
+                builder.fail(f"{step.name}: {self._branches.refused[part]}")
             else:
-                step.writer.graph(builder, branch, base, step.inputs[1:], targets, prefix=f"{step.name}/{part}/")
+                step.writer.graph(builder, graph, base, step.inputs[1:], targets, prefix=f"{step.name}/{part}/")
 
 
 def branch(site: Site) -> Branch | None:
     """An If whose branches run without Python."""
-    node = site.node
-    if not is_control(node) or node.op.name != "If":
+    if not is_control(site.node) or site.node.op.name != "If":
         return None
+    return Branch(branches_of(site))
+
+
+def branches_of(site: Site) -> Branches:
+    """The branches of an If. Raises NotNative."""
+    node = site.node
     returned = tuple(i for i, needed in enumerate(site.context.used_outputs) if needed)
     arrays = {i - 1: array for i, array in site.context.constant_inputs.items() if i > 0}
-
-    def lowered(attribute: str) -> LoweredGraph | str:
-        misfit = site.misfits.get((node, attribute))
-        if misfit is not None:
-            return misfit
+    lowered: dict[str, LoweredGraph] = {}
+    refused: dict[str, str] = {}
+    for part in PARTS:
+        attribute = f"{part}_branch"
+        if (misfit := site.misfits.get((node, attribute))) is not None:
+            refused[part] = misfit
+            continue
         subgraph: Graph = getattr(node.op, attribute)
         made = site.lower(subgraph.replace(outputs=[subgraph.outputs[i] for i in returned]), arrays)
         for result, declared in zip(made.graph.outputs, (node.outputs[i] for i in returned), strict=True):
             if declared.tensor.is_static and result.type != declared.type:
                 raise NotNative(f"a branch returns {result.type} where {declared.type} was inferred")
-        return made
-
-    return Branch((lowered("then_branch"), lowered("else_branch")), returned)
+        lowered[part] = made
+    return Branches(lowered, refused, returned)

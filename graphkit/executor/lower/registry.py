@@ -7,6 +7,9 @@ from typing import TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
+from graphkit.executor.lower.array_body import SubgraphStep
+from graphkit.executor.lower.array_branch import array_branch
+from graphkit.executor.lower.array_loop import array_loop
 from graphkit.executor.lower.branch import branch
 from graphkit.executor.lower.channel import channel, check_channels
 from graphkit.executor.lower.collective import collective
@@ -14,7 +17,7 @@ from graphkit.executor.lower.data_dependent import data_dependent
 from graphkit.executor.lower.loop import loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
-from graphkit.executor.lower.python_step import interpreted, launched
+from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, interpreted, launched
 from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
 from graphkit.executor.lower.run_time_shape import row_of, sizes_of
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
@@ -41,7 +44,7 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     run_time_kernel,
     interpreted_inside,
 )
-_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel, launched)
+_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel, launched, array_branch, array_loop)
 
 
 def lower_graph(
@@ -128,7 +131,14 @@ def _lower_subgraph(
     fixed = {graph.inputs[i]: array for i, array in arrays.items()}
     lowered = lower_graph(graph, fixed, settings, misfits, inner=True)
     for node, lowering in lowered.steps:
-        if lowering.in_python:
+        if not _runs_inside(lowering, settings):
             why = f": {lowering.reason}" if lowering.reason else ""
             raise NotNative(f"no native kernel for {graph.node_name(node)} ({node.op.name}{why})")
     return lowered
+
+
+def _runs_inside(lowering: Lowering, settings: Settings) -> bool:
+    """Whether a step of a subgraph runs as those of the outermost graph do."""
+    if settings.native:
+        return not lowering.in_python
+    return isinstance(lowering, (LaunchedStep, SubgraphStep, PythonKernel))

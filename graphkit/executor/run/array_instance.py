@@ -14,9 +14,11 @@ import numpy as np
 
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.lower.lowering import LoweredGraph
-from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, kept
+from graphkit.executor.lower.array_body import faulty, flattened, prepare
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering
+from graphkit.executor.lower.python_step import kept
 from graphkit.executor.lower.staged import Landing, StagedStep
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Resident
@@ -41,12 +43,13 @@ class ArrayInstance:
         graph, memory = lowered.graph, lowered.memory
         # In the order of the updates; None before the first run.
         self._residents: dict[Value, Resident | None] = {state: None for state, _ in graph.updates}
-        faulty = [i for i, step in enumerate(lowered.lowerings) if isinstance(step, LaunchedStep) and step.kernel.fault]
         self._landing: Landing = {}
-        self._fault_of = {index: number for number, index in enumerate(faulty)}
+        # By the number of its word: the step, and the kernel that may set it.
+        self._faulty = [(index, one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         with device.on(self._stream):
-            self._faults = device.xp.zeros((len(faulty),), np.uint32)
-            self._kernels = [self._prepared(index) for index in range(len(lowered.lowerings))]
+            self._faults = device.xp.zeros((len(self._faulty),), np.uint32)
+            words = (self._faults[number : number + 1] for number in range(len(self._faulty)))
+            self._kernels = [self._prepared(*step, words) for step in lowered.steps]
             arena = device.alloc(memory.layout.arena_bytes)
             self._scratch = {
                 index: device.view(arena, offset, (lowering.scratch_bytes,), np.dtype(np.uint8))
@@ -64,19 +67,14 @@ class ArrayInstance:
         # The first position whose step writes over a state: faults are looked at before. And behind all, if they must.
         writers = (order[target.node] for target in memory.donated.values() if target.node is not None)
         self._commit = min(writers, default=len(order))
-        self._fails_late = any(order[self._placement.steps[index]] >= self._commit for index in faulty)
+        self._fails_late = any(order[self._placement.steps[index]] >= self._commit for index, _ in self._faulty)
         self._segments = list(self._divided())
 
-    def _prepared(self, index: int) -> ArrayKernel | None:
+    def _prepared(self, node: Node, lowering: Lowering, words: Iterator[Any]) -> ArrayKernel | None:
         """None for a step whose results are arrays that it makes."""
-        node, lowering = self._placement.steps[index], self._lowered.lowerings[index]
-        if isinstance(lowering, LaunchedStep):
-            number = self._fault_of.get(index)
-            fault = None if number is None else self._faults[number : number + 1]
-            return self._device.prepare(node, lowering.kernel, fault)
         if isinstance(lowering, StagedStep):
             return lowering.prepared(self._device, self._landing)
-        return self._device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
+        return prepare(self._device, node, lowering, words)
 
     def _own_memory(self) -> None:
         """Memory of fed arrays and of results; a new value that is written over a state has none."""
@@ -116,7 +114,8 @@ class ArrayInstance:
         for first, last in ((0, self._commit), (self._commit, len(order))):
             for recorded, positions in groupby(range(first, last), can_be_recorded):
                 steps = list(positions)
-                yield _Segment(steps, recorded and len(steps) >= LEAST_RECORDED)
+                launches = sum(getattr(self._kernels[order[position]], "launches", 1) for position in steps)
+                yield _Segment(steps, recorded and launches >= LEAST_RECORDED)
 
     def _run_segments(self) -> None:
         met = [self._arrays.get(v) for v in (*self._lowered.fixed, *self._residents)]
@@ -143,7 +142,8 @@ class ArrayInstance:
             index = self._lowered.memory.order[position]
             kernel = self._kernels[index]
             assert kernel is not None, "results of others are arrays that they make"
-            yield BoundStep(kernel, *self._operands(self._placement.steps[index]), self._scratch.get(index))
+            node = self._placement.steps[index]
+            yield from flattened(BoundStep(kernel, *self._operands(node), self._scratch.get(index)))
 
     def _operands(self, node: Node) -> tuple[list[Any], list[Any]]:
         """The arrays that a node reads and writes; None for what is absent, or nobody reads."""
@@ -167,8 +167,15 @@ class ArrayInstance:
         # Values tell how large results are, or how often a loop runs: what no kernel could compute must not.
         self._check_faults()
         results = kept(node, operands, run_node(node, operands, self._device.xp))
-        for value, result in zip(node.outputs, results, strict=True):
-            if value in self._placement.used:
+        for position, (value, result) in enumerate(zip(node.outputs, results, strict=True)):
+            if value not in self._placement.used:
+                continue
+            if value in self._kept:
+                # Recorded steps read it where it was planned.
+                planned = self._arrays[value]
+                check_result(node, position, result, planned.shape, planned.dtype)
+                self._device.xp.copyto(planned, result)
+            else:
                 self._pass(value, result)
 
     def _pass(self, storage: Value, array: Any) -> None:
@@ -278,17 +285,16 @@ class ArrayInstance:
 
     def _check_faults(self) -> None:
         """Raise RuntimeFailure for the first step that has met what no kernel can compute. Waits for all steps."""
-        if not self._fault_of:
+        if not self._faulty:
             return
         words = self._device.copy_out(self._faults, None)
         if not words.any():
             return
         self._device.copy_in(np.zeros(len(words), np.uint32), self._faults)
         place = {index: position for position, index in enumerate(self._lowered.memory.order)}
-        index = min((i for i, number in self._fault_of.items() if words[number]), key=place.__getitem__)
-        lowering = self._lowered.lowerings[index]
-        assert isinstance(lowering, LaunchedStep), "others have no fault"
-        raise lowering.kernel.failure(self._placement.steps[index], int(words[self._fault_of[index]]))
+        found = [(place[index], one, int(word)) for (index, one), word in zip(self._faulty, words, strict=True) if word]
+        _, first, word = min(found, key=lambda one: one[0])
+        raise first.kernel.failure(first.node, word)
 
     def _refresh(self) -> None:
         """Copy parameters and constants that have changed to the device."""

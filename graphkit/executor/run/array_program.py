@@ -15,6 +15,7 @@ import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
+from graphkit.executor.lower.array_body import SubgraphStep
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.lower.staged import StagedStep
@@ -46,8 +47,7 @@ class ArrayProgram:
 
     def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
         graph = lowered.graph
-        launched = {node for node, lowering in lowered.steps if isinstance(lowering, (LaunchedStep, StagedStep))}
-        _check_types(graph, device, launched, lowered.placement.steps)
+        _check_lowered(lowered, device)
         self.graph = graph
         self.device = device
         self.pools = pools
@@ -87,6 +87,16 @@ class ArrayProgram:
         from graphkit.executor.report.describe import describe
 
         return describe(self.lowered)
+
+
+def _check_lowered(lowered: LoweredGraph, device: Device) -> None:
+    """Raises UnsupportedError for element types that the device's arrays cannot have."""
+    own = (LaunchedStep, StagedStep, SubgraphStep)
+    launched = {node for node, lowering in lowered.steps if isinstance(lowering, own)}
+    _check_types(lowered.graph, device, launched, lowered.placement.steps)
+    for _, lowering in lowered.steps:
+        for inner in lowering.subgraphs.values():
+            _check_lowered(inner, device)
 
 
 def _check_types(

@@ -144,7 +144,6 @@ class CudaDevice:
         self._ahead.send(array)
 
     def copy_across(self, source: Any, target: Any) -> None:
-        """See `ahead.Copies`."""
         target.data.copy_from_device_async(source.data, source.nbytes)
 
     def event(self) -> Any:

@@ -247,8 +247,8 @@ class Card:
         self._ahead.send(array)
 
     def copy_across(self, source: Any, target: Any) -> None:
-        given, to = source.view(np.ndarray), target.view(np.ndarray).reshape(-1).view(np.uint8)
-        self.current.queue(lambda: np.copyto(to, given))
+        given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))
+        self.current.queue(lambda: np.copyto(to[: len(given)], given))
 
     def event(self) -> Event:
         return Event(self.current)

@@ -102,7 +102,8 @@ def test_a_device_by_its_number(card: Card, monkeypatch: pytest.MonkeyPatch) -> 
     x = {"x": np.ones((2, 4), np.float32)}
     for name in ("cuda", "cuda:0", "cuda:1"):
         np.testing.assert_allclose(network().compile(name).run(x)["y"], network().run(x)["y"], rtol=1e-5)
-    assert asked == [0, 0, 0, 0, 1, 1]
+    assert set(asked) == {0, 1}
+    assert asked == sorted(asked)
 
 
 def test_the_command_line_says_it_in_one_line(

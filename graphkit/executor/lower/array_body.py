@@ -1,0 +1,156 @@
+"""Subgraphs on devices with arrays of their own: how their steps are prepared, once, and run on the memory of a run."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.kernel import LaunchedKernel
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering
+from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
+
+
+class SubgraphStep(PythonStep):
+    """A node whose subgraphs are run by steps of the device's."""
+
+    def __init__(self) -> None:
+        super().__init__("native")
+
+    @abstractmethod
+    def prepared(self, device: Device, faults: Iterator[Any]) -> SubgraphKernel:
+        """faults: words for the kernels inside, as `prepare` takes them."""
+
+
+class SubgraphKernel(ArrayKernel, Protocol):
+    """What runs a node's subgraphs."""
+
+    @property
+    def launches(self) -> int:
+        """About how many steps a call runs."""
+        ...
+
+    def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
+        """What a call runs, one by one. Where it can be recorded, steps may run later; else each runs before the next
+        is asked for."""
+        ...
+
+
+class Faulty(NamedTuple):
+    """A kernel that may set a fault."""
+
+    node: Node
+    kernel: LaunchedKernel
+
+
+def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
+    """The kernels of a step that may set a fault, in the order in which `prepare` takes words for them."""
+    if isinstance(lowering, LaunchedStep) and lowering.kernel.fault:
+        yield Faulty(node, lowering.kernel)
+    elif isinstance(lowering, SubgraphStep):
+        for graph in lowering.subgraphs.values():
+            for inner in graph.steps:
+                yield from faulty(*inner)
+
+
+def prepare(device: Device, node: Node, lowering: Lowering, faults: Iterator[Any]) -> ArrayKernel | None:
+    """What computes a node; None for a step whose results are arrays that it makes. faults: words, for `faulty`."""
+    if isinstance(lowering, LaunchedStep):
+        return device.prepare(node, lowering.kernel, next(faults) if lowering.kernel.fault else None)
+    if isinstance(lowering, SubgraphStep):
+        return lowering.prepared(device, faults)
+    return device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
+
+
+def shaped(device: Device, array: Any, kind: TensorType) -> Any:
+    """The memory of an array as one of another type, of as many bytes or fewer."""
+    dtype = device.stored(kind.dtype)
+    assert dtype is not None, "the program has looked at all types"
+    return device.view(array, 0, kind.static_shape, dtype)
+
+
+class Copied:
+    """Copies an array to another of as many bytes."""
+
+    can_be_recorded = True
+
+    def __init__(self, device: Device):
+        self._device = device
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        self._device.copy_across(inputs[0], outputs[0])
+
+    def step(self, source: Any, target: Any) -> BoundStep:
+        return BoundStep(self, [source], [target], None)
+
+
+class ArrayBody:
+    """A subgraph all of whose values have known sizes, prepared on a device; any memory may be its arena."""
+
+    def __init__(self, device: Device, lowered: LoweredGraph, faults: Iterator[Any]):
+        self._device, self._lowered = device, lowered
+        self._copied = Copied(device)
+        kernels = [prepare(device, node, lowering, faults) for node, lowering in lowered.steps]
+        self._kernels = [kernel for kernel in kernels if kernel is not None]
+        assert len(self._kernels) == len(kernels), "the results of every step have planned memory"
+        self.can_be_recorded = all(kernel.can_be_recorded for kernel in self._kernels)
+        self.launches = sum(getattr(kernel, "launches", 1) for kernel in self._kernels)
+        inputs = {*lowered.graph.inputs}
+        self._constants = {
+            value: device.copy_in(_bits(source.array, device.stored(value.dtype)))
+            for value, source in lowered.fixed.items()
+            if value not in inputs
+        }
+
+    def reads(self, value: Value) -> bool:
+        """Whether anything depends on one of the graph's inputs."""
+        return value in self._lowered.placement.used
+
+    def steps(self, arena: Any, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[BoundStep]:
+        """The steps on memory: `arena` is what the plan's offsets count from, inputs and results lie as given."""
+        lowered, placement = self._lowered, self._lowered.placement
+        places = {**self._constants, **dict(zip(lowered.graph.inputs, inputs, strict=True))}
+        for result, target in zip(placement.results, results, strict=True):
+            if result.owned:
+                places[placement.root[result.value]] = target
+
+        def at(value: Value) -> Any:
+            root = placement.root[value]
+            if root not in places:
+                offset = lowered.memory.offset(root)
+                assert offset is not None, "what is no result, input or constant lies in the arena"
+                places[root] = self._view(arena, offset, root.tensor)
+            return places[root] if value is root else shaped(self._device, places[root], value.tensor)
+
+        for index in lowered.memory.order:
+            node, offset = placement.steps[index], lowered.memory.scratch_offset(index)
+            size = lowered.lowerings[index].scratch_bytes
+            scratch = None if offset is None else self._device.view(arena, offset, (size,), np.dtype(np.uint8))
+            read = [None if v is None else at(v) for v in node.inputs]
+            written = [at(v) if v in placement.used else None for v in node.outputs]
+            yield from flattened(BoundStep(self._kernels[index], read, written, scratch))
+        for result, target in zip(placement.results, results, strict=True):
+            if not result.owned and (source := at(result.value)) is not target:
+                yield self._copied.step(source, target)
+
+    def _view(self, arena: Any, offset: int, kind: TensorType) -> Any:
+        dtype = self._device.stored(kind.dtype)
+        assert dtype is not None, "the program has looked at all types"
+        return self._device.view(arena, offset, kind.static_shape, dtype)
+
+
+def flattened(step: BoundStep) -> Iterator[BoundStep]:
+    """A step, or where it runs subgraphs and can be recorded, the steps inside."""
+    if step.kernel.can_be_recorded and hasattr(step.kernel, "steps"):
+        yield from step.kernel.steps(step.inputs, step.outputs, step.scratch)
+    else:
+        yield step
+
+
+def _bits(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
+    return array if dtype is None or array.dtype == dtype else np.ascontiguousarray(array).view(dtype)

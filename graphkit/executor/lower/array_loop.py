@@ -1,0 +1,233 @@
+"""Loop and Scan on devices with arrays of their own, by kernels on slices of what lies there.
+
+Where it is known how often the body runs, all iterations are steps of the program, and are recorded with the others;
+else the host looks at the condition after each one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.device import BoundStep, Device
+from graphkit.executor.lower.array_body import ArrayBody, Copied, SubgraphStep
+from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, layout_of
+from graphkit.executor.lower.lowering import NotNative, Site
+from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.ir import limits
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.passes.core.sweep import is_control
+
+# Kernels access memory in units of so many bytes: slices that do not begin at one are copied.
+UNIT = 16
+
+# Steps that a recording may have of one loop: what its nodes take is the driver's memory.
+MOST_RECORDED = 1 << 16
+
+
+class ArrayLoop(SubgraphStep):
+    """A Loop or a Scan. slices: offsets of the memory for slices that are copied, by the value in the body."""
+
+    def __init__(self, node: Node, layout: LoopLayout, scratch_bytes: int, slices: Mapping[Value, Sequence[int]]):
+        super().__init__()
+        self.node, self.layout, self.slices = node, layout, slices
+        self.scratch_bytes = scratch_bytes
+        self.subgraphs = {"body": layout.body}
+
+    def prepared(self, device: Device, faults: Iterator[Any]) -> PreparedLoop:
+        return PreparedLoop(device, self, faults)
+
+    @property
+    def trips(self) -> int | None:
+        """How often the body runs, where nothing but a run could tell otherwise; None where it may be fewer times."""
+        layout = self.layout
+        told = [v for v in self.node.inputs[:2] if v is not None] if layout.iteration is not None else []
+        known = all(v.tensor.constants is not None for v in told) and layout.flag_after is None and layout.trips >= 0
+        if not known:
+            return None
+        going = len(told) < 2 or bool((told[1].tensor.constants or (1,))[0])
+        return layout.trips if going else 0
+
+
+class PreparedLoop:
+    """An ArrayLoop on a device."""
+
+    def __init__(self, device: Device, loop: ArrayLoop, faults: Iterator[Any]):
+        self._device, self._loop = device, loop
+        self._layout, self._trips = loop.layout, loop.trips
+        self._body = ArrayBody(device, loop.layout.body, faults)
+        self._copied = Copied(device)
+        self.launches = self._body.launches * (self._trips or 1)
+        known = self._trips is not None and self.launches <= MOST_RECORDED
+        self.can_be_recorded = known and self._body.can_be_recorded
+        head = loop.layout.body.graph.inputs[:2] if loop.layout.iteration is not None else ()
+        self._head = [v.tensor for v in head]
+        self._numbers = self._true = None
+        if head:
+            self._true = device.copy_in(np.ones(UNIT, np.bool_))
+        if head and self._trips is not None and self._body.reads(head[0]):
+            # Each in a unit of its own.
+            self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        for step in self.steps(inputs, outputs, scratch):
+            step.run()
+
+    def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
+        """See SubgraphKernel."""
+        memory = _Memory(self._device, self._loop, inputs, outputs, scratch)
+        arena = memory.bytes_at(self._layout.arena, self._layout.body.memory.layout.arena_bytes)
+        most = self._limit(inputs)
+        trip = 0
+        while most is None or trip < most:
+            limits.check_iterations(trip)
+            limits.check_time()
+            yield from self._sources(memory, trip)
+            yield from self._body.steps(arena, [*self._entry(memory, trip), *memory.entry(trip)], memory.written(trip))
+            yield from (self._copied.step(*pair) for pair in memory.stacked(trip))
+            trip += 1
+            if (flag := memory.flag) is not None and not self._device.copy_out(flag, None).any():
+                break
+        yield from (self._copied.step(*pair) for pair in memory.finals(trip))
+
+    def _limit(self, inputs: Sequence[Any]) -> int | None:
+        """How many iterations there are at most; None: any number."""
+        if self._trips is not None:
+            return self._trips
+        if self._layout.iteration is None:
+            return self._layout.trips
+        limit, going = (*inputs, None, None)[:2]
+        if going is not None and not self._device.copy_out(going, None).any():
+            return 0
+        return None if limit is None else int(self._device.copy_out(limit, None).reshape(()))
+
+    def _entry(self, memory: _Memory, trip: int) -> list[Any]:
+        """What a Loop's body is told."""
+        if not self._head:
+            return []
+        number, flag = self._head
+        if self._numbers is not None:
+            told = self._device.view(self._numbers, UNIT * trip, number.static_shape, np.dtype(np.int64))
+        else:
+            told = memory.view(self._layout.iteration or 0, number)
+            if self._trips is None:
+                self._device.copy_in(np.full(number.static_shape, trip, np.int64), told)
+        return [told, self._device.view(self._true, 0, flag.static_shape, np.dtype(np.bool_))]
+
+    def _sources(self, memory: _Memory, trip: int) -> Iterator[BoundStep]:
+        for source, target in memory.scanned(trip):
+            yield self._copied.step(source, target)
+
+
+class _Memory:
+    """Where a loop's values lie in each iteration."""
+
+    def __init__(self, device: Device, loop: ArrayLoop, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any):
+        self._device, self._loop, self._layout = device, loop, loop.layout
+        self._inputs, self._outputs, self._scratch = inputs, outputs, scratch
+        self._states = {s.before: s for s in loop.layout.states}
+        self._scans = {s.row: s for s in loop.layout.scanned}
+        flag, results = loop.layout.flag_after, loop.layout.body.graph.outputs
+        self.flag = None if flag is None else self.view(flag, results[0].tensor)
+
+    def bytes_at(self, offset: int, size: int) -> Any:
+        return self._device.view(self._scratch, offset, (size,), np.dtype(np.uint8))
+
+    def view(self, offset: int, kind: TensorType) -> Any:
+        return self._of(self._scratch, offset, kind)
+
+    def _of(self, memory: Any, offset: int, kind: TensorType) -> Any:
+        dtype = self._device.stored(kind.dtype)
+        assert dtype is not None, "the program has looked at all types"
+        return self._device.view(memory, offset, kind.static_shape, dtype)
+
+    def entry(self, trip: int) -> list[Any]:
+        """The inputs of the body behind what a Loop's is told: states, slices, captures."""
+        graph, lead = self._layout.body.graph, 0 if self._layout.iteration is None else 2
+        return [self._given(v, position, trip) for position, v in enumerate(graph.inputs[lead:], lead)]
+
+    def _given(self, value: Value, position: int, trip: int) -> Any:
+        if value in self._states:
+            return self._before(self._states[value], trip)
+        if value in self._scans:
+            copied = self._loop.slices.get(value)
+            return self._slice(value, trip) if copied is None else self.view(copied[0], value.tensor)
+        return self._of(self._inputs[position], 0, value.tensor)
+
+    def _slice(self, row: Value, trip: int) -> Any:
+        """Of what is scanned."""
+        scan = self._scans[row]
+        return self._row(self._inputs[scan.operand], row.tensor, trip, scan.backwards)
+
+    def _row(self, whole: Any, kind: TensorType, trip: int, backwards: bool) -> Any:
+        number = whole.shape[0] - 1 - trip if backwards else trip
+        return self._of(whole, number * kind.nbytes, kind)
+
+    def _before(self, state: CarriedState, trip: int) -> Any:
+        kind = state.before.tensor
+        return self._of(self._inputs[state.operand] if trip == 0 else self._after(state, trip - 1), 0, kind)
+
+    def _after(self, state: CarriedState, trip: int) -> Any:
+        if isinstance(state.buffers, int):
+            return self._written_row(state.buffers, trip)
+        assert state.buffers is not None, "its shape is known"
+        return self.view(state.buffers[trip % 2], state.after.tensor)
+
+    def _written_row(self, number: int, trip: int) -> Any:
+        stack = self._layout.stacked[number]
+        copied = self._loop.slices.get(stack.row)
+        if copied is not None:
+            return self.view(copied[trip % 2], stack.row.tensor)
+        return self._row(self._outputs[stack.output], stack.row.tensor, trip, stack.backwards)
+
+    def written(self, trip: int) -> list[Any]:
+        """Where the body writes the condition, the states, and the slices that are stacked."""
+        rows = [self._written_row(number, trip) for number in range(len(self._layout.stacked))]
+        states = [rows[s.buffers] if isinstance(s.buffers, int) else self._after(s, trip) for s in self._layout.states]
+        return [*([] if self.flag is None else [self.flag]), *states, *rows]
+
+    def scanned(self, trip: int) -> Iterator[tuple[Any, Any]]:
+        """Slices that are copied before an iteration, and where to."""
+        for row in self._scans:
+            if (copied := self._loop.slices.get(row)) is not None:
+                yield self._slice(row, trip), self.view(copied[0], row.tensor)
+
+    def stacked(self, trip: int) -> Iterator[tuple[Any, Any]]:
+        """Slices that are copied after an iteration, and where to."""
+        for number, stack in enumerate(self._layout.stacked):
+            if stack.row in self._loop.slices:
+                target = self._row(self._outputs[stack.output], stack.row.tensor, trip, stack.backwards)
+                yield self._written_row(number, trip), target
+
+    def finals(self, trips: int) -> Iterator[tuple[Any, Any]]:
+        """The states after all iterations, and where the node returns them."""
+        for operand, output in self._layout.unchanged:
+            if self._outputs[output] is not None:
+                yield self._inputs[operand], self._outputs[output]
+        for state in self._layout.states:
+            if self._outputs[state.output] is not None:
+                yield self._before(state, trips), self._outputs[state.output]
+
+
+def array_loop(site: Site) -> ArrayLoop | None:
+    """A Loop or a Scan all of whose sizes are known, over slices along the first axis."""
+    node = site.node
+    if not is_control(node) or node.op.name == "If":
+        return None
+    if not all(has_fixed_size(v) for v in (*node.operands, *node.outputs)):
+        raise NotNative("sizes that a run tells")
+    block = Block()
+    layout = layout_of(site, block)
+    if layout.flag_after is not None and layout.stacked:
+        raise NotNative("how many slices are stacked, a run tells")
+    if any(s.buffers is None for s in layout.states):
+        raise NotNative("a state's size changes")
+    slices: dict[Value, Sequence[int]] = {}
+    for row in (*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)):
+        if row.tensor.nbytes % UNIT and row not in slices:
+            # Two, of which a state may be in the one while the next is written to the other.
+            slices[row] = block.take(row.tensor.nbytes), block.take(row.tensor.nbytes)
+    return ArrayLoop(node, layout, block.size, slices)
