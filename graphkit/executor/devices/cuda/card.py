@@ -149,7 +149,8 @@ class CudaDevice:
     def event(self) -> Any:
         """See `ahead.Copies`."""
         made = self._cupy.cuda.Event(disable_timing=True)
-        made.record()
+        # By itself an event is one of the null stream.
+        made.record(self._cupy.cuda.get_current_stream())
         return made
 
     def wait_for(self, event: Any) -> None:

@@ -31,7 +31,7 @@ _MORE = os.environ.get("GRAPHKIT_TEST_KERNEL_FLAGS", "").split()
 _FLAGS = (
     *_MORE,
     "-std=c++17",
-    "-O1",
+    "-O0",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-Wno-unknown-pragmas",

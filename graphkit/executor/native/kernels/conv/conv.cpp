@@ -138,6 +138,21 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
     });
 }
 
+namespace {
+
+// Elements of bfloat16 in a row of a tile.
+constexpr std::int64_t kTileRow = 32;
+
+// Whether elements behind a window meet weights of zero, which make NaN of what is not finite: of few channels the
+// library's tiles (AMX) have the elements of whole windows in their rows, the last of which is rarely full.
+bool is_in_rest_of_tile(const Dims& w, const Window& window) {
+    const std::int64_t taps = count(w) / (w[0] * w[1]);
+    const bool dense = std::all_of(window.dilations.begin(), window.dilations.end(), [](auto d) { return d == 1; });
+    return dense && taps > 1 && w[1] < kTileRow && w[1] * taps % kTileRow != 0;
+}
+
+}  // namespace
+
 void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                           const ConvolutionOptions& options, const Way& way) {
     const bool last = options.channels_last;
@@ -158,6 +173,10 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
     const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
     const auto y_row = static_cast<std::size_t>(count(y) / (y[0] * y[2])) * size_of(y_type);
     const std::vector<Band> all = bands(x, w, y, window, cuts_images ? power_of_two(pieces / x[0]) : 1);
+    const bool spills = type == ElementType::bf16 && is_in_rest_of_tile(w, window);
+    const Accepts accepts = [&](const std::string& name) {
+        return way.accepts(name) && !(spills && name.rfind("jit:avx512_core_amx", 0) == 0);
+    };
     for (const Range& images : cut(x[0], pieces)) {
         for (const Band& band : all) {
             Piece piece = piece_of(images, image_bytes(x, type), image_bytes(y, y_type));
@@ -173,7 +192,7 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
                 // A sum with the residual needs it where it lies.
                 const memory::desc y_layout = adds ? y_given : data_layout(y_part, way.last, y_type);
                 const auto descriptor = choose<dnnl::convolution_forward>(
-                    way.accepts, engine(), prop_kind::forward_inference, algorithm::convolution_direct,
+                    accepts, engine(), prop_kind::forward_inference, algorithm::convolution_direct,
                     data_layout(x_part, way.last, type), w_layout, bias, y_layout, here.strides,
                     library_dilations(here), here.pads_begin, here.pads_end, Operation::attributes(chain));
                 w_layout = descriptor.weights_desc();
