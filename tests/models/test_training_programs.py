@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from zoo_training import TRAINED, feeds_of, label, loss_of
+from zoo_training import TRAINED, feeds_of, is_deep, label, loss_of
 
 import graphkit as gk
 from graphkit.passes.training.to_training import to_training
@@ -49,6 +49,18 @@ def train(trainer, feeds, steps=3):
     return [float(trainer.step(inputs, targets)) for _ in range(steps)]
 
 
+def in_ways(ways, first):
+    """Every network in every way; deep ones in all but the first way in the full lane."""
+    return [
+        pytest.param(
+            name, options, way, id=f"{name}-{label(options)}-{way}",
+            marks=[pytest.mark.full] if way != first and is_deep(name, options) else [],
+        )
+        for name, options in TRAINED
+        for way in ways
+    ]  # fmt: skip
+
+
 def test_every_network_is_trained():
     assert set(gk.models.names()) == set(NAMES)
 
@@ -58,11 +70,10 @@ def strict(monkeypatch):
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "options"), TRAINED, ids=label)
+@pytest.mark.parametrize(("name", "options", "way"), in_ways(WAYS, "adam"))
 def test_every_step_is_native(name, options, way, strict):
     net = gk.models.build(name, **options)
-    losses = train(trainer_of(name, net, **WAYS[way]), feeds_of(name, net, 3))
+    losses = train(trainer_of(name, net, **WAYS[way]), feeds_of(name, net, 3), steps=2)
     assert np.isfinite(losses).all()
 
 
@@ -76,8 +87,7 @@ def test_every_step_of_row_sparse_updates_is_native(name, options, way, strict):
     assert np.isfinite(losses).all()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("name", "options"), TRAINED, ids=label)
+@pytest.mark.parametrize(("name", "options", "variant"), in_ways(VARIANTS, "at the newest opset"))
 def test_a_file_trains_by_the_program_of_the_network(name, options, variant, tmp_path):
     """The same steps and bytes; the same bits, which dropout and running statistics take part in, or the same loss."""
     net = gk.models.build(name, **options)

@@ -85,6 +85,13 @@ TRAINED = [
     ("text_classifier", {"vocab": 20, "width": 5, "hidden": 4, "classes": 3, "pooling": "last"}),
 ]
 
+
+def is_deep(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether a network takes many seconds to differentiate and compile: the default lane tries fewer ways of it."""
+    deep = {"densenet", "googlenet", "inception_bn", "mobilenetv2", "mobilenetv3", "ssd"}
+    return name in deep or (name == "resnet" and options["layers"] == 50)
+
+
 # At the sizes of the papers, two images or sequences.
 WHOLE = [
     ("alexnet", {"dropout": 0.0}),
