@@ -61,7 +61,7 @@ class ArrayInstance:
             self._own_memory()
             device.synchronize(self._stream)
         self._kept = frozenset(self._arrays)  # what lies in memory that stays
-        self._bound: list[Any] | None = None  # what other memory the latest run has met
+        self._moved = True  # whether other memory stands for a state or a parameter than in the latest run
         self._passing: list[Value] = []  # what lies in other memory during a run
         order = {self._placement.steps[index]: position for position, index in enumerate(memory.order)}
         # The first position whose step writes over a state: faults are looked at before. And behind all, if they must.
@@ -118,10 +118,7 @@ class ArrayInstance:
                 yield _Segment(steps, recorded and launches >= LEAST_RECORDED)
 
     def _run_segments(self) -> None:
-        met = [self._arrays.get(v) for v in (*self._lowered.fixed, *self._residents)]
-        bound = self._bound
-        is_known = bound is not None and len(met) == len(bound) and all(a is b for a, b in zip(met, bound, strict=True))
-        self._bound = met
+        is_known, self._moved = not self._moved, False
         for segment in self._segments:
             if segment.positions[0] == self._commit:
                 self._check_faults()
@@ -219,7 +216,7 @@ class ArrayInstance:
         results, first = self._placement.results, len(self._residents)
         self._refresh()
         for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
-            if given is not None and value not in self._lowered.fixed:
+            if given is not self._residents.get(value) and value not in self._lowered.fixed and given is not None:
                 self._receive(value, given)
         self._run_segments()
         outputs = [
@@ -251,6 +248,7 @@ class ArrayInstance:
             return
         self._residents[state] = resident
         self._arrays[state] = resident.array
+        self._moved = True
         target = self._lowered.memory.donated.get(state)
         if target is not None:
             self._arrays[target] = self._shaped(resident.array, target.tensor)
@@ -301,7 +299,9 @@ class ArrayInstance:
         if (stamp := self._pools.stamp()) == self._stamp:
             return
         for storage, source in self._lowered.fixed.items():
-            self._arrays[storage] = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
+            array = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
+            self._moved |= self._arrays.get(storage) is not array
+            self._arrays[storage] = array
         self._stamp = stamp
 
     def _uploaded(self, source: VersionedArray) -> Any:

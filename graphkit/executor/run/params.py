@@ -127,20 +127,16 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._written(name)
         return free
 
-    def lend(self, name: str, device: Device) -> Resident | np.ndarray:
-        """The value, for a run of a device that writes over it where it is there already. `place` has to follow."""
-        resident = self.resident(name, device)
-        if resident is None:
-            return self[name]
-        self._forget(name)
-        self._written(name)
-        return resident
+    def lend(self, names: Sequence[str], device: Device) -> list[Resident | np.ndarray]:
+        """The values, for a run of a device that writes over those that are there already. `place` has to follow."""
+        residents = [self.resident(name, device) for name in names]
+        self._rewritten([name for name, found in zip(names, residents, strict=True) if found is not None])
+        return [self[name] if found is None else found for name, found in zip(names, residents, strict=True)]
 
-    def place(self, name: str, resident: Resident) -> None:
-        """Make what is on a device the value of `name`: nobody else may write to it."""
-        self._forget(name)
-        self._resident[name] = resident
-        self._written(name)
+    def place(self, names: Sequence[str], residents: Sequence[Resident]) -> None:
+        """Make what is on a device the values of `names`: nobody else may write to it."""
+        self._resident.update(zip(names, residents, strict=True))
+        self._rewritten(names)
 
     def resident(self, name: str, device: Device) -> Resident | None:
         """The value of `name` where it is on this device."""
@@ -152,6 +148,17 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._arrays.pop(name, None)
         self._stored.pop(name, None)
         self._own.discard(name)
+
+    def _rewritten(self, names: Sequence[str]) -> None:
+        """What is on the host of these names is another value, or about to be one."""
+        held = (self._arrays, self._stored, self._views)
+        if not all(names_held.keys().isdisjoint(names) for names_held in held):
+            for name in names:
+                self._forget(name)
+                self._views.pop(name, None)
+        for name in names:
+            self._versions[name] += 1
+        self._stamp += len(names)
 
     def _written(self, name: str) -> None:
         self._views.pop(name, None)
@@ -254,6 +261,7 @@ class JointStore(ParamStore):
         if len(self._owner) != sum(len(s) for s in stores):
             raise InputError("stores that are joined share a name")
         self._stores = tuple(stores)
+        self._divided: dict[tuple[str, ...], list[tuple[ParamStore, list[str]]]] = {}
         super().__init__({name: store.type_of(name) for name, store in self._owner.items()})
 
     def version(self, name: str) -> int:
@@ -280,11 +288,22 @@ class JointStore(ParamStore):
     def commit(self, name: str, array: np.ndarray) -> np.ndarray | None:
         return self._owner[name].commit(name, array)
 
-    def lend(self, name: str, device: Device) -> Resident | np.ndarray:
-        return self._owner[name].lend(name, device)
+    def lend(self, names: Sequence[str], device: Device) -> list[Resident | np.ndarray]:
+        found: dict[str, Resident | np.ndarray] = {}
+        for store, owned in self._by_owner(tuple(names)):
+            found.update(zip(owned, store.lend(owned, device), strict=True))
+        return [found[name] for name in names]
 
-    def place(self, name: str, resident: Resident) -> None:
-        self._owner[name].place(name, resident)
+    def place(self, names: Sequence[str], residents: Sequence[Resident]) -> None:
+        given = dict(zip(names, residents, strict=True))
+        for store, owned in self._by_owner(tuple(names)):
+            store.place(owned, [given[name] for name in owned])
+
+    def _by_owner(self, names: tuple[str, ...]) -> list[tuple[ParamStore, list[str]]]:
+        """The stores that hold these names, with those that each has. An executor asks for the same ones every time."""
+        if names not in self._divided:
+            self._divided = {names: [(s, [n for n in names if self._owner[n] is s]) for s in self._stores]}
+        return self._divided[names]
 
     def resident(self, name: str, device: Device) -> Resident | None:
         return self._owner[name].resident(name, device)

@@ -9,7 +9,6 @@ import numpy as np
 
 from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.placement import Placement
-from graphkit.executor.memory.resident import Resident
 from graphkit.executor.run.params import ParamStore
 
 
@@ -41,6 +40,11 @@ class States:
         self, names: Sequence[str], program: _Program, arrays: list[Any], fed: Container[str]
     ) -> dict[int, np.ndarray]:
         """Put the states that are not fed into `arrays`; return the memory that is there for new values."""
+        if program.device is not None:
+            wanted = [(n, at) for n, at in zip(names, program.state_inputs, strict=True) if n not in fed]
+            for (_, at), value in zip(wanted, self._params.lend([n for n, _ in wanted], program.device), strict=True):
+                arrays[at] = value
+            return {}
         buffers: dict[int, np.ndarray] = {}
         params = self._params
         for position, name in enumerate(names):
@@ -56,7 +60,7 @@ class States:
                     arrays[at] = buffers[position] = array
                 continue
             if name not in fed:
-                arrays[at] = params[name] if program.device is None else params.lend(name, program.device)
+                arrays[at] = params[name]
             if program.placement.results[position].owned and name in self._spares:
                 buffers[position] = self._spares.pop(name)
         return buffers
@@ -68,13 +72,13 @@ class States:
                 self._params.commit(names[position], array)
 
     def commit(self, names: Sequence[str], program: _Program, new: list[Any]) -> None:
-        """Write the new values, which leave `new`: arrays, or what is on a device."""
+        """Write the new values: arrays, which leave `new`, or what is on a device."""
         params = self._params
+        if program.device is not None:
+            params.place(names, new)
+            return
         for position in reversed(range(len(names))):
             name, array = names[position], new.pop()
-            if isinstance(array, Resident):
-                params.place(name, array)
-                continue
             previous = params.commit(name, array)
             if previous is not None and not program.donated[position]:
                 self._spares[name] = previous
