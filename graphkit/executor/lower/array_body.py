@@ -144,6 +144,11 @@ class ArrayBody:
         return self._device.view(arena, offset, kind.static_shape, dtype)
 
 
+def looks_at_values(kernel: ArrayKernel) -> bool:
+    """Whether the host asks for values to know what a kernel has to run."""
+    return hasattr(kernel, "steps") and not kernel.can_be_recorded
+
+
 def flattened(step: BoundStep) -> Iterator[BoundStep]:
     """A step, or where it runs subgraphs and can be recorded, the steps inside."""
     if step.kernel.can_be_recorded and hasattr(step.kernel, "steps"):

@@ -1,7 +1,7 @@
 """Loop and Scan on devices with arrays of their own, by kernels on slices of what lies there.
 
 Where it is known how often the body runs, all iterations are steps of the program, and are recorded with the others;
-else the host looks at the condition after each one.
+else the host looks at the condition after each one, and what is stacked grows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir import limits
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
 
 # Kernels access memory in units of so many bytes: slices that do not begin at one are copied.
@@ -28,12 +29,18 @@ UNIT = 16
 MOST_RECORDED = 1 << 16
 
 
+# Iterations for which what is stacked has room at first, where nothing bounds them by less.
+FIRST_ROWS = 16
+
+
 class ArrayLoop(SubgraphStep):
-    """A Loop or a Scan. slices: offsets of the memory for slices that are copied, by the value in the body."""
+    """A Loop or a Scan. slices: offsets of the memory for slices that are copied, by the value in the body. grown: the
+    outputs of which a run tells how much is stacked."""
 
     def __init__(self, node: Node, layout: LoopLayout, scratch_bytes: int, slices: Mapping[Value, Sequence[int]]):
         super().__init__()
         self.node, self.layout, self.slices = node, layout, slices
+        self.grown = tuple(s for s in layout.stacked if not has_fixed_size(node.outputs[s.output]))
         self.scratch_bytes = scratch_bytes
         self.subgraphs = {"body": layout.body}
 
@@ -61,7 +68,7 @@ class PreparedLoop:
         self._body = ArrayBody(device, loop.layout.body, faults)
         self._copied = Copied(device)
         self.launches = self._body.launches * (self._trips or 1)
-        known = self._trips is not None and self.launches <= MOST_RECORDED
+        known = self._trips is not None and not loop.grown and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
         head = loop.layout.body.graph.inputs[:2] if loop.layout.iteration is not None else ()
         self._head = [v.tensor for v in head]
@@ -75,6 +82,16 @@ class PreparedLoop:
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for step in self.steps(inputs, outputs, scratch):
             step.run()
+
+    def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
+        """Run; the outputs of which a run tells the size, by their position."""
+        limit = self._limit(inputs)
+        room = FIRST_ROWS if limit is None else min(limit, FIRST_ROWS)
+        stacks = {s.output: _Stack(self._device, s.row.tensor, room) for s in self._loop.grown}
+        targets = [stacks.get(position, output) for position, output in enumerate(outputs)]
+        for step in self.steps(inputs, targets, scratch):
+            step.run()
+        return {position: stack.whole() for position, stack in stacks.items()}
 
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
         """See SubgraphKernel."""
@@ -122,6 +139,34 @@ class PreparedLoop:
             yield self._copied.step(source, target)
 
 
+class _Stack:
+    """Rows of one type, as many as there come."""
+
+    def __init__(self, device: Device, kind: TensorType, room: int):
+        dtype = device.stored(kind.dtype)
+        assert dtype is not None, "the program has looked at all types"
+        self._device, self._kind, self._dtype = device, kind, dtype
+        self._room, self._rows = room, 0
+        self._memory = device.alloc(room * kind.nbytes)
+
+    def row(self, number: int) -> Any:
+        """The memory of a row: one that is there, or the next one."""
+        if number == self._room:
+            self._room = max(2 * self._room, 1)
+            memory = self._device.alloc(self._room * self._kind.nbytes)
+            if self._rows:
+                self._device.copy_across(self._bytes(self._memory), memory)
+            self._memory = memory
+        self._rows = max(self._rows, number + 1)
+        return self._device.view(self._memory, number * self._kind.nbytes, self._kind.static_shape, self._dtype)
+
+    def _bytes(self, memory: Any) -> Any:
+        return self._device.view(memory, 0, (self._rows * self._kind.nbytes,), np.dtype(np.uint8))
+
+    def whole(self) -> Any:
+        return self._device.view(self._memory, 0, (self._rows, *self._kind.static_shape), self._dtype)
+
+
 class _Memory:
     """Where a loop's values lie in each iteration."""
 
@@ -155,7 +200,8 @@ class _Memory:
         if value in self._scans:
             copied = self._loop.slices.get(value)
             return self._slice(value, trip) if copied is None else self.view(copied[0], value.tensor)
-        return self._of(self._inputs[position], 0, value.tensor)
+        given = self._inputs[position]
+        return self._of(given, 0, value.tensor) if has_fixed_size(value) else given
 
     def _slice(self, row: Value, trip: int) -> Any:
         """Of what is scanned."""
@@ -163,6 +209,8 @@ class _Memory:
         return self._row(self._inputs[scan.operand], row.tensor, trip, scan.backwards)
 
     def _row(self, whole: Any, kind: TensorType, trip: int, backwards: bool) -> Any:
+        if isinstance(whole, _Stack):
+            return whole.row(trip)
         number = whole.shape[0] - 1 - trip if backwards else trip
         return self._of(whole, number * kind.nbytes, kind)
 
@@ -213,18 +261,25 @@ class _Memory:
 
 
 def array_loop(site: Site) -> ArrayLoop | None:
-    """A Loop or a Scan all of whose sizes are known, over slices along the first axis."""
+    """A Loop or a Scan over slices along the first axis, all of whose sizes are known but how much is stacked, and
+    those of what it captures."""
     node = site.node
     if not is_control(node) or node.op.name == "If":
         return None
-    if not all(has_fixed_size(v) for v in (*node.operands, *node.outputs)):
+    view = LoopView.of(node)
+    before = view.operands[: view.at_captures.start]
+    if not all(v is None or has_fixed_size(v) for v in (*before, *node.outputs[: view.state_count])):
         raise NotNative("sizes that a run tells")
     block = Block()
     layout = layout_of(site, block)
-    if layout.flag_after is not None and layout.stacked:
-        raise NotNative("how many slices are stacked, a run tells")
     if any(s.buffers is None for s in layout.states):
         raise NotNative("a state's size changes")
+    if not all(has_fixed_size(s.row) for s in layout.stacked):
+        raise NotNative("slices have sizes that a run tells")
+    if any(s.backwards and not has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
+        raise NotNative("how much is stacked backwards, a run tells")
+    if layout.flag_after is not None and any(has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
+        raise NotNative("what is stacked has a known size, and the condition may end it earlier")
     slices: dict[Value, Sequence[int]] = {}
     for row in (*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)):
         if row.tensor.nbytes % UNIT and row not in slices:

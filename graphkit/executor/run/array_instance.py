@@ -16,7 +16,8 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.lower.array_body import faulty, flattened, prepare
+from graphkit.executor.lower.array_body import faulty, flattened, looks_at_values, prepare
+from graphkit.executor.lower.array_loop import PreparedLoop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import kept
 from graphkit.executor.lower.staged import Landing, StagedStep
@@ -158,11 +159,16 @@ class ArrayInstance:
 
     def _step(self, node: Node, index: int) -> None:
         kernel, (operands, outputs) = self._kernels[index], self._operands(node)
+        if kernel is None or looks_at_values(kernel):
+            # How large results are, or how often a loop runs: what no kernel could compute must not tell.
+            self._check_faults()
+        if isinstance(kernel, PreparedLoop):
+            for position, array in kernel.made(operands, outputs, self._scratch.get(index)).items():
+                self._pass(node.outputs[position], array)
+            return
         if kernel is not None:
             kernel(operands, outputs, self._scratch.get(index))
             return
-        # Values tell how large results are, or how often a loop runs: what no kernel could compute must not.
-        self._check_faults()
         results = kept(node, operands, run_node(node, operands, self._device.xp))
         for position, (value, result) in enumerate(zip(node.outputs, results, strict=True)):
             if value not in self._placement.used:
