@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import HALVES, DType
+from graphkit.ops.rnn.gradient import LayerGrad
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.control.scan_axes import scan_axes
@@ -102,7 +103,8 @@ def inference_passes(
 
 def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tuple[Pass[...], ...]:
     """After CLEANUP, for devices with arrays of their own: formulas are operators, products and convolutions have taken
-    in what is around them, and pointwise nodes for which `fusable` holds are fused.
+    in what is around them, and pointwise nodes for which `fusable` holds are fused. Of composite operators the gradients
+    of recurrent layers are expanded: they consist of what has kernels.
 
     precision: with "bf16" and "f16" operands and results of products and convolutions are rounded.
     """
@@ -110,8 +112,9 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     rounding = (round_products.with_options(kind=halves[precision]),) if precision in halves else ()
     products = (
         *ordered(
-            known_ranks, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax,
-            eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_conv,
+            known_ranks, expand_composites.with_options(whole=lambda node: not isinstance(node.op, LayerGrad)),
+            merge_recurrences, simplify, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation,
+            fuse_softmax, eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
             fuse_matmul.with_options(activations=False),
         ),

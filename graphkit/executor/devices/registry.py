@@ -77,12 +77,16 @@ def _static_shapes(values: Sequence[Value | None]) -> Shapes:
     return [None if v is None else v.tensor.static_shape for v in values]
 
 
-def register_launched(device: str, domain: str, name: str) -> Callable[[LaunchedFactory], LaunchedFactory]:
-    """Decorator: `factory` makes what a device with arrays of its own launches for an operator."""
+def register_launched(
+    device: str, domain: str, name: str, whole: Callable[[Node], bool] | None = None
+) -> Callable[[LaunchedFactory], LaunchedFactory]:
+    """Decorator: `factory` makes what a device with arrays of its own launches for an operator; `whole` as above."""
 
     def install(factory: LaunchedFactory) -> LaunchedFactory:
         _refuse_second(_launched, device, domain, name)
         _launched[device, domain, name] = factory
+        if whole is not None:
+            _whole[device, domain, name] = whole
         return factory
 
     return install

@@ -29,7 +29,7 @@ from graphkit.ops.rnn.recurrence import PARAMETERS, joined, of_direction, size, 
 _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
-class _RecurrenceGrad(OfLayer):
+class LayerGrad(OfLayer):
     """dy, dy_h, ... are the gradients by the layer's results, None for 0; then the layer's operands and attributes.
 
     The results are the gradients by x, w, r, b and the initial states (and peepholes), also by those that are absent.
@@ -128,7 +128,7 @@ def _case(*operands: Any, **attributes: Any) -> Sample:
 
 
 @op
-class RNNGrad(_RecurrenceGrad):
+class RNNGrad(LayerGrad):
     """Gradient of RNN."""
 
     layer = RNN
@@ -146,7 +146,7 @@ class RNNGrad(_RecurrenceGrad):
 
 
 @op
-class GRUGrad(_RecurrenceGrad):
+class GRUGrad(LayerGrad):
     """Gradient of GRU."""
 
     layer = GRU
@@ -164,7 +164,7 @@ class GRUGrad(_RecurrenceGrad):
 
 
 @op
-class LSTMGrad(_RecurrenceGrad):
+class LSTMGrad(LayerGrad):
     """Gradient of LSTM."""
 
     layer = LSTM

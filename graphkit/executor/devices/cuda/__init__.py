@@ -18,6 +18,8 @@ from graphkit.executor.devices.cuda.movement import gather as gather
 from graphkit.executor.devices.cuda.movement import scatter as scatter
 from graphkit.executor.devices.cuda.resampling import pad as pad
 from graphkit.executor.devices.cuda.resampling import resize as resize
+from graphkit.executor.devices.cuda.rnn import backward as backward
+from graphkit.executor.devices.cuda.rnn import forward as forward
 from graphkit.executor.devices.cuda.rows import batch_norm as batch_norm
 from graphkit.executor.devices.cuda.rows import cumulative as cumulative
 from graphkit.executor.devices.cuda.rows import extremes as extremes

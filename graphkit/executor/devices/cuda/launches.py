@@ -17,7 +17,7 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.graph import Node
-from graphkit.ir.types import DType
+from graphkit.ir.types import HALVES, DType
 from graphkit.ops.nn.conv import Geometry
 
 # Of every block.
@@ -152,9 +152,10 @@ class Matrix(NamedTuple):
 class Product(NamedTuple):
     """d = alpha * op(a) @ op(b) + beta * c + bias, `batch` times; op transposes where `transposed` says so.
 
-    c: of d's size; it may be d. bias: a number for each row of d. Sums have the type of the elements, those of half
-    floats float32; `tf32`: float32 elements are multiplied by their leading 11 bits. The library may use `workspace`
-    bytes of scratch memory from 0 on.
+    kind: of the elements of a and b, and of all others but where `sums` are wanted as they are: d then has float32 in
+    the place of half floats, and so has c. c: of d's size; it may be d. bias: a number for each row of d. Sums have the
+    type of the elements, those of half floats float32; `tf32`: float32 elements are multiplied by their leading 11
+    bits. The library may use `workspace` bytes of scratch memory from 0 on.
     """
 
     kind: DType
@@ -169,6 +170,12 @@ class Product(NamedTuple):
     batch: int = 1
     tf32: bool = False
     workspace: int = 0
+    sums: bool = False
+
+    @property
+    def result(self) -> DType:
+        """The type of d's elements."""
+        return DType.FLOAT32 if self.sums and self.kind in HALVES else self.kind
 
     @property
     def arguments(self) -> tuple[Argument | None, ...]:

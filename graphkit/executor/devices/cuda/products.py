@@ -53,7 +53,6 @@ def product(
         m, batch = m * math.prod(a_shape[:-2]), _Batch(1, (0, 0, 0))
     if batch is None or 0 in (m, n, k, batch.products):
         return None
-    size = 4 * m * n * batch.products
     return Product(
         kind,
         a=Matrix(Input(1), *((k, n) if transposed[1] else (n, k)), k if transposed[1] else n, n * k * batch.steps[1]),
@@ -63,8 +62,13 @@ def product(
         alpha=alpha,
         batch=batch.products,
         tf32=context.tf32 and kind is DType.FLOAT32,
-        workspace=min(-(-_PARTS * size // 256) * 256, _MOST_WORKSPACE),
+        workspace=workspace_for(m * n * batch.products),
     )
+
+
+def workspace_for(elements: int) -> int:
+    """Bytes that the library is given for a product of so many elements."""
+    return min(-(-_PARTS * 4 * elements // 256) * 256, _MOST_WORKSPACE)
 
 
 def _batch(a_shape: Sequence[int], b_shape: Sequence[int]) -> _Batch | None:

@@ -41,6 +41,19 @@ def program_of(
     if any(v.tensor.static_shape != shape for v in node.outputs):
         return None
     code = Instructions([None if v is None else v.tensor for v in node.inputs])
+    terms = terms_of(code, sources, results)
+    if terms is None:
+        return None
+    used = [*context.used_outputs, *[True] * len(results)]
+    outputs = [
+        Term(term.number, output.dtype) if read else None
+        for term, output, read in zip(terms, node.outputs, used, strict=False)
+    ]
+    return code.program(name, shape, outputs)
+
+
+def terms_of(code: Instructions, sources: Sequence[Value | None], results: Sequence[Value]) -> Sequence[Term] | None:
+    """The results of the graph from `sources`, the inputs of `code`; None where an operator has no rule."""
     terms = {v: code.input(i) for i, v in enumerate(sources) if v is not None}
     for inner in Graph(list(terms), results).nodes:
         term = _constant(code, inner.output)
@@ -50,12 +63,7 @@ def program_of(
         if term is None:
             return None
         terms[inner.output] = term
-    used = [*context.used_outputs, *[True] * len(results)]
-    outputs = [
-        Term(terms[v].number, output.dtype) if read else None
-        for v, output, read in zip(results, node.outputs, used, strict=False)
-    ]
-    return code.program(name, shape, outputs)
+    return [terms[v] for v in results]
 
 
 def _single(node: Node) -> PointwiseProgram | None:

@@ -54,25 +54,25 @@ def convolution(work: Convolution, memory: Of) -> None:
 
 def multiply(product: Product, memory: Of) -> None:
     """What the card's library computes of a product, whose arguments have the memory that `memory` says."""
-    kind = product.kind.numpy
-    wide = np.float64 if kind == np.float64 else np.float32
+    wide = np.float64 if product.kind is DType.FLOAT64 else np.float32
 
-    def matrices(matrix: Matrix) -> np.ndarray:
+    def matrices(matrix: Matrix, kind: DType) -> np.ndarray:
         """[batch, rows, columns]"""
-        elements = flat(memory(matrix.memory), product.kind)
+        elements = flat(memory(matrix.memory), kind)
         assert matrix.leading >= matrix.rows
         last = (product.batch - 1) * matrix.stride + (matrix.columns - 1) * matrix.leading + matrix.rows
         assert last <= len(elements), "beyond the memory"
         shape = product.batch, matrix.rows, matrix.columns
-        strides = tuple(s * kind.itemsize for s in (matrix.stride, 1, matrix.leading))
+        strides = tuple(s * elements.itemsize for s in (matrix.stride, 1, matrix.leading))
         return np.lib.stride_tricks.as_strided(elements, shape, strides)
 
-    a, b = (matrices(m).astype(wide) for m in (product.a, product.b))
+    a, b = (matrices(m, product.kind).astype(wide) for m in (product.a, product.b))
     a, b = (x.swapaxes(1, 2) if t else x for x, t in zip((a, b), product.transposed, strict=True))
     with np.errstate(invalid="ignore", over="ignore"):
         y = wide(product.alpha) * (a @ b)
     if product.c is not None:
-        y += wide(product.beta) * matrices(product.c).astype(wide)
+        y += wide(product.beta) * matrices(product.c, product.result).astype(wide)
     if product.bias is not None:
         y += flat(memory(product.bias), product.kind)[:, None].astype(wide)
-    matrices(product.d)[...] = y.astype(kind)
+    result = matrices(product.d, product.result)
+    result[...] = y.astype(result.dtype)

@@ -51,7 +51,8 @@ class PreparedProduct:
         self._handle = _handle(card)
         computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
         self._description = self._owned(lt.matmul_desc_create(computed, int(wide)), lt.matmul_desc_destroy)
-        self._layouts = [self._layout(m) for m in (product.a, product.b, product.c or product.d, product.d)]
+        self._layouts = [self._layout(m, product.kind) for m in (product.a, product.b)]
+        self._layouts += [self._layout(m, product.result) for m in (product.c or product.d, product.d)]
         scalar = np.float64 if wide else np.float32
         self._alpha, self._beta = np.array([product.alpha], scalar), np.array([product.beta], scalar)
         self._bias = np.zeros(1, np.uint64)
@@ -64,9 +65,9 @@ class PreparedProduct:
             self._point_at_bias(_ALIGNMENT)
         self._chosen = self._choice()
 
-    def _layout(self, matrix: Matrix) -> int:
+    def _layout(self, matrix: Matrix, kind: DType) -> int:
         lt, product = _bindings(), self._product
-        layout = lt.matrix_layout_create(_TYPES[product.kind], matrix.rows, matrix.columns, matrix.leading)
+        layout = lt.matrix_layout_create(_TYPES[kind], matrix.rows, matrix.columns, matrix.leading)
         made = self._owned(layout, lt.matrix_layout_destroy)
         if product.batch > 1:
             attributes = lt.MatrixLayoutAttribute

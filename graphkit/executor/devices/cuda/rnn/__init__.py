@@ -1,0 +1,1 @@
+"""Recurrent layers: a product and a generated kernel for each step of time."""

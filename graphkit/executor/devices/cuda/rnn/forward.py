@@ -1,0 +1,247 @@
+"""Recurrent layers, and those that save what their gradients read.
+
+The input is multiplied for all times at once. A step is then the product of the state, of both directions in one call,
+and a kernel for all that follows from it; a GRU without linear_before_reset has two of either, as its last gate has a
+product of its own. What a step reads and writes of working memory lies where that of all others does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from graphkit.executor.devices.cuda.launches import (
+    Argument,
+    CardKernel,
+    Input,
+    Launch,
+    Matrix,
+    Output,
+    Product,
+    Scratch,
+)
+from graphkit.executor.devices.cuda.products import workspace_for
+from graphkit.executor.devices.cuda.rnn.cells import Cell, computed, forward_cell
+from graphkit.executor.devices.cuda.rnn.steps import Multiplied, Operands, Recurrent, WorkingMemory, in_use, positions
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.registry import register_launched
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.rnn.backward import OfLayer
+from graphkit.ops.rnn.recurrence import Recurrence
+
+
+class _Projected(NamedTuple):
+    """Where the product of the input is: [D, T, N, parts * H], or with batches first [D, N, T, parts * H]."""
+
+    place: Argument
+    parts: int
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """inputs, outputs: positions of operands that are there, and of results that somebody reads, by name."""
+
+    found: Recurrent
+    features: int
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+    cells: tuple[Cell, ...]
+
+    def kernel(self) -> CardKernel:
+        found = self.found
+        if found.elements == 0:
+            return CardKernel(())
+        size = found.steps * found.elements * found.layer.gates
+        projects = found.steps > 0 and self.features > 0
+        memory = WorkingMemory(max(found.workspace, workspace_for(size) if projects else 0))
+        state = {name: memory.array(found.elements, self._kind_of(name)) for name in self._states}
+        projected = self._projected(memory, size) if projects else None
+        launches: list[Launch | Product] = [self._begin(state)]
+        if projected is not None:
+            launches.append(self._projection(projected))
+        products, copies = self._products(state["h"], memory)
+        launches += copies
+        kernels = [self._stage(number, products, projected, state) for number in range(len(products))]
+        for step in range(found.steps):
+            for one, kernel in zip(products, kernels, strict=True):
+                launches += [one.product, found.at_step(kernel, step)]
+        if any(f"y_{name}" in self.outputs for name in self._states):
+            launches.append(self._end(state))
+        return CardKernel(tuple(launches), memory.bytes)
+
+    @property
+    def _states(self) -> tuple[str, ...]:
+        return ("h", "c")[: self.found.layer.states]
+
+    def _kind_of(self, state: str) -> DType:
+        """c is never multiplied, and stays as it was computed."""
+        return self.found.kind if state == "h" else self.found.held
+
+    # --- before the first step, and behind the last -----------------------------------------------------------------
+
+    def _begin(self, state: dict[str, Scratch]) -> Launch:
+        """The states are the initial ones."""
+        found, operands, lines = self.found, Operands(), []
+        for name, place in state.items():
+            given = self.inputs.get(f"initial_{name}")
+            initial = "(A)0"
+            if given is not None:
+                initial = operands.read(f"initial_{name}", found.kind, Input(given), found.of_state)
+            lines.append(operands.write(f"state_{name}", self._kind_of(name), place, "at", initial))
+        return found.launch("begin", "step", 0, operands, lines)
+
+    def _end(self, state: dict[str, Scratch]) -> Launch:
+        """The last states are results."""
+        found, operands, lines = self.found, Operands(), []
+        for name, place in state.items():
+            if f"y_{name}" in self.outputs:
+                last = operands.read(f"state_{name}", self._kind_of(name), place, "at")
+                result = Output(self.outputs[f"y_{name}"])
+                lines.append(operands.write(f"y_{name}", found.kind, result, found.of_state, last))
+        return found.launch("end", "step", 0, operands, lines)
+
+    def _projected(self, memory: WorkingMemory, size: int) -> _Projected:
+        """Of the gates that are saved, where these lie alike, as their first parts."""
+        found, layer = self.found, self.found.layer
+        if "gates" in self.outputs and not layer.layout and found.kind is found.held:
+            return _Projected(Output(self.outputs["gates"]), layer.saved_gates)
+        return _Projected(memory.array(size, found.held), layer.gates)
+
+    def _projection(self, projected: _Projected) -> Product:
+        found = self.found
+        rows, columns = found.steps * found.batch, found.layer.gates * found.hidden
+        across = projected.parts * found.hidden
+        return Product(
+            found.kind,
+            a=Matrix(Input(self.inputs["w"]), self.features, columns, self.features, columns * self.features),
+            b=Matrix(Input(self.inputs["x"]), self.features, rows, self.features),
+            d=Matrix(projected.place, columns, rows, across, rows * across),
+            transposed=(True, False),
+            batch=found.directions,
+            tf32=found.tf32,
+            workspace=workspace_for(found.directions * rows * columns),
+            sums=True,
+        )
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def _products(self, h: Scratch, memory: WorkingMemory) -> tuple[list[Multiplied], list[Launch]]:
+        """Those of a step, and what comes before the first one."""
+        found = self.found
+        made, copies = [], []
+        for one in self.cells[0].products:
+            of_r, before = found.part_of_r(Input(self.inputs["r"]), one.rows, memory)
+            left = memory.array(found.elements, found.kind) if one.left else h
+            result = memory.array(found.elements * one.rows.parts, found.held)
+            made.append(Multiplied(left, result, found.product(of_r, left, result, back=False)))
+            copies += before
+        return made, copies
+
+    def _stage(
+        self, number: int, products: Sequence[Multiplied], projected: _Projected | None, state: dict[str, Scratch]
+    ) -> Launch:
+        """The kernel behind a step's product of this number: what the next one multiplies, or the results."""
+        found, operands, cell = self.found, Operands(), self.cells[0]
+        last = number + 1 == len(products)
+        saved = sorted(name for name in self.outputs if name.endswith("_before")) if last else []
+        wanted = [*self._states] if last else [*cell.products[number + 1].left]
+        if last and "gates" in self.outputs:
+            wanted += [f"gates{k}" for k in range(found.layer.saved_gates)]
+
+        def load(name: str) -> str:
+            return self._load(operands, name, products, projected, state)
+
+        also = [name.removesuffix("_before") for name in saved]
+        lines = [
+            f"const {found.places.index} time = {found.time('step')}, past = (d * steps + time) * isize1 + n;",
+            *computed(self.cells, wanted, load, also),
+        ]
+        if last:
+            lines += self._written(operands, state, saved)
+        else:
+            left = products[number + 1].left
+            lines += [operands.write("left", found.kind, left, "at", f"to_{name}") for name in wanted]
+        return found.launch(f"step{number}", "step", 0, operands, lines)
+
+    def _load(
+        self, operands: Operands, name: str, products: Sequence[Multiplied], projected: _Projected | None,
+        state: dict[str, Scratch],
+    ) -> str:  # fmt: skip
+        """The expression of an operand of the cell."""
+        found, gates = self.found, self.found.layer.gates
+        if name in state:
+            return operands.read(f"state_{name}", self._kind_of(name), state[name], "at")
+        kind, part = name[0], int(name[1:])
+        if kind == "x":
+            terms = []
+            if projected is not None:
+                row = "(d * isize1 + n) * steps + time" if found.layer.layout else "past"
+                place = found.of_part(part, projected.parts, f"({row})")
+                terms.append(operands.read("projected", found.held, projected.place, place))
+            if "b" in self.inputs:
+                terms.append(
+                    operands.read("b", found.kind, Input(self.inputs["b"]), found.of_part(part, 2 * gates, "d"))
+                )
+            return " + ".join(terms) or "(A)0"
+        if kind == "b":
+            place = found.of_part(gates + part, 2 * gates, "d")
+            return operands.read("b", found.kind, Input(self.inputs["b"]), place)
+        if kind == "p":
+            return operands.read("p", found.kind, Input(self.inputs["p"]), found.of_part(part, 3, "d"))
+        number = next(i for i, one in enumerate(self.cells[0].products) if name in one.results)
+        rows = self.cells[0].products[number].rows
+        place = found.of_part(part - rows.first, rows.parts, "row")
+        return operands.read(f"product{number}", found.held, products[number].result, place)
+
+    def _written(self, operands: Operands, state: dict[str, Scratch], saved: Sequence[str]) -> list[str]:
+        """What becomes of a step's results: beyond a sequence's length y is 0, and the state stays."""
+        found = self.found
+        goes_on = found.goes_on(operands, self.inputs.get("sequence_lens"), "time")
+        lines = [f"const bool goes_on = {goes_on};"]
+        for name in saved:
+            place, result = found.of_part(0, 1, "past"), Output(self.outputs[name])
+            lines.append(operands.write(name, found.kind, result, place, name.removesuffix("_before")))
+        if "gates" in self.outputs:
+            parts, result = found.layer.saved_gates, Output(self.outputs["gates"])
+            for k in range(parts):
+                place = found.of_part(k, parts, "past")
+                lines.append(operands.write("gates", found.kind, result, place, f"to_gates{k}"))
+        if "y" in self.outputs:
+            result = Output(self.outputs["y"])
+            lines.append(operands.write("y", found.kind, result, found.of_result, "goes_on ? to_h : (A)0"))
+        new = [
+            operands.write(f"next_{name}", self._kind_of(name), place, "at", f"to_{name}")
+            for name, place in state.items()
+        ]
+        return [*lines, "if (goes_on) {", *("    " + line for line in new), "}"]
+
+
+def _forward(node: Node, context: KernelContext, layer: Recurrence, names: Sequence[str]) -> CardKernel | None:
+    inputs, x, r = positions(node), shape(node.inputs[0]), shape(node.inputs[2])
+    steps, batch = x[1::-1] if layer.layout else x[:2]
+    kind = node.operands[0].dtype
+    found = Recurrent(layer, kind, steps, batch, r[2], context.tf32 and kind is DType.FLOAT32)
+    cells = tuple(
+        forward_cell(layer, d, found.held, biased="b" in inputs, peepholes="p" in inputs)
+        for d in range(layer.directions)
+    )
+    return _Forward(found, x[2], inputs, in_use(names, context.used_outputs), cells).kernel()
+
+
+def _layer(node: Node, context: KernelContext) -> CardKernel | None:
+    layer = operator(node, Recurrence)
+    return _forward(node, context, layer, layer.outputs)
+
+
+def _recurrence(node: Node, context: KernelContext) -> CardKernel | None:
+    op = operator(node, OfLayer)
+    return _forward(node, context, op.forward, op.outputs)
+
+
+for _name in ("RNN", "GRU", "LSTM"):
+    register_launched("cuda", "", _name)(_layer)
+    register_launched("cuda", DOMAIN, f"{_name}Recurrence", whole=lambda node: True)(_recurrence)
