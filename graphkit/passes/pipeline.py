@@ -103,8 +103,8 @@ def inference_passes(
 
 def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tuple[Pass[...], ...]:
     """After CLEANUP, for devices with arrays of their own: formulas are operators, products and convolutions have taken
-    in what is around them, and pointwise nodes for which `fusable` holds are fused. Of composite operators the gradients
-    of recurrent layers are expanded: they consist of what has kernels.
+    in what is around them, and pointwise nodes for which `fusable` holds are fused. Of composite operators those of
+    recurrent layers' gradients are expanded: they consist of what has kernels.
 
     precision: with "bf16" and "f16" operands and results of products and convolutions are rounded.
     """

@@ -204,9 +204,12 @@ class _Launched(OwnLaunches):
 
     def _prepared(self, kernel: CardKernel) -> list[Any]:
         # Libraries first: what they have no way for needs no code of this kernel's.
-        libraries = [self._by_library(launch) for launch in kernel.launches if not isinstance(launch, Launch)]
-        own, theirs = iter(self._card.functions(kernel.sources)), iter(libraries)
-        return [next(own if isinstance(launch, Launch) else theirs) for launch in kernel.launches]
+        libraries: dict[int, PreparedProduct | PreparedConvolution] = {}
+        for launch in kernel.launches:
+            if not isinstance(launch, Launch) and id(launch) not in libraries:
+                libraries[id(launch)] = self._by_library(launch)
+        own = iter(self._card.functions(kernel.sources))
+        return [next(own) if isinstance(launch, Launch) else libraries[id(launch)] for launch in kernel.launches]
 
     def _by_library(self, work: Product | Convolution) -> PreparedProduct | PreparedConvolution:
         if isinstance(work, Product):

@@ -12,13 +12,16 @@ from card_cases import OPERATORS, CardCase, cases_of, launched, needs_card, why_
 from emulator import Emulator, waits
 from stand_in import Card
 
-from graphkit.checks.verify import compare_outputs
+from graphkit.checks.verify import TOLERANCES, compare_outputs
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda import compiler
 from graphkit.executor.devices.cuda.launches import source_of
+from graphkit.ir.types import HALVES, dtype_of
 from graphkit.ops import Op
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.rnn.backward import OfLayer
+from graphkit.ops.rnn.recurrence import Recurrence
 
 GUARD = 64
 
@@ -60,11 +63,15 @@ def test_every_sample(cls: type[Op], emulator: Emulator) -> None:
 
 
 def compare(case: CardCase, found: list[Any]) -> None:
-    """With what the reference computes."""
+    """With what the reference computes. States of recurrent layers that are half floats are rounded between steps, and
+    those of the reference are not: they may be twice as far away."""
     names = [str(i) for i in range(len(found))]
     expected = run_node(case.node, case.arrays)
     pairs = dict(zip(names, found, strict=True)), dict(zip(names, expected, strict=True))
-    for report in compare_outputs(*pairs):
+    kind = dtype_of(found[0].dtype)
+    rounded = isinstance(case.node.op, (Recurrence, OfLayer)) and kind in HALVES
+    rtol, atol = (2 * bound for bound in TOLERANCES[kind]) if rounded else (None, None)
+    for report in compare_outputs(*pairs, rtol, atol):
         assert report.passed, f"{case.name}: {report}"
 
 

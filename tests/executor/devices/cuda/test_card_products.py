@@ -18,7 +18,7 @@ from stand_in_library import STREAM, CublasLt
 
 import graphkit as gk
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
-from graphkit.executor.devices.cuda import card
+from graphkit.executor.devices.cuda import card, products
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Product
 from graphkit.executor.devices.cuda.libraries import cublaslt
 from graphkit.executor.devices.kernel import KernelContext
@@ -156,6 +156,23 @@ def test_a_bias_elsewhere_is_found_there(bindings: CublasLt) -> None:
         y = np.zeros((3, 5), np.float32)
         launched([HostArray(x) for x in (a, b, given)], [HostArray(y)], scratch)
         np.testing.assert_allclose(y, a @ b + given, rtol=1e-5)
+
+
+def test_sums_of_half_floats(bindings: CublasLt) -> None:
+    """Are there as they are, where they are wanted; a product that is computed twice is prepared once."""
+    a, b = random(3, 4, dtype=np.float16), random(4, 5, dtype=np.float16)
+    node = node_of(registry.get("", "MatMul")(), a, b)
+    product = products.product(node, KernelContext(), a.shape, b.shape)
+    assert product is not None
+    product = product._replace(sums=True, workspace=0)
+    assert (product.result, product._replace(sums=False).result) == (gk.DType.FLOAT32, gk.DType.FLOAT16)
+    launched = card._Launched(card_with(STREAM), node, CardKernel((product, product)), None)
+    y = np.zeros((3, 5), np.float32)
+    launched([HostArray(a), HostArray(b)], [HostArray(y)], None)
+    expected = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    assert not np.array_equal(y, y.astype(np.float16))
+    assert len([facts for facts in bindings.alive.values() if "compute" in facts]) == 1
 
 
 def test_tf32(bindings: CublasLt) -> None:

@@ -162,17 +162,18 @@ class _Backward:
         return operands.read(f"product{number}", found.held, products[number].result, "at")
 
     def _written(self, operands: Operands, state: dict[str, Scratch]) -> list[str]:
-        """What becomes of a step's results: those that the layer saves zeros for are 0 beyond a sequence's length."""
+        """What becomes of a step's results: beyond a sequence's length nothing has an influence, not even NaN."""
         found, lines = self.found, []
         values = {
             "d_gates": [f"to_gates{k}" for k in range(found.layer.gates)],
-            "other": ["goes_on ? to_other0 : (A)0"],
+            "other": ["to_other0"],
             "d_peepholes": [f"to_peepholes{k}" if "p" in self.inputs else "(A)0" for k in range(3)],
         }
         for name, parts in values.items():
             for k, value in enumerate(parts if name in self.outputs else ()):
                 place = found.of_part(k, len(parts), "past")
-                lines.append(operands.write(name, found.kind, Output(self.outputs[name]), place, value))
+                result = Output(self.outputs[name])
+                lines.append(operands.write(name, found.kind, result, place, f"goes_on ? {value} : (A)0"))
         for name, held in state.items():
             new = f"goes_on ? to_{name} : sum_{name}"
             lines.append(operands.write(f"next_{name}", found.held, held, "at", new))

@@ -134,7 +134,7 @@ class Recurrent:
         """Whether the sequence of a row has that time; lengths: the position of their operand, if it is there."""
         if lengths is None:
             return "true"
-        return f"(gk_i64){time} < {operands.element('lengths', DType.INT32, Input(lengths), 'n')}"
+        return f"(gk_i64)({time}) < {operands.element('lengths', DType.INT32, Input(lengths), 'n')}"
 
     def time(self, step: str) -> str:
         """The time of a step, counted in the order in which the layer goes forward."""
