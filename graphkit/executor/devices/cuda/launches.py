@@ -216,8 +216,8 @@ class CardKernel(NamedTuple):
     """The launches, and what libraries compute between them, for a node of static types.
 
     launches: an object that stands there several times is prepared once. inplace: positions (input, output) that may be
-    the same memory. fault: what is wrong where the fault is set; empty where no launch has one. otherwise: what computes
-    the node where a library has no way to, in the same scratch memory; it has no fault.
+    the same memory. fault: what is wrong where the fault is set; empty where no launch has one. otherwise: what
+    computes the node where a library has no way to, in the same scratch memory; it has no fault.
     """
 
     launches: tuple[Launch | Product | Convolution, ...]

@@ -26,8 +26,7 @@ from graphkit.ops.rnn.backward import RecurrenceGrad
 class _Backward:
     """inputs, outputs: positions of operands that are there, and of results that somebody reads, by name.
 
-    The gradient by h before a step, in working memory, lacks the step's last
-    product, which is added where it is read.
+    The gradient by h before a step, in working memory, lacks the step's last product, which is added where it is read.
     """
 
     found: Recurrent
@@ -67,7 +66,7 @@ class _Backward:
             if given is not None:
                 end = operands.read(f"dy_{name[1]}", found.kind, Input(given), found.of_state)
             lines.append(operands.write(f"held_{name}", found.held, place, "at", end))
-        return found.launch("grad_begin", "step", 0, operands, lines)
+        return found.launch("grad_begin", "step", operands, lines)
 
     def _end(self, state: dict[str, Scratch], last: Multiplied) -> Launch:
         """The gradients by the first states are results."""
@@ -77,7 +76,7 @@ class _Backward:
             if f"dinitial_{name[1]}" in self.outputs:
                 result = Output(self.outputs[f"dinitial_{name[1]}"])
                 lines.append(operands.write(f"dinitial_{name[1]}", found.kind, result, found.of_state, f"sum_{name}"))
-        return found.launch("grad_end", "next", 0, operands, lines)
+        return found.launch("grad_end", "next", operands, lines)
 
     def _sums(self, operands: Operands, state: dict[str, Scratch], last: Multiplied) -> list[str]:
         """`sum_dh` and `sum_dc`, the gradients by the states behind a step, of which step `next` has left a product."""
@@ -111,8 +110,9 @@ class _Backward:
         found, operands, one = self.found, Operands(), self.cells[0].products[number]
         last = number + 1 == len(products)
         index, lengths = found.places.index, self.inputs.get("sequence_lens")
-        results = self._results() if last else []
-        wanted = [*one.left, *results, *(self._states if last else ())]
+        wanted = [*one.left]
+        if last:
+            wanted += [*self._states, *(part for parts in self._results().values() for part in parts if part)]
 
         def load(name: str) -> str:
             return self._load(operands, name, products)
@@ -129,15 +129,16 @@ class _Backward:
             lines.append(operands.write("left", found.kind, products[number].left, place, f"to_{name}"))
         if last:
             lines += self._written(operands, state)
-        return found.launch(f"grad_step{number}", "next", 0, operands, lines)
+        return found.launch(f"grad_step{number}", "next", operands, lines)
 
-    def _results(self) -> list[str]:
-        """Of the cell, those that are results of a step."""
-        names = [f"gates{k}" for k in range(self.found.layer.gates)] if "d_gates" in self.outputs else []
-        names += ["other0"] if "other" in self.outputs else []
-        return names + (
-            [f"peepholes{k}" for k in range(3)] if "d_peepholes" in self.outputs and "p" in self.inputs else []
-        )
+    def _results(self) -> dict[str, list[str]]:
+        """The parts of those that somebody reads, by the names that the cell has for them; none where they are 0."""
+        parts = {
+            "d_gates": [f"gates{k}" for k in range(self.found.layer.gates)],
+            "other": ["other0"],
+            "d_peepholes": [f"peepholes{k}" if "p" in self.inputs else "" for k in range(3)],
+        }
+        return {name: parts[name] for name in parts if name in self.outputs}
 
     def _load(self, operands: Operands, name: str, products: Sequence[Multiplied]) -> str:
         """The expression of an operand of the cell."""
@@ -164,16 +165,11 @@ class _Backward:
     def _written(self, operands: Operands, state: dict[str, Scratch]) -> list[str]:
         """What becomes of a step's results: beyond a sequence's length nothing has an influence, not even NaN."""
         found, lines = self.found, []
-        values = {
-            "d_gates": [f"to_gates{k}" for k in range(found.layer.gates)],
-            "other": ["to_other0"],
-            "d_peepholes": [f"to_peepholes{k}" if "p" in self.inputs else "(A)0" for k in range(3)],
-        }
-        for name, parts in values.items():
-            for k, value in enumerate(parts if name in self.outputs else ()):
-                place = found.of_part(k, len(parts), "past")
-                result = Output(self.outputs[name])
-                lines.append(operands.write(name, found.kind, result, place, f"goes_on ? {value} : (A)0"))
+        for name, parts in self._results().items():
+            result = Output(self.outputs[name])
+            for k, part in enumerate(parts):
+                value = f"goes_on ? to_{part} : (A)0" if part else "(A)0"
+                lines.append(operands.write(name, found.kind, result, found.of_part(k, len(parts), "past"), value))
         for name, held in state.items():
             new = f"goes_on ? to_{name} : sum_{name}"
             lines.append(operands.write(f"next_{name}", found.held, held, "at", new))

@@ -87,8 +87,13 @@ class _Multiplied(NamedTuple):
     results: tuple[str, ...]
 
 
-class _Cut(GraphMath):
+class _Cut:
     """GraphMath on values of one element, whose products are cut out: r is Rows."""
+
+    keep = staticmethod(GraphMath.keep)
+    drop = staticmethod(GraphMath.drop)
+    clip = staticmethod(GraphMath.clip)
+    apply = staticmethod(GraphMath.apply)
 
     def __init__(self, kind: DType):
         self._type = TensorType(kind, ())
@@ -101,18 +106,18 @@ class _Cut(GraphMath):
     def named(self, name: str, count: int) -> Value | _Wide:
         return _wide([self.operand(f"{name}{k}") for k in range(count)])
 
-    def product(self, h: Any, r: Any) -> Any:  # type: ignore[override]
+    def product(self, h: Any, r: Rows) -> Value | _Wide:
         return _wide(self._product(h, r, [f"r{k}" for k in r.numbers]))
 
-    def matmul(self, a: Any, b: Any) -> Any:  # type: ignore[override]
-        (result,) = self._product(a, b, [f"m{b.first}"])
+    def matmul(self, a: Value | _Wide, r: Rows) -> Value:
+        (result,) = self._product(a, r, [f"m{r.first}"])
         return result
 
-    def _product(self, left: Any, rows: Rows, names: Sequence[str]) -> list[Value]:
+    def _product(self, left: Value | _Wide, rows: Rows, names: Sequence[str]) -> list[Value]:
         self.multiplied.append(_Multiplied(_parts(left), rows, tuple(names)))
         return [self.operand(name) for name in names]
 
-    def split(self, x: Any, parts: int, axis: int = -1) -> Any:  # type: ignore[override]
+    def split(self, x: Value | _Wide | Rows, parts: int, axis: int = -1) -> Sequence[Any]:
         if isinstance(x, Rows):
             each = x.parts // parts
             return [Rows(x.first + i * each, each) for i in range(parts)]
@@ -120,10 +125,10 @@ class _Cut(GraphMath):
         assert len(found) == parts
         return found
 
-    def join(self, *parts: Any) -> Any:  # type: ignore[override]
+    def join(self, *parts: Value | _Wide) -> Value | _Wide:
         return _wide(_parts(*parts))
 
-    def zeros(self, x: Any) -> Any:  # type: ignore[override]
+    def zeros(self, x: Value) -> Any:
         return scalar_like(0.0, x)
 
 

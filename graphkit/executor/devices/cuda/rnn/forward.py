@@ -92,7 +92,7 @@ class _Forward:
             if given is not None:
                 initial = operands.read(f"initial_{name}", found.kind, Input(given), found.of_state)
             lines.append(operands.write(f"state_{name}", self._kind_of(name), place, "at", initial))
-        return found.launch("begin", "step", 0, operands, lines)
+        return found.launch("begin", "step", operands, lines)
 
     def _end(self, state: dict[str, Scratch]) -> Launch:
         """The last states are results."""
@@ -102,7 +102,7 @@ class _Forward:
                 last = operands.read(f"state_{name}", self._kind_of(name), place, "at")
                 result = Output(self.outputs[f"y_{name}"])
                 lines.append(operands.write(f"y_{name}", found.kind, result, found.of_state, last))
-        return found.launch("end", "step", 0, operands, lines)
+        return found.launch("end", "step", operands, lines)
 
     def _projected(self, memory: WorkingMemory, size: int) -> _Projected:
         """Of the gates that are saved, where these lie alike, as their first parts."""
@@ -165,7 +165,7 @@ class _Forward:
         else:
             left = products[number + 1].left
             lines += [operands.write("left", found.kind, left, "at", f"to_{name}") for name in wanted]
-        return found.launch(f"step{number}", "step", 0, operands, lines)
+        return found.launch(f"step{number}", "step", operands, lines)
 
     def _load(
         self, operands: Operands, name: str, products: Sequence[Multiplied], projected: _Projected | None,

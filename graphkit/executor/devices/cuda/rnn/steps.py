@@ -34,7 +34,7 @@ class WorkingMemory:
     """Scratch memory behind what the library may use, handed out piece by piece."""
 
     def __init__(self, workspace: int):
-        self.bytes = self.workspace = workspace
+        self.bytes = workspace
 
     def array(self, elements: int, kind: DType) -> Scratch:
         place = Scratch(self.bytes)
@@ -143,8 +143,8 @@ class Recurrent:
 
     # --- launches ---------------------------------------------------------------------------------------------------
 
-    def launch(self, name: str, step: str, number: int, operands: Operands, lines: Sequence[str]) -> Launch:
-        """The kernel with a thread for each element of a state; `step` is the name of its parameter that is `number`.
+    def launch(self, name: str, step: str, operands: Operands, lines: Sequence[str]) -> Launch:
+        """The kernel with a thread for each element of a state, for step 0, which is its parameter of the name `step`.
 
         Lines see `at`, `d`, `n`, `u`, `row`, `steps`, and the type A of what is computed.
         """
@@ -155,7 +155,7 @@ class Recurrent:
             f"const {places.index} d = {direction}, n = {sequence}, u = {unit}, row = {places.line};",
         ]
         given: Given = [
-            (f"{places.index} {step}", places.number(number)),
+            (f"{places.index} {step}", places.number(0)),
             (f"{places.index} steps", places.number(self.steps)),
             *operands.given,
         ]
