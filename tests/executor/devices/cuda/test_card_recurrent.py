@@ -78,6 +78,10 @@ class Layer:
         }  # fmt: skip
         self.arrays = {name: a for name, a in given.items() if name not in ALL or name in present}
 
+    @property
+    def operators(self) -> tuple[Op, Op, Op]:
+        return self.layer, self.saving, self.back
+
     def operands(self, op: Op) -> list[Any]:
         return [self.arrays.get(formal.name) for formal in op.formals]
 
@@ -92,17 +96,24 @@ def in_double(node: Node, arrays: Sequence[Any]) -> tuple[Any, ...]:
     return run_node(node_of(node.op, *wide), wide)
 
 
+def compile_all(emulator: Emulator, *layers: Layer) -> None:
+    """At once, which takes a compiler much less time."""
+    nodes = [layer.node(op)[0] for layer in layers for op in layer.operators]
+    emulator.compile(source for node in nodes for source in kernel_of(node, (True,) * len(node.outputs)).sources)
+
+
 def whole(emulator: Emulator, node: Node, arrays: list[Any]) -> list[Any]:
     """All results."""
     return run(emulator, node, arrays, (True,) * len(node.outputs))
 
 
-def check(emulator: Emulator, layer: Layer, tolerance: float = 2e-6) -> None:
-    for op in (layer.layer, layer.saving, layer.back):
-        node, arrays = layer.node(op)
-        found = whole(emulator, node, arrays)
-        for ours, expected in zip(found, in_double(node, arrays), strict=True):
-            np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance, err_msg=op.name)
+def check(emulator: Emulator, *layers: Layer, tolerance: float = 2e-6) -> None:
+    compile_all(emulator, *layers)
+    for layer in layers:
+        for op in layer.operators:
+            node, arrays = layer.node(op)
+            for ours, expected in zip(whole(emulator, node, arrays), in_double(node, arrays), strict=True):
+                np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance, err_msg=op.name)
 
 
 # --- values -----------------------------------------------------------------------------------------
@@ -111,8 +122,7 @@ def check(emulator: Emulator, layer: Layer, tolerance: float = 2e-6) -> None:
 @pytest.mark.parametrize(("kind", "options"), OF_KIND)
 def test_operands_and_directions(kind: str, options: dict[str, Any], emulator: Emulator) -> None:
     """More threads than one block, and sizes that are no powers of two."""
-    check(emulator, Layer(kind, (5, 7, 3, 29), **options))
-    check(emulator, Layer(kind, (4, 3, 2, 5), (), **options))
+    check(emulator, Layer(kind, (5, 7, 3, 29), **options), Layer(kind, (4, 3, 2, 5), (), **options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,22 +132,23 @@ def test_operands_and_directions(kind: str, options: dict[str, Any], emulator: E
 )
 def test_nothing_at_all(kind: str, layout: int, sizes: tuple[int, ...], emulator: Emulator) -> None:
     """No step leaves the initial states, no sequence and no unit nothing; without features there is the bias."""
-    for present in (ALL, ()):
-        check(emulator, Layer(kind, sizes, present, layout=layout, direction="bidirectional"))
+    options: dict[str, Any] = dict(layout=layout, direction="bidirectional")
+    check(emulator, *(Layer(kind, sizes, present, **options) for present in (ALL, ())))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_nobody_reads(kind: str, emulator: Emulator) -> None:
     """Is not written, and changes nothing of the rest."""
     layer = Layer(kind, (3, 4, 2, 6), direction="bidirectional")
-    for op in (layer.layer, layer.saving, layer.back):
+    for op in layer.operators:
         node, arrays = layer.node(op)
         count = len(node.outputs)
         expected = whole(emulator, node, arrays)
-        for kept in range(count):
-            for used in ([i == kept for i in range(count)], [i != kept for i in range(count)]):
-                for ours, all_of_it in zip(run(emulator, node, arrays, tuple(used)), expected, strict=True):
-                    assert ours is None or ours.tobytes() == all_of_it.tobytes()
+        choices = [[(i == kept) == alone for i in range(count)] for kept in range(count) for alone in (True, False)]
+        emulator.compile(source for used in choices for source in kernel_of(node, tuple(used)).sources)
+        for used in choices:
+            for ours, all_of_it in zip(run(emulator, node, arrays, tuple(used)), expected, strict=True):
+                assert ours is None or ours.tobytes() == all_of_it.tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,8 +158,9 @@ def test_types(kind: str, dtype: str, emulator: Emulator) -> None:
     kept = gk.ir.types.DType(dtype).numpy
     layer = Layer(kind, (6, 5, 4, 12), direction="bidirectional")
     layer.arrays = {name: a if a.dtype == np.int32 else a.astype(kept) for name, a in layer.arrays.items()}
+    compile_all(emulator, layer)
     bound = {"float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-13}[dtype]
-    for op in (layer.layer, layer.saving, layer.back):
+    for op in layer.operators:
         node, arrays = layer.node(op)
         for ours, expected in zip(whole(emulator, node, arrays), in_double(node, arrays), strict=True):
             assert ours.dtype == kept
@@ -166,11 +178,12 @@ def test_padding_that_is_no_number(kind: str, options: dict[str, Any], emulator:
     load_device("cpu")
     layer = Layer(kind, (5, 4, 3, 6), direction="bidirectional", **options)
     layer.arrays["sequence_lens"] = np.array([2, 5, 0, 4], np.int32)
+    compile_all(emulator, layer)
     for n, length in enumerate(layer.arrays["sequence_lens"]):
         layer.arrays["x"][length:, n] = np.nan
         layer.arrays["gates"][:, length:, n] = np.nan
         layer.arrays["dy"][length:, :, n] = np.nan
-    for op in (layer.layer, layer.saving, layer.back):
+    for op in layer.operators:
         node, arrays = layer.node(op)
         native = make_kernel("cpu", node, KernelContext(used_outputs=(True,) * len(node.outputs)))
         assert native is not None
@@ -191,7 +204,8 @@ def test_weights_that_are_not_finite(kind: str, value: float, emulator: Emulator
     """Without an initial state, which is 0 times them."""
     layer = Layer(kind, (3, 2, 2, 4), ("b", "dy"), direction="reverse")
     layer.arrays["r"][0, 1, 2] = value
-    for op in (layer.layer, layer.saving, layer.back):
+    compile_all(emulator, layer)
+    for op in layer.operators:
         node, arrays = layer.node(op)
         with np.errstate(all="ignore"):
             expected = run_node(node, arrays)
@@ -213,7 +227,7 @@ def test_launches(kind: str, options: dict[str, Any], each: int) -> None:
         counts = []
         for steps in (3, 4, 50):
             layer = Layer(kind, (steps, 4, 3, 6), direction=direction, **options)
-            kernels = [kernel_of(layer.node(op)[0], (True,) * 6) for op in (layer.layer, layer.saving, layer.back)]
+            kernels = [kernel_of(layer.node(op)[0], (True,) * 6) for op in layer.operators]
             counts.append([len(kernel.launches) for kernel in kernels])
             for kernel in kernels:
                 products = {launch for launch in kernel.launches if isinstance(launch, Product)}
@@ -243,9 +257,11 @@ def test_wide_indices(kind: str, emulator: Emulator, monkeypatch: pytest.MonkeyP
         assert len(steps) >= 2
         assert all("gk_u64" in source.parameters for source in steps)
     layer = Layer(kind, (4, 5, 3, 6), direction="bidirectional", layout=1)
-    nodes = [layer.node(op) for op in (layer.layer, layer.saving, layer.back)]
+    compile_all(emulator, layer)
+    nodes = [layer.node(op) for op in layer.operators]
     short = [whole(emulator, *node) for node in nodes]
     monkeypatch.setattr(Recurrent, "places", property(lambda self: Coordinates("i", 3, False)))
+    compile_all(emulator, layer)
     for node, expected in zip(nodes, short, strict=True):
         for ours, theirs in zip(whole(emulator, *node), expected, strict=True):
             assert ours.tobytes() == theirs.tobytes()
@@ -257,7 +273,7 @@ def test_tf32(kind: str) -> None:
     for dtype, wanted in ((np.float32, True), (np.float64, False)):
         layer = Layer(kind, (2, 3, 4, 5))
         layer.arrays = {name: a if a.dtype == np.int32 else a.astype(dtype) for name, a in layer.arrays.items()}
-        for op in (layer.layer, layer.saving, layer.back):
+        for op in layer.operators:
             kernel = make_launched("cuda", layer.node(op)[0], KernelContext(tf32=True))
             assert isinstance(kernel, CardKernel)
             assert {launch.tf32 for launch in kernel.launches if isinstance(launch, Product)} == {wanted}
