@@ -14,17 +14,21 @@ from emulator import Emulator
 from stand_in import Card
 
 import graphkit as gk
+from graphkit.checks.samples import make_case, samples_of
 from graphkit.executor.devices.cuda.launches import CardKernel, Product
 from graphkit.executor.devices.cuda.rnn.steps import Recurrent
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.loading import load_device
 from graphkit.executor.devices.registry import make_kernel, make_launched, runs_whole
-from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import TensorType
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.rnn import backward
+from graphkit.ops.rnn.gradient import GRUGrad, LSTMGrad, RNNGrad
 
 KINDS = ("RNN", "GRU", "LSTM")
 ALL = ("b", "sequence_lens", "initial_h", "initial_c", "p", "dy", "dy_h", "dy_c")
@@ -155,7 +159,7 @@ def test_what_nobody_reads(kind: str, emulator: Emulator) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_types(kind: str, dtype: str, emulator: Emulator) -> None:
     """Half floats are multiplied as they are, summed and computed with as float32, and rounded between steps."""
-    kept = gk.ir.types.DType(dtype).numpy
+    kept = DType(dtype).numpy
     layer = Layer(kind, (6, 5, 4, 12), direction="bidirectional")
     layer.arrays = {name: a if a.dtype == np.int32 else a.astype(kept) for name, a in layer.arrays.items()}
     compile_all(emulator, layer)
@@ -300,6 +304,21 @@ def test_a_network_is_one_recording(card: Card) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     assert exe.plan.fallbacks == ()
     assert (card.interpreted, card.recordings, card.replays) == ([], 1, 3)
+
+
+@pytest.mark.parametrize("cls", [RNNGrad, GRUGrad, LSTMGrad], ids=lambda cls: cls.name)
+def test_gradients_of_layers(cls: type[Op], card: Card) -> None:
+    """Consist of what has kernels."""
+    for number, _ in enumerate(samples_of(cls)):
+        case = make_case(cls, number, DType.FLOAT32)
+        node = node_of(case.op, *case.arrays)
+        inputs = [v for v in node.inputs if v is not None]
+        exe = Executor(Graph(inputs, node.outputs), ParamStore({}, {}), device="cuda")
+        found = exe(*(a for a in case.arrays if a is not None))
+        for ours, expected in zip(found, run_node(node, case.arrays), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+        assert exe.plan.fallbacks == ()
+    assert not card.interpreted
 
 
 def language_model() -> gk.Model:
