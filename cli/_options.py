@@ -30,8 +30,22 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores).",
     )(command)
     return click.option(
-        "--device", default="cpu", show_default=True, help="Where to run: cpu, cuda, or cuda:1 for the second card."
-    )(command)
+        "--device", default="cpu", show_default=True, metavar="DEVICE | GROUP=DEVICE,...",
+        help="Where to run: cpu, cuda, or cuda:1 for the second card; with a=cuda:0,b=cuda:1,cpu, groups of nodes, and "
+        "what is in none.",
+    )(command)  # fmt: skip
+
+
+def device_of(text: str) -> str | dict[str | None, str]:
+    """What `--device` says: a name, or names by group, None for nodes in no group. Raises UsageError."""
+    parts = text.split(",")
+    if len(parts) == 1 and "=" not in text:
+        return text
+    alone = [part for part in parts if "=" not in part]
+    if len(alone) > 1:
+        raise UsageError(f"--device {text!r}: {' and '.join(alone)} are both for nodes in no group")
+    default: dict[str | None, str] = {None: alone[0]} if alone else {}
+    return default | dict(key_values(tuple(part for part in parts if "=" in part), "--device").items())
 
 
 class Recompute(click.ParamType):

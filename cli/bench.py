@@ -13,6 +13,7 @@ from graphkit.cli._images import image_options, images_of
 from graphkit.cli._inputs import Batch
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
+    device_of,
     device_options,
     external_root_option,
     input_options,
@@ -125,7 +126,7 @@ def _inference(
     from graphkit.checks.verify import compare_outputs, random_nodes
 
     feeds = batch.arrays(net, net.inputs)
-    executor = net.compile(result["device"], threads=result["threads"])
+    executor = net.compile(device_of(result["device"]), threads=result["threads"])
     outputs = executor.run(feeds)
     calls: Calls = {"graphkit": lambda: executor.run(feeds)}
     result["inputs"] = {n: list(a.shape) for n, a in feeds.items() if isinstance(a, np.ndarray)}
@@ -148,7 +149,12 @@ def _training(
     net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, recompute: str | int | None
 ) -> Calls:
     """A step of training; `result` learns of it."""
-    switches = {"device": result["device"], "threads": result["threads"], "seed": batch.seed, "recompute": recompute}
+    switches = {
+        "device": device_of(result["device"]),
+        "threads": result["threads"],
+        "seed": batch.seed,
+        "recompute": recompute,
+    }
     step = training_step(net, loss, optimizer, batch, **switches)
     result["inputs"] = {n: list(a.shape) for n, a in step.feeds.items()}
     result["fallbacks"] = step.plan.fallbacks

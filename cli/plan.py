@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import device_options, external_root_option, json_option, read_model
+from graphkit.cli._options import device_of, device_options, external_root_option, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._training import check_training, trainer_of, training_options
 from graphkit.errors import UnsupportedError, UsageError
@@ -77,7 +77,7 @@ def command(
     check_training(training, recompute)
     if processes > 1 and not training:
         raise UsageError("--processes is for --training: inference has no optimizer's states to divide")
-    switches: dict[str, Any] = {"device": device, "threads": threads}
+    switches: dict[str, Any] = {"device": device_of(device), "threads": threads}
     # A Trainer has a graph and plans it, as a model does.
     subject: Any = trainer_of(net, loss, optimizer, recompute=recompute, **switches) if training else net
     bound, guesses = concrete_shapes(subject, parse_shapes(shapes), batch)
@@ -158,6 +158,7 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
         ("steps", len(plan.steps)),
         ("interpreted steps", len(plan.fallbacks)),
     ]
+    rows += [(f"copied, {way}", human(nbytes)) for way, nbytes in plan.copied_bytes().items()]
     if plan.examples is not None:
         rows.append(("examples at a time", f"{plan.examples[0]} of {plan.examples[1]}"))
     if "run_measured_bytes" in result:

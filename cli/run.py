@@ -17,7 +17,14 @@ from graphkit.checks.maps import flattened
 from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
+from graphkit.cli._options import (
+    device_of,
+    device_options,
+    external_root_option,
+    input_options,
+    json_option,
+    read_model,
+)
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._values import arrays_of, empty_of
 from graphkit.errors import UsageError
@@ -89,7 +96,7 @@ def command(
     if names:
         net = net.select(*names)
     feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays
-    executor = net.compile(device, threads=threads, check_finite=check_finite)
+    executor = net.compile(device_of(device), threads=threads, check_finite=check_finite)
     recorded = None
     if trace is None:
         start = time.perf_counter()

@@ -29,6 +29,7 @@ from graphkit.passes.training.separate_roles import separate_roles
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from graphkit.executor.devices.groups import AnyDevice
     from graphkit.executor.run.session import Executor
     from graphkit.passes.control.block_loops import Block
 
@@ -260,9 +261,10 @@ class Model:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def compile(
-        self, device: str = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any
+        self, device: AnyDevice = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any
     ) -> Executor:
-        """Prepare the graph for a device; returns an Executor. `shapes` specialises it at once.
+        """Prepare the graph for a device, or one for each group of nodes (`{"first": "cuda:0", "second": "cuda:1"}`);
+        returns an Executor. `shapes` specialises it at once.
 
         Options: threads, seed, optimize, inplace, share, deterministic, precision, check_finite, max_memory,
         max_iterations, timeout (see Executor).

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphkit import config
-from graphkit.cli._options import key_values, source_options
+from graphkit.cli._options import device_of, key_values, source_options
 from graphkit.cli._output import log
 from graphkit.cli._processes import ARGUMENTS
 from graphkit.cli.train import config_file, data, objective, record, telling
@@ -118,8 +118,8 @@ def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str
     from graphkit.train.trainer import Trainer
 
     return Trainer(
-        net, loss, optimizer,
-        device=o["device"], threads=o["threads"], kvstore=store if store.num_workers > 1 or store.is_remote else None,
+        net, loss, optimizer, device=device_of(o["device"]), threads=o["threads"],
+        kvstore=store if store.num_workers > 1 or store.is_remote else None,
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=objective.multipliers(o["lr_mults"], "--lr-mult"),
         wd_mult=objective.multipliers(o["wd_mults"], "--wd-mult"),

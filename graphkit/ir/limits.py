@@ -106,6 +106,16 @@ def limited(memory: int | None = None, seconds: float | None = None, iterations:
 
 
 @contextlib.contextmanager
+def untimed(holds: bool = True) -> Iterator[None]:
+    """Inside, if it `holds`, there is no deadline: what goes on has to come to its end."""
+    token = _inside.set(current()._replace(deadline=_NEVER) if holds else current())
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+@contextlib.contextmanager
 def planning() -> Iterator[None]:
     """Inside, memory is what a plan may say of a run elsewhere, where no limit is set."""
     limits = current()

@@ -18,6 +18,7 @@ import numpy as np
 from graphkit import config
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import InputError, NotFinite, UsageError
+from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -166,7 +167,7 @@ class AdversarialTrainer:
         discriminator_optimizer: Optimizer | None = None,
         *,
         smoothing: float = 0.0,
-        device: str = "cpu",
+        device: AnyDevice = "cpu",
         threads: int | None = None,
         seed: int | None = None,
     ):

@@ -16,6 +16,7 @@ import numpy as np
 from graphkit import config
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UsageError
+from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.frontend import control, tree
@@ -300,7 +301,7 @@ class QLearner:
         optimizer: Optimizer | None = None,
         settings: Settings | None = None,
         *,
-        device: str = "cpu",
+        device: AnyDevice = "cpu",
         threads: int = 1,
         seed: int | None = None,
     ):

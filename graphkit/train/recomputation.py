@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Literal
 
 from graphkit.errors import UsageError
-from graphkit.executor.devices.loading import DeviceName, load_device
+from graphkit.executor.devices.groups import AnyDevice, kinds_of
+from graphkit.executor.devices.loading import load_device
 from graphkit.executor.devices.registry import runs_whole
-from graphkit.ir.graph import Graph
+from graphkit.ir.graph import Graph, Node
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.core.bind import match_shapes
@@ -30,7 +30,7 @@ def check(recompute: Recompute | None) -> None:
         raise UsageError(f"recompute is 'sqrt' or a number of bytes, not {recompute!r}")
 
 
-def marked(program: Graph, device: str = "cpu") -> Graph:
+def marked(program: Graph, device: AnyDevice = "cpu") -> Graph:
     """The training program with its nodes of `gk.attr_scope(recompute=True)` recomputed."""
     if all(MARK not in node.meta for node in program.nodes):
         return program
@@ -42,7 +42,7 @@ def within(
     recompute: Recompute,
     shapes: Mapping[str, Sequence[int]],
     arena_bytes: Callable[[Graph], int],
-    device: str = "cpu",
+    device: AnyDevice = "cpu",
 ) -> Graph:
     """The training program for inputs of the given shapes with as much recomputation as is asked for.
 
@@ -79,11 +79,16 @@ def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
     return recompute_sqrt(program, {n: d for n, d in bindings.items() if isinstance(d, int)})
 
 
-def prepared(program: Graph, device: str = "cpu") -> Graph:
+def prepared(program: Graph, device: AnyDevice = "cpu") -> Graph:
     """The program as recomputation needs it: random nodes have their streams, so that a copy draws alike, and what
     forward and backward part both compute is one node. Composites that the device has no kernels for are expanded."""
-    load_device(device)
-    kind = DeviceName.of(device).kind
-    expand = expand_composites.with_options(whole=partial(runs_whole, kind))
+    kinds = kinds_of(device)
+    for kind in kinds:
+        load_device(kind)
+
+    def whole(node: Node) -> bool:
+        return all(runs_whole(kind, node) for kind in kinds)
+
+    expand = expand_composites.with_options(whole=whole)
     passes = pipeline(bind_rng, *CLEANUP, expand, merge_recurrences, *CLEANUP)
     return run_passes(program, passes).replace(output_names=program.output_names)

@@ -21,7 +21,7 @@ from graphkit.data import Batch, Dataset, Iterated, Workers, as_dataset
 from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
-from graphkit.executor.devices.loading import of_process
+from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
@@ -34,7 +34,7 @@ from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
-from graphkit.train import defaults, finite, loss_scale, losses, metrics, placed, recomputation, saving
+from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
@@ -83,7 +83,9 @@ class Trainer:
     slots and all else are float32. On a card, "f16" does the same with float16, and multiplies losses before the
     backward pass (see `train.loss_scale`): an update whose gradients are not finite is skipped, and the factor halved,
     as long as it is above 1; "tf32" multiplies float32 elements by their leading 11 bits.
-    device: "cuda" is for each process of a host the card of its number, and the first one again where there are fewer.
+    device: "cuda" is for each process of a host the card of its number, and the first one again where there are fewer;
+    names by group, `{"first": "cuda:0", "second": "cuda:1"}`, run the groups of `gk.attr_scope(ctx_group=...)` on
+    devices of one process (see docs/training.md).
     deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
     quantisation and dequantisation behind it they always pass.
@@ -116,7 +118,7 @@ class Trainer:
         loss: losses.AnyLoss = defaults.LOSS,
         optimizer: optimizers.Optimizer | str = defaults.OPTIMIZER,
         *,
-        device: str = "cpu",
+        device: AnyDevice = "cpu",
         threads: int | None = None,
         kvstore: KVStore | None = None,
         freeze: Sequence[str] = (),
@@ -215,7 +217,7 @@ class Trainer:
         scale = loss_scale.state() if precision == "f16" else None
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite, scale)
         options: dict[str, Any] = {
-            "device": of_process(device, kvstore.local_rank) if kvstore is not None and not self._alone else device,
+            "device": devices.chosen(device, graph, kvstore),
             "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,
         }  # fmt: skip
         self._stepper: Stepper | PipelineStepper | DistributedStepper

@@ -316,6 +316,36 @@ def test_plan_and_the_four_way_table(call, folder):
     assert "peak at node" in text
 
 
+@pytest.fixture(scope="module")
+def grouped(folder):
+    """A network of two groups."""
+    x = gk.input("x", ["N", 1, 8, 8])
+    with gk.attr_scope(ctx_group="first"):
+        h = gk.relu(gk.nn.linear(gk.flatten(x), 8, name="one"))
+    with gk.attr_scope(ctx_group="second"):
+        gk.Model({"y": gk.nn.linear(h, 10, name="two")}, seed=0).save(folder / "grouped.json")
+    return folder / "grouped.json"
+
+
+def test_groups_on_devices(call, grouped):
+    for command in ("run", "plan", "bench"):
+        options = ["--runs", "2", "--against", "nothing"] if command == "bench" else []
+        code, out, err = call(command, grouped, *options, "--device", "first=cpu,second=cpu", "--json")
+        assert code == 0, out + err
+    code, out, err = call("train", grouped, "--data", "digits", "--epochs", "1", "--device", "first=cpu,cpu", "--json")
+    assert code == 0, out + err
+    for given, message in (
+        ("first=cpu,third=cpu", "the graph has no group 'third'; its groups are 'first', 'second'"),
+        ("first=cpu", "no device is given for 'second', nor one for None"),
+        ("first=cpu,cpu,cuda", "cpu and cuda are both for nodes in no group"),
+        ("first=cpu,first=cuda", "--device first is given twice: cpu and cuda"),
+        ("first=cpu,second=cuba", "did you mean 'cuda'? (of group 'second')"),
+    ):
+        code, _, err = call("run", grouped, "--device", given)
+        assert code != 0
+        assert message in err
+
+
 def test_plan_of_a_training_step(call, folder):
     def planned(*options):
         code, out, err = call("plan", folder / "net.json", "--batch", "8", "--no-run", "--json", *options)

@@ -94,7 +94,16 @@ class Device(Protocol):
         ...
 
     def copy_across(self, source: Any, target: Any) -> None:
-        """Queue the copy of an array's bytes to the beginning of another array of the device's."""
+        """Queue the copy of the bytes of an array, of this device or another of the kind, to the beginning of an array
+        of this device's. Both are C-contiguous."""
+        ...
+
+    def event(self) -> Any:
+        """A mark behind all work that the current stream has been given."""
+        ...
+
+    def wait_for(self, event: Any) -> None:
+        """Have the current stream go on when the work before an event is done, of any device of the kind."""
         ...
 
     def send_ahead(self, array: np.ndarray) -> None:

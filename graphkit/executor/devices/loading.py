@@ -32,6 +32,9 @@ class DeviceName(NamedTuple):
             raise UnsupportedError(f"no device {device!r}: the cpu is 'cpu', cards are 'cuda:0', 'cuda:1', ...")
         return DeviceName(kind, int(number or 0))
 
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.number}" if self.kind != "cpu" else self.kind
+
 
 def of_process(device: str, number: int) -> str:
     """The device of one of a machine's processes, by its number: "cuda" is a card for each, as far as there are cards.

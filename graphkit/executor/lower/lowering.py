@@ -24,8 +24,9 @@ from graphkit.passes.control.specialise import Misfits
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# How a node is computed, for people. Views and constants are no steps of a program.
-KernelKind = Literal["native", "interpreted", "view", "constant"]
+# How a node is computed, for people. Views and constants are no steps of a program; copies, from one device to another,
+# are no nodes.
+KernelKind = Literal["native", "interpreted", "view", "constant", "copy"]
 
 # Where a value lies: (external memory, offset in bytes); the arena and "no operand" have numbers of their own. A buffer
 # is external memory that belongs to the run, together with the shape that its value has there.

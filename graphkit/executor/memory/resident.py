@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,25 @@ class Resident:
         size: int = self.array.nbytes
         return size
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        found: tuple[int, ...] = self.array.shape
+        return found
+
     def fetch(self) -> np.ndarray:
         """A copy on the host, the caller's own."""
         return self.device.copy_out(self.array, None).view(self.dtype)
+
+
+class Handed(NamedTuple):
+    """What a program of a device has made, or read, for others of the same run. ready: an event of the device; None
+    where the array is there."""
+
+    device: Device
+    array: Any
+    ready: Any
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """None of a list."""
+        return getattr(self.array, "shape", None)

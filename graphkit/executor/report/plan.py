@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from graphkit.executor.report.plan_data import Operand, PlanData
+from graphkit.executor.report.plan_data import Operand, PlanData, PlanStep
 from graphkit.executor.report.plan_page import page
 from graphkit.text import format_table, human
 
@@ -19,6 +19,18 @@ class Plan(PlanData):
     def fallbacks(self) -> tuple[str, ...]:
         """Nodes that are interpreted because the device has no kernel for them, as "name (Op)"."""
         return (*(f"{s.node} ({s.op})" for s in self.steps if s.kernel == "interpreted"), *self.inner_fallbacks)
+
+    @property
+    def copies(self) -> tuple[PlanStep, ...]:
+        """What goes from one device to another in a run, where the graph runs on several."""
+        return tuple(step for step in self.steps if step.kernel == "copy")
+
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes that a run copies, by "one device -> another"."""
+        found: Counter[str] = Counter()
+        for step in self.copies:
+            found[step.device] += sum(operand.bytes for operand in step.outputs if operand is not None)
+        return dict(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -41,7 +53,11 @@ class Plan(PlanData):
             ]
             for number, step in enumerate(self.steps)
         ]
-        table = format_table(["step", "node", "op", "kernel", "reads", "writes", "live"], rows)
+        columns = ["step", "node", "op", "kernel", "reads", "writes", "live"]
+        if any(step.device for step in self.steps):
+            columns.append("device")
+            rows = [[*row, step.device] for row, step in zip(rows, self.steps, strict=True)]
+        table = format_table(columns, rows)
         return f"{table}\n\n{self.summary()}"
 
     def summary(self) -> str:
@@ -62,6 +78,9 @@ class Plan(PlanData):
             lines.append(
                 f"batch        {self.examples[1]} examples, {self.examples[0]} at a time, in {self.arenas} arenas"
             )
+        if self.copies:
+            listed = ", ".join(f"{human(nbytes)} {way}" for way, nbytes in self.copied_bytes().items())
+            lines.append(f"copies       {len(self.copies)}: {listed}")
         if self.inner_fallbacks:
             lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)

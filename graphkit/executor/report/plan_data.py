@@ -28,7 +28,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One node. A view and a constant take no time; `live_bytes` is what the arena holds while the step runs."""
+    """One node. A view and a constant take no time; `live_bytes` is what the arena holds while the step runs.
+
+    device: where a graph runs on several; of a copy, from which one to which.
+    """
 
     node: str
     op: str
@@ -37,6 +40,7 @@ class PlanStep:
     outputs: tuple[Operand | None, ...]
     live_bytes: int
     inplace: bool
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

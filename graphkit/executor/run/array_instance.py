@@ -6,7 +6,7 @@ arrays, all of them are one call to the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +22,7 @@ from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import kept
 from graphkit.executor.lower.staged import Landing, StagedStep
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.memory.resident import Resident
+from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.params import ParameterArray
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, dtype_of
@@ -33,9 +33,12 @@ LEAST_RECORDED = 3
 
 
 class ArrayInstance:
-    """For one run at a time. `_arrays` maps storages to what they hold at present."""
+    """For one run at a time. `_arrays` maps storages to what they hold at present.
 
-    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
+    handed: inputs that are read where another instance of the device has them.
+    """
+
+    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools, handed: Collection[Value] = ()):
         self._lowered, self._device, self._pools = lowered, device, pools
         self._placement = lowered.placement
         self._stream = device.stream()
@@ -44,6 +47,7 @@ class ArrayInstance:
         graph, memory = lowered.graph, lowered.memory
         # In the order of the updates; None before the first run.
         self._residents: dict[Value, Resident | None] = {state: None for state, _ in graph.updates}
+        self._handed = dict.fromkeys(handed)
         self._landing: Landing = {}
         # By the number of its word: the step, and the kernel that may set it.
         self._faulty = [(index, one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
@@ -62,8 +66,11 @@ class ArrayInstance:
             self._own_memory()
             device.synchronize(self._stream)
         self._kept = frozenset(self._arrays)  # what lies in memory that stays
-        self._moved = True  # whether other memory stands for a state or a parameter than in the latest run
+        self._moved = True  # whether other memory stands for what lies elsewhere than in the latest run
         self._passing: list[Value] = []  # what lies in other memory during a run
+        # What was handed on, by the result's position, with the array that it is a view of.
+        self._views: dict[int, tuple[Any, Any]] = {}
+        self._ready: Any = None  # behind the steps
         order = {self._placement.steps[index]: position for position, index in enumerate(memory.order)}
         # The first position whose step writes over a state: faults are looked at before. And behind all, if they must.
         writers = (order[target.node] for target in memory.donated.values() if target.node is not None)
@@ -84,7 +91,8 @@ class ArrayInstance:
         fed = (
             value
             for value in self._lowered.graph.inputs
-            if value not in self._lowered.fixed and value not in self._residents and _is_array(value)
+            if not (value in self._lowered.fixed or value in self._residents or value in self._handed)
+            and _is_array(value)
         )
         for storage in (*fed, *results):
             if storage not in over_states and storage not in self._arrays:
@@ -104,7 +112,8 @@ class ArrayInstance:
     def _divided(self) -> Iterator[_Segment]:
         """The steps in their order, in runs of those that can be recorded and of others."""
         order = self._lowered.memory.order
-        stays = {*self._kept, *self._lowered.fixed, *self._residents, *self._lowered.memory.donated.values()}
+        over_states = self._lowered.memory.donated.values()
+        stays = {*self._kept, *self._lowered.fixed, *self._residents, *self._handed, *over_states}
 
         def can_be_recorded(position: int) -> bool:
             index = order[position]
@@ -131,8 +140,6 @@ class ArrayInstance:
                 self._run_steps(segment)
             else:
                 segment.replay()
-        if self._fails_late or self._commit == len(self._placement.steps):
-            self._check_faults()
 
     def _bound_steps(self, segment: _Segment) -> Iterator[BoundStep]:
         """Steps that can be recorded, with their memory, all of which stays."""
@@ -206,31 +213,103 @@ class ArrayInstance:
         """See ArrayProgram.run."""
         with self._device.on(self._stream):
             try:
-                return self._run(inputs, buffers)
+                self._begin(inputs)
+                self._run_segments()
+                self._check_last_faults()
+                first = len(self._residents)
+                outputs = [self._output(position, buffers.get(position)) for position in range(first, self._count)]
+                return [*self._new_states(), *outputs]
             except GraphkitError:
                 # What came of the first fault may be what a later step has failed of.
                 self._check_faults()
                 raise
             finally:
-                # Whatever becomes of the run: nobody reads or frees what is still being written.
-                self._device.synchronize(self._stream)
-                for storage in self._passing:
-                    self._arrays.pop(storage, None)
-                self._passing.clear()
+                self._end()
 
-    def _run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        results, first = self._placement.results, len(self._residents)
+    @property
+    def _count(self) -> int:
+        return len(self._placement.results)
+
+    def _begin(self, inputs: Sequence[Any]) -> None:
         self._refresh()
         for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
             if given is not self._residents.get(value) and value not in self._lowered.fixed and given is not None:
                 self._receive(value, given)
-        self._run_segments()
-        outputs = [
-            self._output(result.value, buffers.get(position)) for position, result in enumerate(results[first:], first)
-        ]
-        return [*self._new_states(), *outputs]
 
-    def _output(self, value: Value, out: np.ndarray | None) -> Any:
+    def _check_last_faults(self) -> None:
+        """The steps behind the last look at faults are done."""
+        if self._fails_late or self._commit == len(self._placement.steps):
+            self._check_faults()
+
+    def _end(self) -> None:
+        # Whatever becomes of the run: nobody reads or frees what is still being written.
+        self._device.synchronize(self._stream)
+        for storage in self._passing:
+            self._arrays.pop(storage, None)
+        self._passing.clear()
+
+    # --- a run beside others, of which it hands values on -------------------------------------------------------
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Take the inputs of a run, as `run` does, or Handed ones; `end` has to follow, whatever happens."""
+        with self._device.on(self._stream):
+            self._begin(inputs)
+
+    def launch(self) -> None:
+        """Have the steps done, without a wait for those that are kernels."""
+        with self._device.on(self._stream):
+            self._run_segments()
+            self._ready = self._device.event()
+
+    def handed(self, position: int) -> Handed:
+        """A result, for programs of this kind of device; it is there, as long as no run follows, and may be a list."""
+        value = self._placement.results[position].value
+        root = self._placement.root[value]
+        source = self._arrays[root]
+        held = self._views.get(position)
+        if held is None or held[0] is not source:
+            array = self._read(value)
+            # What others have may be written over behind them, and be something else in the next run.
+            if isinstance(value.type, TensorType) and (root in self._handed or not array.flags.c_contiguous):
+                source = None
+                with self._device.on(self._stream):
+                    array = self._copied(array)
+                    self._ready = self._device.event()
+            held = self._views[position] = source, array
+        return Handed(self._device, held[1], self._ready)
+
+    def received(self, position: int) -> Handed:
+        """An input that was copied here, as `handed` hands on a result."""
+        return Handed(self._device, self._arrays[self._lowered.graph.inputs[position]], self._ready)
+
+    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+        """A result on the host, once it is there."""
+        with self._device.on(self._stream):
+            return self._output(position, out)
+
+    def check(self) -> None:
+        """Wait for all steps; raises RuntimeFailure as `run` does."""
+        with self._device.on(self._stream):
+            self._check_last_faults()
+            self._device.synchronize(self._stream)
+
+    def first_fault(self) -> None:
+        """Raise RuntimeFailure where a step that was begun has met what no kernel can compute."""
+        with self._device.on(self._stream):
+            self._check_faults()
+
+    def new_states(self) -> list[Resident | None]:
+        """The new values of states, in the memory of the old ones."""
+        with self._device.on(self._stream):
+            return self._new_states()
+
+    def end(self) -> None:
+        """The run is over, or given up."""
+        with self._device.on(self._stream):
+            self._end()
+
+    def _output(self, position: int, out: np.ndarray | None) -> Any:
+        value = self._placement.results[position].value
         array, kind = self._read(value), value.type
         if not isinstance(kind, TensorType) or self._device.supports(kind.dtype):
             return _copied_out(self._device, array, out)
@@ -238,12 +317,29 @@ class ArrayInstance:
         return _as(bits, kind.dtype.numpy) if out is None else out
 
     def _receive(self, value: Value, given: Any) -> None:
-        if value in self._kept:
+        if isinstance(given, Handed):
+            self._take_over(value, given)
+        elif value in self._kept:
             self._sent(value, given, self._arrays[value])
         elif value in self._residents:
             self._bind(value, given if isinstance(given, Resident) else self._resident(value, self._sent(value, given)))
         else:
+            self._moved |= value in self._handed
             self._pass(value, self._sent(value, given))
+
+    def _take_over(self, value: Value, given: Handed) -> None:
+        """Read what another instance has where it is, or, from another device, in a copy."""
+        if given.ready is not None:
+            self._device.wait_for(given.ready)
+        if given.device is self._device and value in self._handed:
+            self._moved |= self._arrays.get(value) is not given.array
+            self._arrays[value] = given.array
+            return
+        array = given.array
+        if value not in self._kept:
+            memory = self._device.alloc(array.nbytes)
+            self._pass(value, self._device.view(memory, 0, array.shape, array.dtype))
+        self._device.copy_across(array, self._arrays[value])
 
     def _resident(self, state: Value, array: Any) -> Resident:
         return Resident(self._device, array, state.dtype.numpy)

@@ -7,7 +7,7 @@ Maps, which are Python's own dicts, are always on the host. Outputs come back as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,11 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.lower.staged import StagedStep
 from graphkit.executor.memory.errors import out_of_memory
+from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.array_instance import ArrayInstance
-from graphkit.ir.graph import Graph, Node
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.sequence.elements import holds_maps
 
@@ -37,7 +38,8 @@ _STEP_BYTES = 24 << 10
 class ArrayProgram:
     """Runs a lowered graph on a device; see Program, whose public face this has.
 
-    Raises UnsupportedError, naming nodes, for types that the device has no arrays of.
+    handed: inputs that a run takes from other programs of the device, where they are. Raises UnsupportedError, naming
+    nodes, for types that the device has no arrays of.
     """
 
     interruptible: Callable[[], bool] | None = None
@@ -45,16 +47,18 @@ class ArrayProgram:
     is_as_declared = False
     has_fixed_results = False
 
-    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
+    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools, handed: Collection[Value] = ()):
         graph = lowered.graph
         _check_lowered(lowered, device)
         self.graph = graph
         self.device = device
         self.pools = pools
+        self._handed = tuple(handed)
         self.lowered = lowered
         self.placement = lowered.placement
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
+        self._on_devices = {device: range(len(graph.updates))}
         # No memory of the host's: an instance writes over what the device holds.
         self.donated = [False] * len(graph.updates)
         self._idle: list[ArrayInstance] = []
@@ -65,17 +69,35 @@ class ArrayProgram:
         their own."""
         if programs.recorder is not None:
             raise UnsupportedError(f"profiling needs the native engine: device 'cpu', not {self.device.name!r}")
+        instance = self.take()
+        with out_of_memory(self.graph, f"a run on device {self.device.name!r}"):
+            results = instance.run(inputs, buffers)
+        self.give(instance)
+        return results
+
+    def take(self) -> ArrayInstance:
+        """An instance for one run. Raises OutOfMemory."""
         try:
-            instance = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
             arena = self.lowered.memory.layout.arena_bytes
             with out_of_memory(self.graph, f"the arena on device {self.device.name!r}, {arena} bytes"):
-                instance = ArrayInstance(self.lowered, self.device, self.pools)
-        with out_of_memory(self.graph, f"a run on device {self.device.name!r}"):
-            results = instance.run(inputs, buffers)
+                return ArrayInstance(self.lowered, self.device, self.pools, self._handed)
+
+    def give(self, instance: ArrayInstance) -> None:
+        """Take an instance back after a run that went well."""
         if len(self._idle) < IDLE:
             self._idle.append(instance)
-        return results
+
+    @property
+    def finals(self) -> tuple[Result, ...]:
+        """The updates' new values, then the outputs."""
+        return self.placement.results
+
+    @property
+    def on_devices(self) -> Mapping[Device, Sequence[int]]:
+        """The states that stay on a device between runs, by their positions among the updates."""
+        return self._on_devices
 
     @property
     def fallbacks(self) -> tuple[str, ...]:

@@ -6,15 +6,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from graphkit.errors import GraphkitError, LimitReached, NotFinite, OutOfMemory, RuntimeFailure
+from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
-from graphkit.executor.memory.placement import Placement
+from graphkit.executor.memory.placement import Placement, Result
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
 from graphkit.ir import limits
 from graphkit.ir.graph import Graph
@@ -60,7 +61,6 @@ class BaseProgram(ABC):
     written where it is handed out.
     """
 
-    device: ClassVar[None] = None  # memory is the host's
     arena_bytes: int
     kept_bytes: int
     owned: list[tuple[tuple[int, ...], np.dtype, int] | None]
@@ -91,6 +91,16 @@ class BaseProgram(ABC):
         by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
         input has. Safe to call from several threads.
         """
+
+    @property
+    def finals(self) -> tuple[Result, ...]:
+        """The updates' new values, then the outputs."""
+        return self.placement.results
+
+    @property
+    def on_devices(self) -> Mapping[Device, Sequence[int]]:
+        """The states that stay on a device between runs, by their positions among the updates."""
+        return {}
 
     @cached_property
     def has_fixed_results(self) -> bool:

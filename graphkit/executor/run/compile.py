@@ -6,9 +6,11 @@ lay out the memory (`lower_graph`), and write the program down (`Program`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
+from graphkit import config
+from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import with_arrays
 from graphkit.executor.lower.batch import Batch, batch_of
@@ -22,7 +24,7 @@ from graphkit.executor.run.base_program import BaseProgram
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.sized_program import SizedProgram
 from graphkit.ir.collector import uncollected
-from graphkit.ir.graph import Graph
+from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
 from graphkit.passes.control.specialise import specialise_subgraphs
@@ -30,7 +32,8 @@ from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import BOUND
 
-AnyProgram: TypeAlias = BaseProgram | ArrayProgram
+# A program of one device.
+SingleProgram: TypeAlias = BaseProgram | ArrayProgram
 
 
 @uncollected
@@ -40,11 +43,12 @@ def compile_graph(
     fixed: Mapping[int, VersionedArray],
     settings: Settings,
     pools: Pools,
-) -> AnyProgram:
+    handed: Collection[int] = (),
+) -> SingleProgram:
     """The program of `graph` for inputs of these `shapes`, by name; others have theirs already.
 
-    `fixed` gives operands that only change with a version, by position of the input. See Program for the rest. Raises
-    what `bind` raises, OutOfMemory.
+    `fixed` gives operands that only change with a version, by position of the input; `handed` are positions of those
+    that other programs of the device have made. See Program for the rest. Raises what `bind` raises, OutOfMemory.
     """
     bound = bind(graph, shapes)
     if settings.optimize:
@@ -53,7 +57,8 @@ def compile_graph(
     with out_of_memory(bound, "planning the run"):
         specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
-        return _program(lower_graph(specialised, arrays, settings, misfits), pools)
+        lowered = lower_graph(specialised, arrays, settings, misfits)
+        return _program(lowered, pools, [specialised.inputs[position] for position in handed])
 
 
 def find_batch(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Batch | None:
@@ -92,6 +97,13 @@ def sized_program(
         return None
 
 
-def _program(lowered: LoweredGraph, pools: Pools) -> AnyProgram:
+def refuse_fallbacks(program: SingleProgram) -> None:
+    """With GRAPHKIT_STRICT=1, raise UnsupportedError for nodes without a native kernel."""
+    if config.STRICT.get() and program.fallbacks:
+        listed = ", ".join(program.fallbacks)
+        raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
+
+
+def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> SingleProgram:
     device = with_arrays(lowered.settings.device, lowered.settings.number)
-    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools)
+    return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, handed)

@@ -21,6 +21,9 @@ from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 
+# Of so many lists of names a joint store knows which are whose.
+_DIVIDED = 16
+
 
 class ParamStore(MutableMapping[str, np.ndarray]):
     """Arrays by name. Reading gives a read-only array; `store[name] = array` checks it and bumps its version.
@@ -302,7 +305,9 @@ class JointStore(ParamStore):
     def _by_owner(self, names: tuple[str, ...]) -> list[tuple[ParamStore, list[str]]]:
         """The stores that hold these names, with those that each has. An executor asks for the same ones every time."""
         if names not in self._divided:
-            self._divided = {names: [(s, [n for n in names if self._owner[n] is s]) for s in self._stores]}
+            if len(self._divided) >= _DIVIDED:
+                self._divided.clear()
+            self._divided[names] = [(s, [n for n in names if self._owner[n] is s]) for s in self._stores]
         return self._divided[names]
 
     def resident(self, name: str, device: Device) -> Resident | None:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from graphkit import config
 from graphkit.errors import TypeMismatch
+from graphkit.executor.devices.device import Device
+from graphkit.executor.devices.loading import with_arrays
 from graphkit.executor.lower.batch import Batch
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import InstancedProgram
 from graphkit.executor.run.batched_program import BatchedProgram, Parts
-from graphkit.executor.run.compile import AnyProgram, compile_graph, find_batch, make_template, sized_program
+from graphkit.executor.run.compile import SingleProgram, compile_graph, find_batch, make_template, sized_program
 from graphkit.executor.run.selection import Key, Selection
 
 # The most recently used programs stay however large they are: training takes turns with evaluation, and the last batch
@@ -38,16 +40,22 @@ class Programs:
     def __init__(self, settings: Settings, pools: Pools):
         self._settings = settings
         self._pools = pools
-        self._kept: OrderedDict[Key, AnyProgram] = OrderedDict()
+        device = with_arrays(settings.device, settings.number)
+        self._devices = () if device is None else (device,)
+        self._kept: OrderedDict[Key, SingleProgram] = OrderedDict()
         self._bytes = 0
         self._templates: dict[_Group, Template | None] = {}
         self._compiled: set[_Group] = set()
         self._batches: dict[_Group, Batch | None] = {}
 
+    def readers(self, name: str) -> Sequence[Device]:
+        """The devices with arrays of their own that read an input."""
+        return self._devices
+
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, key: Key) -> AnyProgram | None:
+    def find(self, key: Key) -> SingleProgram | None:
         """The program, if it is there and to be used; it is the last used one then."""
         program = self._kept.get(key)
         if program is None:
@@ -63,12 +71,12 @@ class Programs:
             program.outgrown = False  # there is no room for a compiled one
         return program
 
-    def make(self, key: Key, selection: Selection) -> AnyProgram:
+    def make(self, key: Key, selection: Selection) -> SingleProgram:
         """The program for inputs of these shapes. Raises as `compile_graph`."""
         before = self._kept.get(key)  # outgrown
         if before is not None:
             self._drop(key)
-        program: AnyProgram = self._in_parts(key, selection) or self._whole(key, selection, light=before is None)
+        program: SingleProgram = self._in_parts(key, selection) or self._whole(key, selection, light=before is None)
         self._kept[key] = program
         self._bytes += program.kept_bytes
         most = config.CACHE_MB.get() << 20
@@ -82,11 +90,11 @@ class Programs:
         for other in [k for k, p in self._kept.items() if isinstance(p, BatchedProgram) and key in p.keys]:
             self._bytes -= self._kept.pop(other).kept_bytes
 
-    def _whole(self, key: Key, selection: Selection, light: bool) -> AnyProgram:
+    def _whole(self, key: Key, selection: Selection, light: bool) -> SingleProgram:
         program = self._from_template(key, selection) if light and key.group in self._compiled else None
         if program is None:
             shapes, fixed = selection.shapes(key), selection.unfed(key)
-            program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools)
+            program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools, selection.handed)
             self._compiled.add(key.group)
         return program
 
@@ -121,7 +129,7 @@ class Programs:
             return None
         return Parts(1, count, program, part_key)
 
-    def _from_template(self, key: Key, selection: Selection) -> AnyProgram | None:
+    def _from_template(self, key: Key, selection: Selection) -> SingleProgram | None:
         fixed = selection.unfed(key)
         if key.group not in self._templates:
             self._templates[key.group] = make_template(selection.graph, fixed, self._settings)

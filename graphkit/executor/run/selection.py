@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.run.compile import AnyProgram
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from graphkit.executor.run.divided_program import AnyProgram
 
 # numpy's bits of flags.num: C-contiguous, aligned.
 _IN_PLACE = 0x0001 | 0x0100
@@ -52,7 +54,7 @@ class Key(NamedTuple):
 class Selection:
     """The graph of some of the outputs, and all updates, with the names that runs need.
 
-    `fixed` are the arrays of stored inputs.
+    `fixed` are the arrays of stored inputs; `handed` are positions of inputs that other programs of a device have made.
     """
 
     graph: Graph
@@ -60,6 +62,7 @@ class Selection:
     inputs: tuple[RunInput, ...]
     outputs: tuple[str, ...]
     states: tuple[str, ...]
+    handed: tuple[int, ...] = ()
 
     @cached_property
     def feedable(self) -> dict[str, int]:

@@ -9,38 +9,39 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Container, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
+from graphkit.executor.devices.groups import AnyDevice, grouped
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import DeviceName, load_device, native_module, with_arrays
-from graphkit.executor.devices.registry import is_fusable, runs_whole
+from graphkit.executor.devices.loading import DeviceName, load_device, native_module
 from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run import maps
-from graphkit.executor.run.compile import AnyProgram
+from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.declared import Declared
+from graphkit.executor.run.device_passes import device_passes
+from graphkit.executor.run.divided_program import AnyProgram, DividedProgram
+from graphkit.executor.run.divided_programs import make_programs
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
 from graphkit.executor.run.params import ParameterArray, ParamStore
-from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import HALVES, DType, TensorType
+from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.pipeline import array_passes, inference_passes
+from graphkit.passes.distribution.places import groups_of
 from graphkit.passes.training.randomness import bind_rng
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ PRECISIONS = ("f32", "bf16", "f16", "tf32")
 
 
 class Executor:
-    """Runs a graph with the arrays of `params` on a device: "cpu", "cuda", or "cuda:1" for the second card.
+    """Runs a graph with the arrays of `params` on a device: "cpu", "cuda", or "cuda:1" for the second card; or on
+    several, by groups of nodes: `{"first": "cuda:0", "second": "cuda:1", None: "cpu"}`, where None stands for nodes in
+    no group (see `graphkit.passes.distribution.places`).
 
     Inputs of role parameter and state are read from `params` by name (they may be fed as well); a run leaves their new
     values there. It writes them over the old ones where it can: arrays of `params` that somebody else holds keep their
@@ -80,7 +83,7 @@ class Executor:
         graph: Graph,
         params: ParamStore,
         *,
-        device: str = "cpu",
+        device: AnyDevice = "cpu",
         threads: int | None = None,
         seed: int | None = None,
         optimize: bool = True,
@@ -98,25 +101,26 @@ class Executor:
     ):
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
-        load_device(device)
-        kind, number = DeviceName.of(device)
-        _check_precision(precision, optimize, kind)
-        self.params = params
+        device = grouped(device, groups_of(graph))
         self._declared = Declared(graph, declared) if declared else None
-        native = kind == "cpu" and native_module() is not None
-        self._settings = Settings(
-            kind, native, threads, deterministic, inplace, share, optimize, declared,
-            collectives=collectives, channels=channels, tf32=precision == "tf32", number=number,
+        names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
+        for each in names:
+            load_device(str(each))
+            _check_precision(precision, optimize, each.kind)
+        self.params = params
+        common = Settings(
+            "cpu", False, threads, deterministic, inplace, share, optimize, declared,
+            collectives=collectives, channels=channels, tf32=precision == "tf32",
         )  # fmt: skip
-        self._device = with_arrays(kind, number)
+        settings = [
+            common._replace(device=kind, number=number, native=kind == "cpu" and native_module() is not None)
+            for kind, number in names
+        ]
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
-        fusable = partial(is_fusable, kind)
-        if optimize and native:  # fused operators are made for native kernels
-            passes += inference_passes(precision, partial(runs_whole, kind), _computed_in_float32(), fusable)
-        elif optimize and kind != "cpu":
-            passes += array_passes(fusable, precision)
+        if len(settings) == 1:
+            passes += device_passes(settings[0], precision)
         self._graph, self._map_makers = maps.apart(uncollected(run_passes)(graph, passes))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
@@ -127,7 +131,7 @@ class Executor:
         self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
-        self._programs = Programs(self._settings, self._pools)
+        self._programs = make_programs(device, settings, self._pools, precision)
         self._latest: AnyProgram | None = None
         self._repeat: Repeat | None = None
         self._lock = threading.RLock()
@@ -181,10 +185,10 @@ class Executor:
 
         They must not change until that run, which finds them by where they lie. On the CPU nothing is to be done.
         """
-        if self._device is not None:
-            for array in feeds.values():
-                if isinstance(array, np.ndarray):
-                    self._device.send_ahead(array)
+        for name, array in feeds.items():
+            if isinstance(array, np.ndarray):
+                for device in self._programs.readers(name):
+                    device.send_ahead(array)
 
     def _within_limits(
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None, out: Mapping[str, np.ndarray] | None
@@ -236,11 +240,10 @@ class Executor:
     def _run(self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> dict[str, Any]:
         arrays = self._collect(selection, feeds)
         program = self._specialise(selection, selection.key(arrays, feeds))
-        if config.STRICT.get() and program.fallbacks:
-            listed = ", ".join(program.fallbacks)
-            raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
+        if not isinstance(program, DividedProgram):
+            refuse_fallbacks(program)
         count = len(selection.states)
-        placed = program.placement.results
+        placed = program.finals
         buffers: dict[int, np.ndarray] = {}
         for name in out:
             if name not in selection.outputs:
@@ -449,12 +452,6 @@ def _has_shape(value: Value) -> bool:
 def _is_stored(value: Value) -> bool:
     """Whether a graph's input has an array unless it is fed; data and generators have none, whatever their name."""
     return value.role in ("parameter", "state")
-
-
-def _computed_in_float32() -> frozenset[DType]:
-    """The half floats that the processor does not multiply itself."""
-    native = native_module()
-    return HALVES - {DType.BFLOAT16} if native is not None and native.has_bfloat16() else HALVES
 
 
 def _check_precision(precision: str, optimize: bool, device: str) -> None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from graphkit.executor.devices.device import Device
-from graphkit.executor.memory.placement import Placement
+from graphkit.executor.memory.placement import Result
 from graphkit.executor.run.params import ParamStore
 
 
 class _Program(Protocol):
     """What programs say about their states, by their order among the updates."""
 
-    placement: Placement
     state_inputs: list[int]  # positions among the inputs
     donated: list[bool]  # whether the new value may take the memory of the old one
 
     @property
-    def device(self) -> Device | None:
-        """Where states stay between runs, if not on the host: such a program writes over them itself."""
+    def finals(self) -> tuple[Result, ...]: ...
+
+    @property
+    def on_devices(self) -> Mapping[Device, Sequence[int]]:
+        """Which states stay on a device between runs, which the program writes over itself."""
         ...
 
 
@@ -40,14 +42,14 @@ class States:
         self, names: Sequence[str], program: _Program, arrays: list[Any], fed: Container[str]
     ) -> dict[int, np.ndarray]:
         """Put the states that are not fed into `arrays`; return the memory that is there for new values."""
-        if program.device is not None:
-            wanted = [(n, at) for n, at in zip(names, program.state_inputs, strict=True) if n not in fed]
-            for (_, at), value in zip(wanted, self._params.lend([n for n, _ in wanted], program.device), strict=True):
-                arrays[at] = value
-            return {}
-        buffers: dict[int, np.ndarray] = {}
         params = self._params
-        for position, name in enumerate(names):
+        for device, positions in program.on_devices.items():
+            wanted = [position for position in positions if names[position] not in fed]
+            for position, value in zip(wanted, params.lend([names[i] for i in wanted], device), strict=True):
+                arrays[program.state_inputs[position]] = value
+        buffers: dict[int, np.ndarray] = {}
+        for position in self._on_host(names, program):
+            name = names[position]
             at = program.state_inputs[position]
             if program.donated[position]:
                 if name in fed:
@@ -61,7 +63,7 @@ class States:
                 continue
             if name not in fed:
                 arrays[at] = params[name]
-            if program.placement.results[position].owned and name in self._spares:
+            if program.finals[position].owned and name in self._spares:
                 buffers[position] = self._spares.pop(name)
         return buffers
 
@@ -74,11 +76,20 @@ class States:
     def commit(self, names: Sequence[str], program: _Program, new: list[Any]) -> None:
         """Write the new values: arrays, which leave `new`, or what is on a device."""
         params = self._params
-        if program.device is not None:
-            params.place(names, new)
-            return
-        for position in reversed(range(len(names))):
-            name, array = names[position], new.pop()
+        for positions in program.on_devices.values():
+            params.place([names[i] for i in positions], [new[i] for i in positions])
+        for position in self._on_host(names, program):
+            # Nobody but the store holds it.
+            name, array, new[position] = names[position], new[position], None
             previous = params.commit(name, array)
             if previous is not None and not program.donated[position]:
                 self._spares[name] = previous
+
+    def _on_host(self, names: Sequence[str], program: _Program) -> Sequence[int]:
+        """The positions of the states that stay on the host."""
+        away = [*program.on_devices.values()]
+        if not away:
+            return range(len(names))
+        if sum(map(len, away)) == len(names):
+            return ()
+        return sorted({*range(len(names))}.difference(*away))

@@ -29,14 +29,11 @@ from dataclasses import dataclass
 
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
-from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
-from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import is_if
-from graphkit.passes.core.bind import plain_name
 from graphkit.passes.distribution.branches import divide_if
-from graphkit.passes.distribution.homes import Homes, find_homes
+from graphkit.passes.distribution.homes import Homes, find_homes, sources_of
 from graphkit.passes.distribution.levels import Level, Side, Transfers
 from graphkit.passes.distribution.loops import divide_loop
 
@@ -198,10 +195,4 @@ def _divide(level: Level, node: Node) -> None:
 
 def _sources(graph: Graph) -> dict[str, tuple[Value, int]]:
     """Which input that every rank has tells what a name of a size stands for, and along which axis."""
-    found: dict[str, tuple[Value, int]] = {}
-    for value in graph.inputs:
-        if value.role not in _STORED and isinstance(value.type, TensorType):
-            for axis, dim in enumerate(value.type.shape or ()):
-                if isinstance(dim, DimExpr) and (name := plain_name(dim)) is not None:
-                    found.setdefault(name, (value, axis))
-    return found
+    return sources_of(v for v in graph.inputs if v.role not in _STORED)

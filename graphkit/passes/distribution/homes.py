@@ -8,7 +8,7 @@ shape, has no home either: it need not travel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphkit.errors import UsageError
@@ -18,6 +18,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import IfView, LoopView, is_if
 from graphkit.ops.internal.ordering import After
+from graphkit.passes.core.bind import plain_name
 from graphkit.passes.core.sweep import is_control
 
 # For a size that only inputs tell, where bytes are compared.
@@ -38,11 +39,7 @@ class Homes:
     inner: dict[Node, tuple[Homes, ...]] = field(default_factory=dict)
 
     def told(self, value: Value) -> bool:
-        """Whether the type tells the elements, as numbers or by sizes of inputs."""
-        kind = value.type
-        if not isinstance(kind, TensorType) or kind.value is None or not kind.is_static:
-            return False
-        return all(not isinstance(d, DimExpr) or d.symbols <= self.symbols for d in kind.value)
+        return is_told(value, self.symbols)
 
     @property
     def ranks(self) -> Iterable[int]:
@@ -169,11 +166,12 @@ def _heaviest(operands: Sequence[Value], homes: Homes) -> int | None:
     weights: dict[int, int] = {}
     for value in dict.fromkeys(operands):
         if (home := homes.of[value]) is not None:
-            weights[home] = weights.get(home, 0) + _bytes(value)
+            weights[home] = weights.get(home, 0) + tensor_bytes(value)
     return max(weights, key=weights.__getitem__) if weights else None
 
 
-def _bytes(value: Value) -> int:
+def tensor_bytes(value: Value) -> int:
+    """About how many bytes a value takes; a size that only inputs tell is assumed."""
     kind = value.type
     if not isinstance(kind, TensorType) or kind.shape is None:
         return _ASSUMED_SIZE
@@ -181,6 +179,24 @@ def _bytes(value: Value) -> int:
     for dim in kind.shape:
         size *= _ASSUMED_SIZE if isinstance(dim, DimExpr) else dim
     return size
+
+
+def is_told(value: Value, symbols: Collection[str]) -> bool:
+    """Whether the type tells the elements, as numbers or by sizes of these names."""
+    kind = value.type
+    if not isinstance(kind, TensorType) or kind.value is None or not kind.is_static:
+        return False
+    return all(not isinstance(d, DimExpr) or all(name in symbols for name in d.symbols) for d in kind.value)
+
+
+def sources_of(values: Iterable[Value]) -> dict[str, tuple[Value, int]]:
+    """Which of these values tells what a name of a size stands for, and along which axis."""
+    found: dict[str, tuple[Value, int]] = {}
+    for value in values:
+        for axis, dim in enumerate((value.type.shape if isinstance(value.type, TensorType) else None) or ()):
+            if isinstance(dim, DimExpr) and (name := plain_name(dim)) is not None:
+                found.setdefault(name, (value, axis))
+    return found
 
 
 def _keeps_names(inner: Sequence[Value], outer: Sequence[Value], symbols: frozenset[str]) -> bool:

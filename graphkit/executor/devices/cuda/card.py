@@ -40,10 +40,9 @@ from graphkit.ops.xp import cupy_xp
 class CudaDevice:
     """A card, as `graphkit.executor.devices.device.Device` wants it."""
 
-    name = "cuda"
-
     def __init__(self, cupy: Any, number: int):
         self._cupy = cupy
+        self.name = f"cuda:{number}" if number else "cuda"
         self.number = number
         self._functions: dict[str, Any] = {}
         self._ahead = SentAhead(self)
@@ -144,17 +143,16 @@ class CudaDevice:
         self._ahead.send(array)
 
     def copy_across(self, source: Any, target: Any) -> None:
+        # From card to card where they reach each other, else by way of the host: CuPy finds out.
         target.data.copy_from_device_async(source.data, source.nbytes)
 
     def event(self) -> Any:
-        """See `ahead.Copies`."""
         made = self._cupy.cuda.Event(disable_timing=True)
         # By itself an event is one of the null stream.
         made.record(self._cupy.cuda.get_current_stream())
         return made
 
     def wait_for(self, event: Any) -> None:
-        """See `ahead.Copies`."""
         self._cupy.cuda.get_current_stream().wait_event(event)
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:

@@ -39,3 +39,12 @@ def card(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Card:
     for module in (cuda, cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: made)
     return made
+
+
+@pytest.fixture
+def cards(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[Card]:
+    """What "cuda:0", "cuda:1" and "cuda:2" are while the test runs."""
+    made = [Card(emulator, number) for number in range(3)]
+    for module in (cuda, cuda.card):
+        monkeypatch.setattr(module, "device", lambda number=0: made[number])
+    return made

@@ -22,7 +22,15 @@ from graphkit.ops.xp import Namespace
 
 
 class CardArray(np.ndarray):
-    """An array in the stand-in's memory: nothing computes with it and an array of the host together."""
+    """An array in the stand-in's memory: nothing computes with it and an array of the host together.
+
+    card: the number of the card that it was allocated on; None for what numpy has made.
+    """
+
+    card: int | None = None
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.card = getattr(source, "card", None)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
         keywords = {k: _plain(v) for k, v in keywords.items()}
@@ -75,10 +83,10 @@ class CardNamespace(Namespace):
 
 
 class Stream:
-    """Work that waits until somebody waits for it. waits: how often somebody did."""
+    """Work that waits until somebody waits for it. waits: how often somebody did; done: how much is."""
 
     def __init__(self) -> None:
-        self.waits = 0
+        self.waits = self.done = 0
         self.work: list[Callable[[], Any]] = []
         self.recorded: list[Callable[[], Any]] | None = None
 
@@ -122,6 +130,7 @@ class _Launched(OwnLaunches):
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for array in (*inputs, *outputs):
             assert array is None or (isinstance(array, CardArray) and array.flags.c_contiguous)
+            assert array is None or array.card in (None, self._card.number), "another card's memory"
             # All that is read and written in 16 bytes begins at a multiple of them.
             assert array is None or array.ctypes.data % 16 == 0
         given = list(inputs), list(outputs), scratch, self._fault
@@ -148,9 +157,9 @@ class Card:
     recording how many steps it had, and how many were left when some shared launches.
     """
 
-    name = "cuda"
-
-    def __init__(self, emulator: Emulator) -> None:
+    def __init__(self, emulator: Emulator, number: int = 0) -> None:
+        self.number = number
+        self.name = f"cuda:{number}" if number else "cuda"
         self.arrays = CardNamespace()
         self.emulator = emulator
         self.launched: list[str] = []
@@ -158,6 +167,8 @@ class Card:
         self.allocated: list[int] = []
         self.merged: list[tuple[int, int]] = []
         self.uploads = self.recordings = self.replays = self.sent = 0
+        # Bytes that came from other cards.
+        self.crossed: list[int] = []
         self._ahead = SentAhead(self)
         self.streams: list[Stream] = []
         self._late: list[np.ndarray] = []
@@ -222,7 +233,9 @@ class Card:
 
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         assert dtype.isbuiltin == 1, "CuPy has no such arrays"
-        return np.ndarray(shape, dtype, memory, offset).view(CardArray)
+        made = np.ndarray(shape, dtype, memory, offset).view(CardArray)
+        made.card = self.number
+        return made
 
     def host_memory(self, nbytes: int) -> np.ndarray:
         self._late.append(np.full(nbytes, 0x5A, np.uint8))
@@ -247,6 +260,11 @@ class Card:
         self._ahead.send(array)
 
     def copy_across(self, source: Any, target: Any) -> None:
+        # Memory by itself is this card's.
+        assert getattr(target, "card", self.number) == self.number
+        assert source.flags.c_contiguous
+        if getattr(source, "card", self.number) != self.number:
+            self.crossed.append(source.nbytes)
         given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))
         self.current.queue(lambda: np.copyto(to[: len(given)], given))
 

@@ -187,3 +187,29 @@ def test_tables_are_copied_when_a_kernel_is_prepared() -> None:
     assert seen == [("on the card", "y")] * 4
     assert len(copies) == 1
     assert copies[0] is table.array
+
+
+def test_what_goes_from_card_to_card_waits_for_an_event() -> None:
+    """CuPy is asked for an event behind the work of one card, and for a copy behind it in the other's stream."""
+    asked: list[Any] = []
+
+    class Event:
+        def __init__(self, *, disable_timing: bool):
+            assert disable_timing
+
+        def record(self, stream: Any) -> None:
+            asked.append(("record", self, stream))
+
+    class Memory:
+        def copy_from_device_async(self, source: Any, nbytes: int) -> None:
+            asked.append(("copy", source, nbytes))
+
+    stream = SimpleNamespace(wait_event=lambda event: asked.append(("wait", event)))
+    runtime = SimpleNamespace(Event=Event, get_current_stream=lambda: stream)
+    one, other = object.__new__(cuda.CudaDevice), object.__new__(cuda.CudaDevice)
+    one._cupy = other._cupy = SimpleNamespace(cuda=runtime)
+    array, target = SimpleNamespace(data="there", nbytes=24), SimpleNamespace(data=Memory())
+    event = one.event()
+    other.wait_for(event)
+    other.copy_across(array, target)
+    assert asked == [("record", event, stream), ("wait", event), ("copy", "there", 24)]

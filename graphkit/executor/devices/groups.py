@@ -1,0 +1,78 @@
+"""Which device runs which group of nodes (`gk.attr_scope(ctx_group=...)`) of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from graphkit.errors import UnsupportedError, UsageError
+from graphkit.executor.devices.loading import DeviceName
+from graphkit.ir.context import GROUP
+
+
+class GroupDevices:
+    """Several devices, and which of them runs each group; for graphs of one model, whose states stay where they are.
+
+    devices: each once; `groups` gives positions among them, and so does `default`, of what is in no group. homes: where
+    parameters and states were found to be, by name.
+    """
+
+    def __init__(self, devices: Sequence[DeviceName], groups: Mapping[str, int], default: int | None):
+        self.devices = tuple(devices)
+        self.groups = dict(groups)
+        self.default = default
+        self.homes: dict[str, int] = {}
+
+
+# The device of a whole graph, or those of its groups; None is for nodes in no group.
+AnyDevice: TypeAlias = str | Mapping[str | None, str] | GroupDevices
+
+
+def kinds_of(device: AnyDevice) -> list[str]:
+    """The kinds of devices that a graph runs on. Raises UnsupportedError for a device that graphkit does not know."""
+    if isinstance(device, GroupDevices):
+        names: Iterable[DeviceName] = device.devices
+    else:
+        names = map(DeviceName.of, [device] if isinstance(device, str) else device.values())
+    return list(dict.fromkeys(name.kind for name in names))
+
+
+def grouped(device: AnyDevice, known: Iterable[str]) -> str | GroupDevices:
+    """The devices of the `known` groups of a graph; one where that is all there is.
+
+    Raises UsageError for a group that is not known, one that has no device while there is no default, and what is no
+    mapping of names to devices; UnsupportedError for a device that graphkit does not know.
+    """
+    if isinstance(device, (str, GroupDevices)):
+        return device
+    if not isinstance(device, Mapping) or not all(isinstance(name, str) for name in device.values()):
+        raise UsageError(f"device: a name, or names by group, not {device!r}")
+    groups = list(known)
+    for group in device:
+        if group is not None and group not in groups:
+            if not groups:
+                raise UsageError(
+                    f"device: no node of the graph is in a group {group!r}; build it within gk.attr_scope({GROUP}=...)"
+                )
+            listed = ", ".join(map(repr, groups))
+            raise UsageError(f"device: the graph has no group {group!r}; its groups are {listed}")
+    if None not in device and (lacking := [group for group in groups if group not in device]):
+        listed = ", ".join(map(repr, lacking))
+        raise UsageError(f"device: no device is given for {listed}, nor one for None, which stands for all else")
+    if not device:
+        raise UsageError("device: no device is given")
+    names = {group: _parsed(group, name) for group, name in device.items()}
+    devices = list(dict.fromkeys(names.values()))
+    if len(devices) == 1:
+        return next(iter(device.values()))
+    placed = {group: devices.index(name) for group, name in names.items()}
+    default = placed.pop(None, None)
+    return GroupDevices(devices, {group: place for group, place in placed.items() if group is not None}, default)
+
+
+def _parsed(group: str | None, name: str) -> DeviceName:
+    try:
+        return DeviceName.of(name)
+    except UnsupportedError as error:
+        whose = "what is in no group" if group is None else f"group {group!r}"
+        raise UnsupportedError(f"{error} (of {whose})") from None

@@ -1,0 +1,28 @@
+"""The passes that make of a graph what a device has kernels for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from graphkit.executor.devices.loading import native_module
+from graphkit.executor.devices.registry import is_fusable, runs_whole
+from graphkit.executor.lower.lowering import Settings
+from graphkit.ir.types import HALVES, DType
+from graphkit.passes.core.declare import Step
+from graphkit.passes.pipeline import array_passes, inference_passes
+
+
+def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
+    """What follows CLEANUP for a device with these settings; nothing where a graph is run as it is."""
+    kind = settings.device
+    fusable = partial(is_fusable, kind)
+    if settings.optimize and settings.native:  # fused operators are made for native kernels
+        return inference_passes(precision, partial(runs_whole, kind), _computed_in_float32(), fusable)
+    return array_passes(fusable, precision) if settings.optimize and kind != "cpu" else ()
+
+
+def _computed_in_float32() -> frozenset[DType]:
+    """The half floats that the processor does not multiply itself."""
+    native = native_module()
+    return HALVES - {DType.BFLOAT16} if native is not None and native.has_bfloat16() else HALVES

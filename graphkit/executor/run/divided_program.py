@@ -1,0 +1,120 @@
+"""The program of a graph that is divided among devices: programs of its parts, and what goes from one to another.
+
+Parts are launched in their order. What a card does goes on meanwhile; a part of the host that reads what it makes waits
+for that. When all that can fail is done, and looked at, the parts that write states follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.device import Device
+from graphkit.executor.memory.placement import Result
+from graphkit.executor.report.joined import PartPlan, join
+from graphkit.executor.run import base_program as programs
+from graphkit.executor.run.compile import SingleProgram
+from graphkit.executor.run.divided_run import DividedRun
+from graphkit.executor.run.division import Division, Part
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from graphkit.executor.report.plan import Plan
+
+
+class DividedProgram:
+    """Runs a divided graph for inputs of one signature; see BaseProgram, whose public face this has.
+
+    bound: the whole graph for these inputs, with what crosses behind its outputs. fed: which stored inputs are fed.
+    """
+
+    outgrown = False
+    is_as_declared = False
+    has_fixed_results = False
+
+    def __init__(self, division: Division, bound: Graph, fed: frozenset[Value]):
+        self.graph = division.graph
+        self._division = division
+        self._fed = fed
+        # Whether the run that goes on may be interrupted; None while there is none, or states are written.
+        self.interruptible: Callable[[], bool] | None = None
+        shown = len(self.graph.outputs)
+        self._types = dict(zip(self.graph.inputs, (v.type for v in bound.inputs), strict=True))
+        self._types |= dict(zip(division.crossing, (v.type for v in bound.outputs[shown:]), strict=True))
+        # None where only a run tells the sizes.
+        self._known = [None if (s := self._shapes(p)) is None else division.program(p, s, fed) for p in division.parts]
+        positions = {v: i for i, v in enumerate(self.graph.inputs)}
+        states = [state for state, _ in self.graph.updates]
+        self.state_inputs = [positions[state] for state in states]
+        homes = [division.home(state) for state in states]
+        self.on_devices: dict[Device, list[int]] = {}
+        for position, device in enumerate(homes):
+            if device is not None:
+                self.on_devices.setdefault(device, []).append(position)
+        writers = [(self._known[index], at) for index, at in map(division.writers.__getitem__, states)]
+        self.donated = [program is not None and program.donated[at] for program, at in writers]
+        owned = [
+            device is None and program is not None and program.finals[at].owned
+            for device, (program, at) in zip(homes, writers, strict=True)
+        ]
+        news = [new for _, new in self.graph.updates]
+        outputs = [Result(value, owned=False) for value in bound.outputs[:shown]]
+        self.finals = (*map(Result, news, owned), *outputs)
+
+    def _shapes(self, part: Part) -> list[tuple[int, ...] | None] | None:
+        """The shapes that the program of a part depends on; None where only a run tells them."""
+        kinds = [self._types[part.inputs[position]] for position in part.selection.open]
+        if any(isinstance(kind, TensorType) and not kind.is_static for kind in kinds):
+            return None
+        return [kind.static_shape if isinstance(kind, TensorType) else None for kind in kinds]
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        """Run once; see BaseProgram.run. New values of states on devices are Resident.
+
+        Until all parts that write no states are done, an error or an interrupt leaves all states as they were. What
+        follows is arithmetic in memory that is there, and is not interrupted.
+        """
+        if programs.recorder is not None:
+            raise UnsupportedError("profiling needs the native engine: device 'cpu', not several devices")
+        updates = self.graph.updates
+        memory = {updates[position][0]: array for position, array in buffers.items() if position < len(updates)}
+        run = DividedRun(self._division, self._fed, dict(zip(self.graph.inputs, inputs, strict=True)))
+        well = False
+        try:
+            if updates:
+                self.interruptible = _always
+            run.compute(memory)
+            self.interruptible = None
+            results = [*run.write(), *run.outputs]
+            well = True
+            return results
+        finally:
+            self.interruptible = None
+            run.end(well)
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Nodes that are interpreted, as "name (Op)", as far as sizes are known before a run."""
+        return tuple(name for program in self._known if program is not None for name in program.fallbacks)
+
+    @cached_property
+    def plan(self) -> Plan:
+        plans = []
+        for part, program in zip(self._division.parts, self._known, strict=True):
+            if program is None:
+                raise UnsupportedError(f"no plan: only a run tells sizes of what {part.site.name} gets from elsewhere")
+            plans.append(PartPlan(part.site.name, program.plan, self._division.moves(part, self._types)))
+        return join(plans)
+
+
+# The program of a graph, on one device or on several.
+AnyProgram: TypeAlias = SingleProgram | DividedProgram
+
+
+def _always() -> bool:
+    return True

@@ -1,0 +1,213 @@
+"""A graph whose nodes are at several places, cut into pieces: graphs of one place each, in an order in which each of
+them needs values of earlier ones alone.
+
+The order is a greedy one: all that can be computed at a place is, before another one has its turn. New values of states
+are written by pieces of their own, one for each place, behind all others: `late` ones. These have the updates of
+optimizers, and pointwise nodes, that nothing but new values comes of, so that a new value may take the memory of the
+old one, and nothing in them fails for what data hold. They need nothing of each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphkit.ir import context
+from graphkit.ir.collector import uncollected
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops.internal.ordering import After
+from graphkit.ops.internal.transfer import Elements
+from graphkit.ops.optim.updates import Update
+from graphkit.passes.distribution.homes import sources_of
+from graphkit.passes.distribution.places import Places
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is computed at a place in one go. inputs and outputs: the values of the whole graph that those of `graph`
+    stand for; its updates are of the whole graph's states. late: it writes states, and has no outputs."""
+
+    place: int
+    graph: Graph
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    late: bool
+
+
+@uncollected
+def cut(places: Places, asynchronous: Sequence[bool]) -> list[Piece]:
+    """The pieces of a graph, in their order. asynchronous: by place, whether work there goes on beside that of others,
+    which makes it the first in turn. Linear in nodes times places."""
+    late = _late_nodes(places)
+    turns = _turns([node for node in places.nodes if node not in late and node in places.of], places, asynchronous)
+    builders = [_Builder(places, place, nodes) for place, nodes in turns]
+    writers = {
+        place: _Builder(places, place, [node for node in places.nodes if node in late and places.of[node] == place])
+        for place in sorted(
+            {places.homes[state] for state, _ in places.graph.updates}, key=lambda p: not asynchronous[p]
+        )
+    }
+    makers = {value: builder for builder in builders for node in builder.nodes for value in node.outputs}
+    for value in dict.fromkeys(places.graph.outputs):
+        if value not in makers:  # an input, a constant, or what sizes tell
+            home = places.home(value)
+            makers[value] = _somewhere(builders, places, home if home is not None else places.fallback)
+        makers[value].outputs[value] = None
+    with context.detached():
+        for builder in (*builders, *writers.values()):
+            builder.build()
+        for state, new in places.graph.updates:
+            builder = writers[places.homes[state]]
+            builder.updates.append((builder.at(state), builder.at(new)))
+        for builder in (*builders, *writers.values()):
+            for value in builder.inputs:
+                if value.node is not None:
+                    makers[value].outputs[value] = None
+        return [*(b.piece(late=False) for b in builders), *(b.piece(late=True) for b in writers.values())]
+
+
+def _somewhere(builders: list[_Builder], places: Places, place: int) -> _Builder:
+    """The last piece of a place, for what it passes on."""
+    found = next((b for b in reversed(builders) if b.place == place), None)
+    if found is None:
+        found = _Builder(places, place, [])
+        builders.append(found)
+    return found
+
+
+def _late_nodes(places: Places) -> set[Node]:
+    """Nodes that cannot fail, and of which nothing comes but new values of states of their own place."""
+    outputs, written = set(places.graph.outputs), {state for state, _ in places.graph.updates}
+    states: dict[Value, list[Value]] = {}
+    for state, new in places.graph.updates:
+        states.setdefault(new, []).append(state)
+    readers = _readers(places.nodes)
+    late: set[Node] = set()
+    for node in reversed(places.nodes):
+        place = places.of.get(node)
+        if (
+            place is not None
+            and _cannot_fail(node)
+            and outputs.isdisjoint(node.outputs)
+            and all(r in late and places.of[r] == place for v in node.outputs for r in readers.get(v, ()))
+            and all(places.homes[state] == place for v in node.outputs for state in states.get(v, ()))
+            and all(places.homes[v] == place for v in node.operands if v in written)
+        ):
+            late.add(node)
+    return late
+
+
+def _cannot_fail(node: Node) -> bool:
+    """Whether a node is an optimizer's update, or arithmetic by elements in floating point: which has a result for all
+    operands."""
+    if isinstance(node.op, Update):
+        return True
+    kinds = [v.type for v in (*node.operands, *node.outputs)]
+    return getattr(node.op, "pointwise", False) and all(isinstance(t, TensorType) and t.dtype.is_float for t in kinds)
+
+
+def _readers(nodes: Iterable[Node]) -> dict[Value, list[Node]]:
+    readers: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in dict.fromkeys(node.operands):
+            readers.setdefault(value, []).append(node)
+    return readers
+
+
+def _turns(nodes: Sequence[Node], places: Places, asynchronous: Sequence[bool]) -> list[tuple[int, list[Node]]]:
+    """Places with the nodes of a turn, by the first place with which there are fewest turns."""
+    readers, here = _readers(nodes), set(nodes)
+    needs = {node: len({v.node for v in node.operands if v.node in here and v not in places.told}) for node in nodes}
+    orders = [_greedy(places, needs, readers, asynchronous, first) for first in dict.fromkeys(places.of.values())]
+    return min(orders, key=len, default=[])
+
+
+def _greedy(
+    places: Places,
+    needs: Mapping[Node, int],
+    readers: Mapping[Value, Sequence[Node]],
+    asynchronous: Sequence[bool],
+    first: int,
+) -> list[tuple[int, list[Node]]]:
+    waiting = dict(needs)
+    ready: dict[int, deque[Node]] = {place: deque() for place in dict.fromkeys(places.of.values())}
+    for node, count in needs.items():
+        if not count:
+            ready[places.of[node]].append(node)
+    turns: list[tuple[int, list[Node]]] = []
+    place = first
+    while any(ready.values()):
+        if not ready[place]:
+            place = max((p for p in ready if ready[p]), key=lambda p: (asynchronous[p], len(ready[p])))
+        turn: list[Node] = []
+        while ready[place]:
+            node = ready[place].popleft()
+            turn.append(node)
+            for reader in dict.fromkeys(r for v in node.outputs if v not in places.told for r in readers.get(v, ())):
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    ready[places.of[reader]].append(reader)
+        turns.append((place, turn))
+    return turns
+
+
+@dataclass
+class _Builder:
+    """A piece that is being made. table: what stands in it for values of the whole graph; inputs: those of other pieces
+    and of the whole graph."""
+
+    places: Places
+    place: int
+    nodes: list[Node]
+    table: dict[Value, Value] = field(default_factory=dict)
+    inputs: dict[Value, Value] = field(default_factory=dict)
+    outputs: dict[Value, None] = field(default_factory=dict)
+    updates: list[tuple[Value, Value]] = field(default_factory=list)
+
+    def build(self) -> None:
+        for node in self.nodes:
+            if isinstance(node.op, After) and node.operands[1] not in self.table:
+                self.table[node.output] = self.at(node.operands[0])  # the order of the pieces is enough
+                continue
+            made = node.rebuilt([None if v is None else self.at(v) for v in node.inputs])
+            self.table.update(zip(node.outputs, made.outputs, strict=True))
+
+    def at(self, value: Value) -> Value:
+        """What stands in the piece for a value of the whole graph."""
+        if value not in self.table:
+            if value in self.places.told:
+                self.table[value] = self._elements(value)
+            elif value.node is not None and not value.node.operands:
+                self.table[value] = value  # computed wherever it is read
+            else:
+                self.table[value] = self.inputs[value] = self._input(value)
+        return self.table[value]
+
+    def _input(self, value: Value) -> Value:
+        return value if value.node is None else Value(value.type, self.places.graph.name_of(value))
+
+    def _elements(self, value: Value) -> Value:
+        kind = value.tensor
+        assert kind.value is not None, "its elements are told"
+        symbols = tuple(sorted({s for d in kind.value if not isinstance(d, int) for s in d.symbols}))
+        near = sources_of(self.inputs.values())
+        found = [near[s] if s in near else self._fed(s) for s in symbols]
+        op = Elements(
+            dtype=kind.dtype, shape=kind.static_shape, elements=tuple(map(str, kind.value)), symbols=symbols,
+            axes=tuple(axis for _, axis in found),
+        )  # fmt: skip
+        return Node(op, [like for like, _ in found], output_names=[value.name]).output
+
+    def _fed(self, symbol: str) -> tuple[Value, int]:
+        value, axis = self.places.sources[symbol]
+        return self.at(value), axis
+
+    def piece(self, *, late: bool) -> Piece:
+        whole = self.places.graph
+        graph = Graph(
+            self.inputs.values(), [self.at(v) for v in self.outputs], self.updates, f"{whole.name}_{self.place}",
+            output_names=[whole.name_of(v) for v in self.outputs],
+        )  # fmt: skip
+        return Piece(self.place, graph, tuple(self.inputs), tuple(self.outputs), late)
