@@ -17,7 +17,7 @@ from graphkit.errors import GraphkitError
 
 _PACKAGES = (
     "graphkit", "numpy", "onnx", "onnxruntime", "scipy", "ml_dtypes", "safetensors", "onednn-cpu-gomp", "click", "rich",
-    "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings",
+    "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 
 
@@ -60,13 +60,13 @@ def package_version(package: str) -> str:
 
 def _card() -> dict[str, Any]:
     from graphkit.executor.devices.cuda import compiler, device
-    from graphkit.executor.devices.cuda.libraries import cublaslt, cudnn
+    from graphkit.executor.devices.cuda.libraries import cublaslt, cudnn, nccl
 
     try:
         found: dict[str, Any] = dict(device().facts())
     except GraphkitError as error:
         found = {"card": f"none: {error}"}
-    versions = {"NVRTC": compiler.version, "cuBLASLt": cublaslt.version, "cuDNN": cudnn.version}
+    versions = {"NVRTC": compiler.version, "cuBLASLt": cublaslt.version, "cuDNN": cudnn.version, "NCCL": nccl.version}
     for name, version in versions.items():
         try:
             found[name] = version()

@@ -71,6 +71,7 @@ def command(
     """
     from graphkit.checks.inputs import concrete_shapes
     from graphkit.cli._inputs import parse_shapes
+    from graphkit.dist.sums.joined import outlook
     from graphkit.executor.run.session import Executor
 
     net = read_model(model, external_root)
@@ -95,6 +96,8 @@ def command(
     result["parameter_bytes"] = sum(net.params.entry(n).nbytes for n in net.params)
     if training:
         result |= {"processes": processes, "optimizer_state_bytes": subject.slot_bytes(processes)}
+        if processes > 1 and device.partition(":")[0] == "cuda":
+            result["sums"] = outlook(processes)
     if html is not None:
         write_whole(Path(html), [plan.to_html(title).encode()])
         log(f"wrote {html}")
@@ -161,6 +164,8 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
     rows += [(f"copied, {way}", human(nbytes)) for way, nbytes in plan.copied_bytes().items()]
     if plan.examples is not None:
         rows.append(("examples at a time", f"{plan.examples[0]} of {plan.examples[1]}"))
+    if "sums" in result:
+        rows.append(("sums of gradients", result["sums"]))
     if "run_measured_bytes" in result:
         rows += [
             ("a run, planned", human(result["run_planned_bytes"])),

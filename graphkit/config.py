@@ -113,6 +113,7 @@ SERVERS = Knob(
 PLACE_RANKS = Knob(
     "GRAPHKIT_PLACE_RANKS", _flag, True, "0 lets the ranks of a host run on all of its cores; 1: each on its own part"
 )
+NCCL = Knob("GRAPHKIT_NCCL", _flag, True, "0 sums gradients of processes with cards by way of the hosts' memory")
 MAX_MEMORY: Knob[int | None] = Knob(
     "GRAPHKIT_MAX_MEMORY", _memory, None, "what one run or one tensor may take, such as 4GB; default: what is left"
 )

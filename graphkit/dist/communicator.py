@@ -90,6 +90,18 @@ class Communicator(Protocol):
         """What takes long, and others may wait for, goes on meanwhile: this process has not stalled."""
         ...
 
+    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
+        """The others are awaited meanwhile: to go on, or only to be there."""
+        ...
+
+    def lost(self) -> str | None:
+        """Why another process is given up that was awaited for long enough; None as long as there is hope."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Nothing is done together from now on: whoever waits here, or comes to a call, is told the reason."""
+        ...
+
 
 class LocalCommunicator:
     """A group of one process."""
@@ -141,3 +153,12 @@ class LocalCommunicator:
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def lost(self) -> str | None:
+        return None
+
+    def fail(self, reason: str) -> None:
+        raise UsageError(f"a local store has nobody to tell: {reason}")

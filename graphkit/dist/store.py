@@ -26,6 +26,8 @@ from graphkit.ir.weights import read_arrays, write_arrays
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+    from graphkit.dist.sums.joined import Cards
+
 Key: TypeAlias = int | str
 # Of a key, the sum (a RowSparse where such were pushed) and the stored value.
 Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
@@ -71,6 +73,7 @@ class KVStore:
         self._pushed: dict[Key, list[Pending]] = {}
         self._bucket_bytes = bucket_bytes
         self._sent_bytes = 0
+        self._cards: Cards | None = None
 
     @property
     def rank(self) -> int:
@@ -87,7 +90,7 @@ class KVStore:
 
     @property
     def sent_bytes(self) -> int:
-        return self._sent_bytes
+        return self._sent_bytes + (0 if self._cards is None else self._cards.sent_bytes)
 
     @property
     def sent_between_hosts(self) -> int:
@@ -182,9 +185,19 @@ class KVStore:
             for made in waiting or ():
                 made.wait()
 
-    def collectives(self, ordered: bool = False) -> Buckets:
-        """What carries the sums inside of a program; ordered: in the order of the ranks."""
-        return Buckets(self, ordered)
+    def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> Buckets:
+        """What carries the sums inside of a program; ordered: in the order of the ranks.
+
+        device: of the program in this process. Where it and those of all others are cards that can, they sum among
+        themselves, unless `staged` says why they do not. With a device, every process has to call it.
+        """
+        if self.num_workers == 1 or device is None:
+            return Buckets(self, ordered, staged=staged)
+        if self._cards is None:
+            from graphkit.dist.sums.joined import Cards
+
+            self._cards = Cards(self._communicator)
+        return Buckets(self, ordered, *self._cards.sums(device, staged))
 
     @property
     def messages(self) -> Messages:

@@ -320,11 +320,11 @@ def _idle(
     )  # fmt: skip
 
 
-def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule) -> Graph | None:
+def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule, alone: bool = False) -> Graph | None:
     """What a process without samples does in the place of `accumulate`, the first program of a `split_step` of `graph`;
-    None where that is to take part in the sum of losses alone."""
+    None where that is to take part in the sum of losses alone, unless `alone`."""
     absent = absence(graph, accumulate)
-    if absent.last is None:
+    if absent.last is None and not alone:
         return None
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)

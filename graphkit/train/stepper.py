@@ -22,6 +22,7 @@ from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
+from graphkit.ops.internal.moments import AllMoments, AllSum
 from graphkit.train import finite, loss_scale, recomputation, residuals, sharded, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
@@ -77,7 +78,10 @@ class Stepper:
             if shard:
                 _check_sharded(trained, rule, kvstore.compresses)
             self.buckets = self._in_buckets(graph, trained, kvstore, shard)
-            self.collectives = kvstore.collectives(ordered=options["deterministic"])
+            ordered = options["deterministic"]
+            self.collectives = kvstore.collectives(
+                ordered, options["device"], _staged(graph, trained, kvstore, ordered)
+            )
             self._options["collectives"] = self.collectives
         self.programs = self._made(graph, trained, rule)
         self.programs[0] = recomputation.marked(self.programs[0], options["device"])
@@ -90,7 +94,8 @@ class Stepper:
         if self._group > 1:
             programs = steps.split_step(graph, trained, rule, self.buckets)
             if self.buckets is not None:
-                self._idle = steps.split_idle(graph, programs[0], rule)
+                alone = self.collectives.on_device is not None
+                self._idle = steps.split_idle(graph, programs[0], rule, alone)
             return list(programs)
         if self.buckets is None:
             return [steps.fused_step(graph, trained, rule)]
@@ -335,14 +340,16 @@ class Stepper:
     def _nothing_to_add(self) -> dict[str, Any]:
         """Take part in the sums of losses and statistics alone; raises NotFinite as those with samples do."""
         if self._idle is not None:
-            return self._without_samples({})
-        pair = np.zeros(2)
-        self.collectives.start(shares.LOSS, [pair], 0)
-        self.collectives.wait([shares.LOSS])
-        loss = np.float32(pair[0] / pair[1])
+            results = self._without_samples({})
+        else:
+            pair = np.zeros(2)
+            self.collectives.start(shares.LOSS, [pair], 0)
+            self.collectives.wait([shares.LOSS])
+            results = {"loss": np.asarray(np.float32(pair[0] / pair[1])), steps.TOTAL_WEIGHT: pair[1]}
+        loss = results["loss"]
         if self._rule.on_nonfinite != "ignore" and not np.isfinite(loss):
             raise NotFinite(str(loss))
-        return {"loss": np.asarray(loss), steps.TOTAL_WEIGHT: pair[1]}
+        return results
 
     # --- gradients that wait ---------------------------------------------------------------------
 
@@ -407,6 +414,20 @@ class Stepper:
             f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
             "rate, look for NaN in the data, or give on_nonfinite='skip'"
         ) from None
+
+
+def _staged(graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore, ordered: bool) -> str:
+    """Why cards do not sum among themselves what processes have chosen, all alike; "" where they may."""
+    if kvstore.compresses:
+        return "gradients in fewer bytes are made by processors (compression)"
+    if any(t.lazy for t in trained):
+        return "rows of tables are summed by processors (lazy)"
+    if any(isinstance(node.op, (AllMoments, AllSum)) for node in graph.nodes):
+        return "statistics of all samples are merged by processors (sync_batch_norm)"
+    # Of two summands each order has the same sum.
+    if ordered and kvstore.num_workers > 2:
+        return "cards do not add up in the order of more than two ranks (deterministic)"
+    return ""
 
 
 def _check_elementwise(rule: steps.UpdateRule) -> None:

@@ -413,7 +413,7 @@ class RemoteStore(KVStore):
 
     # --- what there is not ------------------------------------------------------------------------
 
-    def collectives(self, ordered: bool = False) -> Buckets:
+    def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> Buckets:
         raise UsageError(f"gradients of {self.type!r} are pushed, and not summed inside of a program")
 
     def _stored(self, key: Key) -> np.ndarray:

@@ -18,6 +18,7 @@ from graphkit.dist.sums.slices import Slices
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
+    from graphkit.dist.sums.cards import CardSums
 
 # Arrays that are no further apart than this lie one behind the other.
 _GAP = 64
@@ -41,21 +42,27 @@ class Flight:
 class Buckets:
     """Carries the sums of one program at a time, under the keys of its buckets, through a store.
 
-    ordered: they are added up in the order of the ranks, so that their bits depend on nothing else. `copied_bytes`
-    counts what had to be moved to lie together, `waited_seconds` the time for which the program waited.
+    ordered: they are added up in the order of the ranks, so that their bits depend on nothing else. on_device: sums of
+    cards' arrays, which go by way of the host without it; staged: why they do. `copied_bytes` counts what had to be
+    moved to lie together, `waited_seconds` the time for which the program waited.
     """
 
-    def __init__(self, store: KVStore, ordered: bool = False):
+    def __init__(self, store: KVStore, ordered: bool = False, on_device: CardSums | None = None, staged: str = ""):
         self._store = store
+        self.on_device, self.staged = on_device, staged
         self._ordered = ordered
         self._joint: dict[str, _Joint] = {}
         self._begun: dict[str, Pending] = {}
         # What was left out before of arrays that have not come yet.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
         self.copied_bytes = 0
-        self.waited_seconds = 0.0
+        self._waited_seconds = 0.0
         # The last ones, for traces.
         self.flights: deque[Flight] = deque(maxlen=_FLIGHTS)
+
+    @property
+    def waited_seconds(self) -> float:
+        return self._waited_seconds + (0.0 if self.on_device is None else self.on_device.waited_seconds)
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         known = self._known(key, arrays)
@@ -103,7 +110,7 @@ class Buckets:
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
         start = time.monotonic()
         found: np.ndarray = self._store.gather(key, array)
-        self.waited_seconds += time.monotonic() - start
+        self._waited_seconds += time.monotonic() - start
         return found
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
@@ -178,14 +185,14 @@ class Buckets:
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         start = time.monotonic()
         total = self._begun.pop(key).wait()
-        self.waited_seconds += time.monotonic() - start
+        self._waited_seconds += time.monotonic() - start
         return total.indices, total.values
 
     def wait(self, keys: Sequence[str]) -> None:
         start = time.monotonic()
         for key in keys:
             self._begun.pop(key).wait()
-        self.waited_seconds += time.monotonic() - start
+        self._waited_seconds += time.monotonic() - start
 
 
 def _nothing(_: np.ndarray) -> None:

@@ -65,6 +65,10 @@ class Device(Protocol):
         """Wait for all work of a queue."""
         ...
 
+    def done(self, stream: Any) -> bool:
+        """Whether all work of a queue is done; waits for nothing."""
+        ...
+
     def record(self, stream: Any, steps: Sequence[BoundStep]) -> Callable[[], None]:
         """What queues all at once work with the results of `steps`, which are not run now, one by one. Both for
         the current stream, `stream`."""
@@ -103,7 +107,8 @@ class Device(Protocol):
         ...
 
     def wait_for(self, event: Any) -> None:
-        """Have the current stream go on when the work before an event is done, of any device of the kind."""
+        """Have the current stream go on when the work before an event is done, of any device of the kind. Where that is
+        recorded, so is the current stream from now on, until the recorded one waits for it."""
         ...
 
     def send_ahead(self, array: np.ndarray) -> None:

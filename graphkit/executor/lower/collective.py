@@ -9,7 +9,8 @@ import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import Kernel
-from graphkit.executor.lower.lowering import Collectives, Lowering, Site
+from graphkit.executor.lower.launched_sum import LaunchedGather, LaunchedStart, LaunchedSum, LaunchedWait
+from graphkit.executor.lower.lowering import Collectives, DeviceSums, Lowering, Site
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.executor.lower.staged import Begins, Exchanges, StagedStep, Waits
 from graphkit.ir.graph import Node
@@ -30,7 +31,11 @@ def collective(site: Site) -> Lowering | None:
     if carrier is None or not isinstance(node.op, _OPERATORS):
         return None
     if site.settings.device != "cpu":
-        return _staged(node, carrier)
+        if carrier.on_device is not None:
+            return _launched(node, carrier.on_device)
+        staged = _staged(node, carrier)
+        staged.reason = carrier.staged
+        return staged
     if isinstance(node.op, RowSumWait):
         return PythonFunction("native", partial(_wait_rows, carrier, node.op.key))
     return PythonKernel("native", node, _kernel(node, carrier))
@@ -72,6 +77,30 @@ def _staged(node: Node, carrier: Collectives) -> Lowering:
         case AllMoments() | AllSum():
             return StagedStep(partial(Exchanges, node=node, run=_kernel(node, carrier)))
     raise UnsupportedError(f"{node.describe()}: sums of rows over processes are of tables in the host's memory")
+
+
+def _launched(node: Node, sums: DeviceSums) -> Lowering:
+    """Of a device that launches sums itself."""
+    if isinstance(node.op, (AllReduceStart, ReduceScatterStart, AllGatherStart)):
+        dtype = node.outputs[0].dtype
+        if not sums.carries(dtype):
+            raise UnsupportedError(f"{node.describe()}: no sums of {dtype.value} over cards; use GRAPHKIT_NCCL=0")
+        inplace = [(i, i) for i in range(len(node.inputs))]
+        match node.op:
+            case AllReduceStart():
+                launch = partial(sums.all_reduce, dtype=dtype)
+                return LaunchedSum(sums, partial(LaunchedStart, node=node, launch=launch), inplace=inplace)
+            case ReduceScatterStart():
+                launch = partial(sums.reduce_scatter, dtype=dtype)
+                return LaunchedSum(sums, partial(LaunchedStart, node=node, launch=launch), inplace=inplace)
+            case AllGatherStart():
+                launch = partial(sums.all_gather, dtype=dtype)
+                return LaunchedSum(sums, partial(LaunchedGather, node=node, launch=launch))
+    if isinstance(node.op, AllReduceWait):
+        return LaunchedSum(sums, partial(LaunchedWait, keys=node.op.keys), node.op.keys)
+    if isinstance(node.op, ReduceScatterWait):
+        return LaunchedSum(sums, partial(LaunchedWait, keys=(node.op.key,)), (node.op.key,))
+    raise UnsupportedError(f"{node.describe()}: cards sum dense gradients alone; use GRAPHKIT_NCCL=0")
 
 
 class _Start:

@@ -19,14 +19,16 @@ from graphkit.executor.memory.placement import Placement, has_fixed_size
 from graphkit.executor.memory.plan_graph import MemoryPlan
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
 from graphkit.passes.control.specialise import Misfits
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
 # How a node is computed, for people. Views and constants are no steps of a program; copies, from one device to another,
-# are no nodes.
-KernelKind = Literal["native", "interpreted", "view", "constant", "copy"]
+# are no nodes. A sum over processes is one of a device's own ("nccl") or goes by way of the host ("staged") where
+# programs are a device's.
+KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged"]
 
 # Where a value lies: (external memory, offset in bytes); the arena and "no operand" have numbers of their own. A buffer
 # is external memory that belongs to the run, together with the shape that its value has there.
@@ -37,8 +39,69 @@ ABSENT: Location = (-2, 0)
 NO_BUFFER = -1
 
 
+class Meeting(NamedTuple):
+    """What all processes know of each other before a run. known: all may replay what was recorded, or record it.
+
+    recording: the one that all have, 0 where they have none in common; fresh: what a new one is called.
+    """
+
+    known: bool
+    recording: int
+    fresh: int
+
+
+class DeviceSums(Protocol):
+    """Carries sums over processes of arrays of devices, one device of each process, without the host.
+
+    All processes launch the same in one order, which they compare before each run. Work goes to the current stream of
+    the device; where that is recorded, it is. broken: another process was given up, and what was launched was ended.
+    """
+
+    broken: bool
+
+    def carries(self, dtype: DType) -> bool:
+        """Whether there are sums of such elements."""
+        ...
+
+    def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+        """Come to a run with sums of so many bytes, in an order of this name. Raises RuntimeFailure where another
+        process comes to anything else, or does not come.
+
+        known, recording: what this process could do, as in a Meeting; structure: which sums are recorded together, a
+        number below 2**20.
+        """
+        ...
+
+    def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
+        """Launch the sum of each array over the processes, in its place."""
+        ...
+
+    def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
+        """The same; of what lies one behind the other, only this process's slice gets the sum."""
+        ...
+
+    def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
+        """Launch the exchange of vectors of which each process has its slice."""
+        ...
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Return when it is done. Raises RuntimeFailure when another process is given up, and ends what was launched;
+        returns within a while, whatever is done, when that has been said already."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """This process leaves a run in whose sums the others take part: nothing is done together any more."""
+        ...
+
+
 class Collectives(Protocol):
-    """What carries sums over processes that a program begins and waits for."""
+    """What carries sums over processes that a program begins and waits for.
+
+    on_device: what carries those of a device's arrays; None where they go by way of the host, and `staged` says why.
+    """
+
+    on_device: DeviceSums | None
+    staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         """Begin to sum the arrays in place, as others do under the same key. They lie one behind the other if that was

@@ -107,7 +107,7 @@ def choose(site: Site) -> Lowering:
                 raise
             raise failure_of(site.node, error) from error
         if found is not None:
-            found.reason = reason
+            found.reason = reason or found.reason
             return found
     check_channels(site.node, reason)
     return interpreted(site, reason)

@@ -26,7 +26,7 @@ class StagedStep(PythonStep):
     steps share a Landing."""
 
     def __init__(self, prepared: Callable[[Device, Landing], ArrayKernel]):
-        super().__init__("native")
+        super().__init__("staged")
         self.prepared = prepared
 
 

@@ -68,6 +68,7 @@ class _Description:
             inner_fallbacks=tuple(
                 f"{name} ({node.op.name})" for name, node, _ in lowered.interpreted() if node not in self._kinds
             ),
+            staged_because=next((way.reason for way in lowered.lowerings if way.kind == "staged"), ""),
         )
 
     def _show(self, node: Node, live_bytes: int) -> None:

@@ -81,6 +81,8 @@ class Plan(PlanData):
         if self.copies:
             listed = ", ".join(f"{human(nbytes)} {way}" for way, nbytes in self.copied_bytes().items())
             lines.append(f"copies       {len(self.copies)}: {listed}")
+        if self.staged_because:
+            lines.append(f"sums         by way of the host: {self.staged_because}")
         if self.inner_fallbacks:
             lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)

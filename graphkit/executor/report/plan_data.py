@@ -69,7 +69,9 @@ class PlanData:
     most `scratch_bytes` a step. `lower_bound` is the peak of both in the chosen order: no layout of it is smaller.
     `plain_lower_bound` is the peak in the plain topological order, `naive_bytes` what the blocks take side by side.
     `packed_bytes` is what kernels keep of parameters and constants in layouts of their own. `examples`, of a batch that
-    is computed in parts: how many the plan is for, of how many. `arenas`: how many parts are computed at once.
+    is computed in parts: how many the plan is for, of how many. `arenas`: how many parts are computed at once. Of a
+    device with memory of its own, the kernel of a step that sums over processes is "nccl" or "staged", by way of the
+    host: `staged_because` says why.
     """
 
     steps: tuple[PlanStep, ...]
@@ -89,3 +91,4 @@ class PlanData:
     inner_fallbacks: tuple[str, ...] = ()  # steps inside subgraphs, see `fallbacks`
     examples: tuple[int, int] | None = None
     arenas: int = 1
+    staged_because: str = ""

@@ -7,6 +7,7 @@ arrays, all of them are one call to the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +19,7 @@ from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.lower.array_body import faulty, flattened, looks_at_values, prepare
 from graphkit.executor.lower.array_loop import PreparedLoop
+from graphkit.executor.lower.launched_sum import LaunchedSum, Progress, Start, SumQueue
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import kept
 from graphkit.executor.lower.staged import Landing, StagedStep
@@ -49,6 +51,7 @@ class ArrayInstance:
         self._residents: dict[Value, Resident | None] = {state: None for state, _ in graph.updates}
         self._handed = dict.fromkeys(handed)
         self._landing: Landing = {}
+        self._queue = _sum_queue(lowered, device, self._stream)
         # By the number of its word: the step, and the kernel that may set it.
         self._faulty = [(index, one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         with device.on(self._stream):
@@ -77,11 +80,16 @@ class ArrayInstance:
         self._commit = min(writers, default=len(order))
         self._fails_late = any(order[self._placement.steps[index]] >= self._commit for index, _ in self._faulty)
         self._segments = list(self._divided())
+        if self._queue is not None:
+            self._queue.describe(self._sums_of(segment) for segment in self._segments)
 
     def _prepared(self, node: Node, lowering: Lowering, words: Iterator[Any]) -> ArrayKernel | None:
         """None for a step whose results are arrays that it makes."""
         if isinstance(lowering, StagedStep):
             return lowering.prepared(self._device, self._landing)
+        if isinstance(lowering, LaunchedSum):
+            assert self._queue is not None, "the program has sums"
+            return lowering.prepared(self._device, self._queue)
         return prepare(self._device, node, lowering, words)
 
     def _own_memory(self) -> None:
@@ -127,19 +135,40 @@ class ArrayInstance:
                 launches = sum(getattr(self._kernels[order[position]], "launches", 1) for position in steps)
                 yield _Segment(steps, recorded and launches >= LEAST_RECORDED)
 
+    def _sums_of(self, segment: _Segment) -> list[str]:
+        """The keys of sums that it launches when it is recorded, and whether it comes behind what may fail."""
+        order, steps = self._lowered.memory.order, self._placement.steps
+        nodes = (steps[order[position]] for position in segment.positions) if segment.is_recorded else ()
+        begun = [node.op.key for node in nodes if isinstance(node.op, Start)]
+        return [f"from {segment.positions[0] >= self._commit}", *begun] if begun else []
+
     def _run_segments(self) -> None:
         is_known, self._moved = not self._moved, False
+        anew = False
+        if self._queue is not None:
+            is_known, anew = self._queue.meet(is_known)
         for segment in self._segments:
             if segment.positions[0] == self._commit:
                 self._check_faults()
-            if not is_known:
+            if anew or not is_known:
                 segment.replay = None
-            elif segment.is_recorded and segment.replay is None:
-                segment.replay = self._device.record(self._stream, [*self._bound_steps(segment)])
+            if is_known and segment.is_recorded and segment.replay is None:
+                self._record(segment)
             if segment.replay is None:
                 self._run_steps(segment)
             else:
                 segment.replay()
+                if self._queue is not None:
+                    self._queue.resume(segment.progress)
+
+    def _record(self, segment: _Segment) -> None:
+        steps = [*self._bound_steps(segment)]
+        if self._queue is None:
+            segment.replay = self._device.record(self._stream, steps)
+            return
+        with self._queue.recording():
+            segment.replay = self._device.record(self._stream, [*steps, self._queue.joined])
+        segment.progress = self._queue.progress
 
     def _bound_steps(self, segment: _Segment) -> Iterator[BoundStep]:
         """Steps that can be recorded, with their memory, all of which stays."""
@@ -157,12 +186,16 @@ class ArrayInstance:
 
     def _run_steps(self, segment: _Segment) -> None:
         memory, steps = self._lowered.memory, self._placement.steps
+        if self._queue is not None and not segment.is_recorded:
+            self._queue.settle()  # what is interpreted, or copied, may wait for the device
         for position in segment.positions:
             index = memory.order[position]
             self._step(steps[index], index)
             for storage in memory.releases.get(position, ()):
                 if storage not in self._kept:
                     self._arrays.pop(storage, None)
+        if self._queue is not None:
+            self._queue.join()
 
     def _step(self, node: Node, index: int) -> None:
         kernel, (operands, outputs) = self._kernels[index], self._operands(node)
@@ -211,17 +244,21 @@ class ArrayInstance:
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """See ArrayProgram.run."""
-        with self._device.on(self._stream):
+        taking_part = nullcontext() if self._queue is None else self._queue.taking_part()
+        with self._device.on(self._stream), taking_part:
             try:
                 self._begin(inputs)
                 self._run_segments()
+                if self._queue is not None:
+                    self._queue.settle()
                 self._check_last_faults()
                 first = len(self._residents)
                 outputs = [self._output(position, buffers.get(position)) for position in range(first, self._count)]
                 return [*self._new_states(), *outputs]
             except GraphkitError:
                 # What came of the first fault may be what a later step has failed of.
-                self._check_faults()
+                if self._queue is None or not self._queue.is_broken:
+                    self._check_faults()
                 raise
             finally:
                 self._end()
@@ -243,7 +280,8 @@ class ArrayInstance:
 
     def _end(self) -> None:
         # Whatever becomes of the run: nobody reads or frees what is still being written.
-        self._device.synchronize(self._stream)
+        if self._queue is None or self._queue.settled():
+            self._device.synchronize(self._stream)
         for storage in self._passing:
             self._arrays.pop(storage, None)
         self._passing.clear()
@@ -387,6 +425,8 @@ class ArrayInstance:
         """Raise RuntimeFailure for the first step that has met what no kernel can compute. Waits for all steps."""
         if not self._faulty:
             return
+        if self._queue is not None:
+            self._queue.settle()
         words = self._device.copy_out(self._faults, None)
         if not words.any():
             return
@@ -422,6 +462,19 @@ class _Segment:
         self.positions = positions
         self.is_recorded = is_recorded
         self.replay: Callable[[], None] | None = None
+        # How far a run has come in its sums behind the replay.
+        self.progress = Progress(0, {})
+
+
+def _sum_queue(lowered: LoweredGraph, device: Device, stream: Any) -> SumQueue | None:
+    """Of the sums that the device launches itself; None where it launches none."""
+    launched = {node: lowering for node, lowering in lowered.steps if isinstance(lowering, LaunchedSum)}
+    if not launched:
+        return None
+    nodes = [node for node in lowered.graph.nodes if node in launched and isinstance(node.op, Start)]
+    order = [node for index in lowered.memory.order if (node := lowered.placement.steps[index]) in launched]
+    steps = [(node.op.key, None) if isinstance(node.op, Start) else (None, launched[node].keys) for node in order]
+    return SumQueue(device, stream, next(iter(launched.values())).sums, nodes, steps)
 
 
 def _as(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.array_body import SubgraphStep
+from graphkit.executor.lower.launched_sum import LaunchedSum
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.lower.staged import StagedStep
@@ -113,7 +114,7 @@ class ArrayProgram:
 
 def _check_lowered(lowered: LoweredGraph, device: Device) -> None:
     """Raises UnsupportedError for element types that the device's arrays cannot have."""
-    own = (LaunchedStep, StagedStep, SubgraphStep)
+    own = (LaunchedStep, LaunchedSum, StagedStep, SubgraphStep)
     launched = {node for node, lowering in lowered.steps if isinstance(lowering, own)}
     _check_types(lowered.graph, device, launched, lowered.placement.steps)
     for _, lowering in lowered.steps:

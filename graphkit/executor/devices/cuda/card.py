@@ -1,6 +1,6 @@
 """The card: CuPy's arrays and streams under the planner that all devices share, and kernels of its own.
 
-Only this module and `graphkit.ops.xp` know CuPy, and they import it when the device is asked for.
+Only this module, `libraries.nccl` and `graphkit.ops.xp` know CuPy, and they import it when the device is asked for.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from graphkit.executor.devices.cuda.launches import (
 from graphkit.executor.devices.cuda.libraries import cudnn
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.cudnn import PreparedConvolution
+from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.executor.devices.device import ArrayKernel, BoundStep
 from graphkit.executor.devices.interpreted import Interpreted
@@ -69,6 +70,9 @@ class CudaDevice:
     def synchronize(self, stream: Any) -> None:
         stream.synchronize()
 
+    def done(self, stream: Any) -> bool:
+        return bool(stream.done)
+
     @property
     def current_stream(self) -> int:
         """As CUDA's libraries know it."""
@@ -89,6 +93,16 @@ class CudaDevice:
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> ArrayKernel:
         return Interpreted(node, self.xp) if made is None else _Launched(self, node, made, fault)
+
+    @property
+    def place(self) -> str:
+        """Where the card is on its machine: parts of one card are at one place."""
+        return str(self._cupy.cuda.runtime.deviceGetPCIBusId(self.number))
+
+    def group(self, unique: bytes, rank: int, size: int) -> CardGroup:
+        """The cards of several processes, this one's among them; see CardGroup, also for what it raises."""
+        with self._cupy.cuda.Device(self.number):
+            return CardGroup(unique, rank, size)
 
     @property
     def architecture(self) -> str:

@@ -5,7 +5,10 @@ The same steps are made on the processor; what is printed is how far parameters 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from emulator import Emulator
 from stand_in import Card
+from stand_in_nccl import Communicator, Nccl
 
 import graphkit as gk
+from graphkit.errors import MissingDependency
 from graphkit.executor.devices import cuda
+from graphkit.executor.devices.cuda.libraries import nccl
+from graphkit.executor.lower import launched_sum
 
 
 def network(*, lazy: bool) -> gk.Value:
@@ -27,50 +34,114 @@ def network(*, lazy: bool) -> gk.Value:
 
 
 class Trained(NamedTuple):
-    """params: after three steps. total: of those that are trained. skipped: steps."""
+    """params: after the steps. total: of those that are trained. skipped: steps. kinds: of the steps of sums; because:
+    why they are such."""
 
     params: dict[str, np.ndarray]
     total: float
     skipped: int
+    kinds: list[str]
+    because: str
 
 
-def trained(device: str, kv: Any, lazy: bool, options: dict[str, Any]) -> Trained:
+class Job(NamedTuple):
+    """What a job does beside training with the options of a Trainer.
+
+    mixed: rank 0 is on a processor. nccl: ranks that have NCCL. places: of the cards of ranks. early: what is beside a
+    stream is done early. sizes: of rank 0's batches, and of rank 1's. ends: a way for rank 1 to end before the second
+    step.
+    """
+
+    mixed: bool = False
+    nccl: tuple[int, ...] = ()
+    places: tuple[str, ...] = ("0000:01:00.0", "0000:02:00.0")
+    early: bool = False
+    sizes: tuple[tuple[int, ...], ...] = ((4, 4, 6),) * 2
+    ends: str = ""
+    compression: str = ""
+
+
+def trained(device: str, kv: Any, job: Job, options: dict[str, Any]) -> Trained:
     if device == "cpu":
         options = {name: value for name, value in options.items() if name != "precision"}
+    lazy = "lazy" in options
     rng = np.random.default_rng(kv.rank)
     net = gk.Model({"y": network(lazy=lazy)}, name="net", seed=3)
     optimizer = gk.optim.SGD(0.1, momentum=0.9)
     trainer = gk.Trainer(
         net, "softmax_cross_entropy", optimizer, device=device, seed=1, kvstore=kv, threads=1, **options
     )
-    for count in (4, 4, 6):
+    for number, count in enumerate(job.sizes[kv.rank]):
+        if number and device != "cpu" and kv.rank == 1:
+            end(job.ends, trainer)
         x = rng.integers(0, 20, (count, 3)) if lazy else rng.standard_normal((count, 4, 3, 3)).astype(np.float32)
         trainer.step(x, rng.integers(0, 5, count))
+    trainer.flush()
     params = {name: np.array(array) for name, array in net.params.items()}
     total = sum(float(np.abs(params[name]).sum()) for name in trainer.trained)
-    return Trained(params, total, trainer._stepper.skipped)
+    plans = [executor._latest.plan for executor in trainer._stepper.executors if executor._latest is not None]
+    kinds = sorted({s.kernel for plan in plans for s in plan.steps if s.op.endswith(("Start", "Wait"))})
+    return Trained(params, total, trainer._stepper.skipped, kinds, plans[0].staged_because)
+
+
+def end(how: str, trainer: gk.Trainer) -> None:
+    match how:
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "stopped in a step":
+            put = Communicator.launch
+
+            def launch(*arguments: Any) -> None:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                put(*arguments)
+
+            Communicator.launch = launch  # type: ignore[method-assign]
+        case "fails in a step":
+
+            def fail(*_: Any) -> None:
+                raise ValueError("a step that fails")
+
+            Communicator.launch = fail  # type: ignore[method-assign]
+        case "another order":
+            launched_sum._named = lambda nodes: "another order"
 
 
 def main(folder: str, options: str) -> None:
     given = json.loads(options)
-    lazy = "lazy" in given
-    mixed = given.pop("mixed", False)
+    job = Job(**{name: given.pop(name) for name in Job._fields if name in given})
     kv = gk.kvstore.create("dist_sync")
-    if (compression := given.pop("compression", None)) is not None:
-        kv.set_gradient_compression(compression)
+    if job.compression:
+        kv.set_gradient_compression(job.compression)
     own = Path(folder) / str(kv.rank)
     own.mkdir()
-    card = Card(Emulator(own))
+    card = Card(Emulator(own), place=job.places[kv.rank], early=job.early)
     cuda.device = cuda.card.device = lambda number=0: card
     cuda.cards = lambda: 1
-    second = "cpu" if mixed and kv.rank == 0 else "cuda"
-    here, there = (trained(device, kv, lazy, dict(given)) for device in ("cpu", second))
+    library = Nccl([card], Path(folder) / "nccl")
+    nccl.bindings = bindings_of(library if kv.rank in job.nccl else None)
+    second = "cpu" if job.mixed and kv.rank == 0 else "cuda"
+    here, there = (trained(device, kv, job, dict(given)) for device in ("cpu", second))
     apart = max(float(np.abs(there.params[name] - array).max()) for name, array in here.params.items())
+    bits = hashlib.sha256(b"".join(there.params[name].tobytes() for name in sorted(there.params))).hexdigest()
+    launched = [captured for made in library.made for captured, _ in made.launched]
     facts = {
-        "apart": apart, "total": there.total, "skipped": there.skipped, "replays": card.replays,
-        "launched": sorted({*card.launched}),
+        "rank": kv.rank, "apart": apart, "total": there.total, "skipped": there.skipped, "replays": card.replays,
+        "kinds": there.kinds, "launched": sorted({*card.launched}), "bits": bits, "staging": card.staging,
+        "eager": launched.count(False), "captured": launched.count(True), "groups": len(library.made),
+        "because": there.because,
     }  # fmt: skip
     sys.stdout.write(json.dumps(facts) + "\n")
+
+
+def bindings_of(library: Nccl | None) -> Any:
+    def bindings() -> Nccl:
+        if library is None:
+            raise MissingDependency("CuPy finds no NCCL")
+        return library
+
+    return bindings
 
 
 if __name__ == "__main__":

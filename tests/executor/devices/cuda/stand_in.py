@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 from emulator import Emulator
+from stand_in_streams import Point, Stream, recorded
 
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches, fused
 from graphkit.executor.devices.cuda.launches import CardKernel
+from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.device import BoundStep
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
@@ -31,6 +33,10 @@ class CardArray(np.ndarray):
 
     def __array_finalize__(self, source: Any) -> None:
         self.card = getattr(source, "card", None)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.ctypes.data, False)}
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
         keywords = {k: _plain(v) for k, v in keywords.items()}
@@ -82,39 +88,6 @@ class CardNamespace(Namespace):
         np.add.at(target, index, values)
 
 
-class Stream:
-    """Work that waits until somebody waits for it. waits: how often somebody did; done: how much is."""
-
-    def __init__(self) -> None:
-        self.waits = self.done = 0
-        self.work: list[Callable[[], Any]] = []
-        self.recorded: list[Callable[[], Any]] | None = None
-
-    def queue(self, work: Callable[[], Any]) -> None:
-        (self.work if self.recorded is None else self.recorded).append(work)
-
-    def finish(self) -> None:
-        assert self.recorded is None, "nothing is waited for while it is recorded"
-        while self.work:
-            self.work.pop(0)()
-
-
-class Event:
-    """A place among a stream's work."""
-
-    def __init__(self, stream: Stream):
-        self._stream, self._is_there = stream, False
-        stream.queue(self._arrive)
-
-    def _arrive(self) -> None:
-        self._is_there = True
-
-    def synchronize(self) -> None:
-        """Do the stream's work up to this place, and no more."""
-        while not self._is_there:
-            self._stream.work.pop(0)()
-
-
 class _Launched(OwnLaunches):
     """A kernel of the card, by an emulator."""
 
@@ -154,11 +127,14 @@ class Card:
     """The stand-in for CudaDevice, whose work is done as late as it may be.
 
     launched: what was prepared, by the operator's name; interpreted: likewise. replays: of recordings. merged: of each
-    recording how many steps it had, and how many were left when some shared launches.
+    recording how many steps it had, and how many were left when some shared launches. early: work of a stream beside
+    the current one is done as early as it may be. place: on its machine.
     """
 
-    def __init__(self, emulator: Emulator, number: int = 0) -> None:
-        self.number = number
+    def __init__(
+        self, emulator: Emulator, number: int = 0, *, place: str = "0000:01:00.0", early: bool = False
+    ) -> None:
+        self.number, self.place, self.early = number, place, early
         self.name = f"cuda:{number}" if number else "cuda"
         self.arrays = CardNamespace()
         self.emulator = emulator
@@ -190,9 +166,13 @@ class Card:
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
+        before = getattr(self._thread, "stream", None)
         self._thread.stream = stream
-        yield
-        self._thread.stream = None
+        stream.early = self.early and before is not None
+        try:
+            yield
+        finally:
+            self._thread.stream = before
 
     @property
     def current(self) -> Stream:
@@ -204,19 +184,31 @@ class Card:
         stream.waits += 1
         stream.finish()
 
+    @property
+    def staging(self) -> int:
+        """Bytes of the host's that arrays are copied from and to."""
+        return sum(memory.nbytes for memory in self._late)
+
+    def done(self, stream: Stream) -> bool:
+        return stream.advance()
+
+    @property
+    def current_stream(self) -> int:
+        return id(self.current)
+
+    def group(self, unique: bytes, rank: int, size: int) -> CardGroup:
+        return CardGroup(unique, rank, size)
+
     def record(self, stream: Stream, steps: Sequence[BoundStep]) -> Callable[[], None]:
         assert stream is self.current
         merged = fused(steps)
         self.merged.append((len(steps), len(merged)))
-        stream.recorded = []
-        for step in merged:
-            step.run()
-        recorded, stream.recorded = stream.recorded, None
+        replayed = recorded(stream, merged)
         self.recordings += 1
 
         def replay() -> None:
             self.replays += 1
-            stream.work.extend(recorded)
+            stream.queue(replayed())
 
         return replay
 
@@ -225,7 +217,7 @@ class Card:
         return _Eager(self, node) if made is None else _Launched(self, made, fault)
 
     def alloc(self, nbytes: int) -> Any:
-        assert self.current.recorded is None, "memory that a recording takes is given to others"
+        assert self.current.recording is None, "memory that a recording takes is given to others"
         self.allocated.append(nbytes)
         # As CuPy's memory does, it begins at a multiple of 512 bytes.
         memory = np.full(nbytes + 512, 0xA5, np.uint8)
@@ -268,11 +260,11 @@ class Card:
         given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))
         self.current.queue(lambda: np.copyto(to[: len(given)], given))
 
-    def event(self) -> Event:
-        return Event(self.current)
+    def event(self) -> Point:
+        return self.current.mark()
 
-    def wait_for(self, event: Event) -> None:
-        self.current.queue(event.synchronize)
+    def wait_for(self, event: Point) -> None:
+        self.current.follow(event)
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         assert isinstance(array, CardArray)

@@ -1,4 +1,5 @@
-"""Processes that train together on stand-ins for cards: sums travel by way of the host, and are those of processors."""
+"""Processes that train together on stand-ins for cards: sums go from card to card, or by way of the host, and are those
+of processors."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from emulator import COMPILER
 
 import graphkit as gk
 from graphkit.dist.job import launch
-from graphkit.errors import MissingDependency
+from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.loading import of_process
 
@@ -38,15 +39,19 @@ def job(folder: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[st
 
 
 def facts(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What both ranks print."""
+    """What both ranks print, in their order."""
     assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(ranks) == 2
+    ranks = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda facts: facts["rank"])
+    assert [rank["rank"] for rank in ranks] == [0, 1]
     return ranks
 
 
 def long(options: dict[str, Any]) -> Any:
     return pytest.param(options, marks=pytest.mark.full)
+
+
+def long_case(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +91,92 @@ def test_scaled_losses(options: dict[str, Any], tmp_path: Path) -> None:
     assert ranks[0]["total"] == ranks[1]["total"]
     assert ranks[0]["skipped"] == ranks[1]["skipped"]
     assert (ranks[0]["skipped"] > 0) == ("accumulate" not in options)
+
+
+def compared(options: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """What ranks print whose cards sum among themselves; sums by way of the host have the same bits."""
+    ranks = []
+    for taking_part, kind in (((0, 1), "nccl"), ((), "staged")):
+        own = folder / kind
+        own.mkdir()
+        ranks.append(facts(job(own, {"nccl": taking_part, **options})))
+        assert all(rank["kinds"] == [kind] for rank in ranks[-1])
+        assert all((rank["staging"] == 0) == (kind == "nccl") for rank in ranks[-1])
+    assert [rank["bits"] for rank in ranks[0]] == [rank["bits"] for rank in ranks[1]]
+    return ranks[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shard_optimizer": True, "early": True, "sizes": [[4, 4, 4, 4, 6], [3, 4, 4, 4, 5]]},
+        long({"sizes": [[4, 4, 4, 4, 6], [3, 0, 0, 4, 5]]}),
+        long({"early": True, "sizes": [[4, 4, 4, 4, 6]] * 2}),
+        long({"accumulate": 2, "sizes": [[4, 4, 4, 4, 4, 4], [3, 0, 4, 4, 0, 4]]}),
+        long({"precision": "f16", "sizes": [[4] * 9] * 2}),
+        long({"on_nonfinite": "ignore", "sizes": [[4] * 4] * 2}),
+    ],
+    ids=str,
+)
+def test_cards_that_sum_among_themselves(options: dict[str, Any], tmp_path: Path) -> None:
+    """Where all ranks have met the same arrays twice, sums are in the recordings, which both make and replay alike: one
+    of what comes before the update, and one of the update."""
+    ranks = compared(options, tmp_path)
+    for rank in ranks:
+        # A processor skips no step.
+        assert rank["skipped"] > 0 if "precision" in options else rank["apart"] < 1e-5
+        assert rank["groups"] == 1
+        assert rank["captured"] > 0
+    for fact in ("total", "captured", "eager", "skipped"):
+        assert ranks[0][fact] == ranks[1][fact]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"nccl": [0]}, "rank 1 has no NCCL (CuPy finds no NCCL)"),
+        long_case({"nccl": [0, 1], "places": ["here", "here"]}, "ranks 0, 1 have one card, here"),
+        long_case({"nccl": [0, 1], "mixed": True}, "rank 0 computes on the processor"),
+        long_case({"nccl": [0, 1], "sync_batch_norm": True}, "statistics of all samples are merged by processors"),
+        long_case({"nccl": [0, 1], "compression": "fp16"}, "gradients in fewer bytes are made by processors"),
+    ],
+    ids=str,
+)
+def test_one_that_cannot_and_what_cards_do_not_sum(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """The plan says why; so does rank 0, of what nobody has chosen."""
+    done = job(tmp_path, options)
+    ranks = facts(done)
+    assert [rank["groups"] for rank in ranks] == [0, 0]
+    assert ranks[1]["kinds"] == ["staged"]
+    assert reason in ranks[1]["because"]
+    said = [line for line in done.stderr.splitlines() if "RuntimeWarning: gradients of processes with cards" in line]
+    assert len(said) == reason.startswith("rank")
+    assert all(line.endswith(reason) for line in said)
+
+
+@pytest.mark.parametrize(
+    ("ends", "messages"),
+    [
+        (
+            "stopped in a step",
+            [
+                "rank 0: rank 1 on ",
+                "has shown no sign of life for 4 s; it was last seen in step 5, behind sums on cards",
+            ],
+        ),
+        long_case("stopped", ["rank 0: rank 1 on ", "has shown no sign of life for 4 s; it was last seen in step 4"]),
+        long_case("fails in a step", ["rank 1: ValueError: a step that fails; this ends the job"]),
+        long_case("another order", ["the processes do not go on together: rank 0: sums on cards", "another order"]),
+    ],
+)
+def test_who_does_not_come_ends_the_job(
+    ends: str, messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As among processors: with the rank and where it was, behind the same time."""
+    monkeypatch.setenv("GRAPHKIT_RANK_TIMEOUT", "4")
+    done = job(tmp_path, {"nccl": [0, 1], "ends": ends})
+    assert done.returncode == RuntimeFailure.exit_code
+    assert all(message in done.stderr for message in messages), done.stderr[-3000:]
 
 
 def test_tables_are_refused_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""Sums over the cards of processes, which all have agreed upon: nothing of them goes by way of the hosts.
+
+The processes meet on the hosts before each run of a program, and say what they are about to launch: one that does not
+come, or comes to something else, is found there as everywhere. Behind that, cards wait for each other, and the hosts
+look for who is lost meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.rounds.posted import Sum
+from graphkit.dist.sums.slices import Slices
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.cuda.libraries import nccl
+from graphkit.executor.devices.cuda.libraries.nccl import Exchange
+from graphkit.executor.lower.lowering import Meeting
+from graphkit.ir.types import DType
+
+# While cards are awaited: how long the core is only offered to others, pauses after that, and the longest time in which
+# nobody looks for who is lost, in seconds.
+_EAGER, _PAUSE, _LOOK = 0.02, 5e-5, 0.05
+# For so long what was launched may take to end when it is to.
+_ENDING = 10.0
+
+
+class Group(Protocol):
+    """Cards of all processes; see CardGroup."""
+
+    def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None: ...
+    def check(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Card(Protocol):
+    """This process's card, as a CudaDevice is."""
+
+    @property
+    def current_stream(self) -> int: ...
+
+
+class CardSums:
+    """See DeviceSums. `waited_seconds` counts the time for which this process waited for others to come to a run,
+    `sent_bytes` what it gave to be summed."""
+
+    def __init__(self, communicator: Communicator, card: Card, group: Group):
+        self._communicator, self._card, self._group = communicator, card, group
+        self._recordings = 0
+        self.broken = False
+        self.waited_seconds = 0.0
+        self.sent_bytes = 0
+
+    def carries(self, dtype: DType) -> bool:
+        return nccl.carries(dtype)
+
+    def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+        start = time.monotonic()
+        total = self._told(f"sums on cards, {order}", [int(known), *_powers(recording), *_powers(structure)])
+        self.waited_seconds += time.monotonic() - start
+        self.sent_bytes += nbytes
+        size = self._communicator.size
+        all_know = int(total[0]) == size and _alike(total[3:5], size)
+        common = recording if all_know and _alike(total[1:3], size) else 0
+        if all_know and not common:
+            self._recordings += 1
+        return Meeting(all_know, common, self._recordings)
+
+    def _told(self, call: str, numbers: Sequence[int]) -> np.ndarray:
+        """The sums of the numbers of all processes, in one exchange of few bytes."""
+        array = np.array(numbers, np.int64)
+        found: np.ndarray = self._communicator.perform(call, [array], Sum(array, None, _itself, alone=True))
+        return found
+
+    # --- launches -------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
+        self._launch([Exchange("sum", _address(a), a.size) for a in arrays if a.size], dtype)
+
+    def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
+        self._launch(self._parts("sum in one", arrays, dtype), dtype)
+
+    def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
+        self._launch(self._parts("broadcast", wholes, dtype), dtype)
+
+    def _parts(self, kind: Any, arrays: Sequence[Any], dtype: DType) -> list[Exchange]:
+        """An exchange for what the slice of each process has of each array."""
+        size, itemsize = self._communicator.size, dtype.numpy.itemsize
+        slices = Slices.of([a.size for a in arrays], itemsize, size)
+        found = []
+        for rank in range(size):
+            for index, array in enumerate(arrays):
+                begin, end = slices.part(index, rank)
+                if begin < end:
+                    found.append(Exchange(kind, _address(array) + begin * itemsize, end - begin, rank))
+        return found
+
+    def _launch(self, exchanges: Sequence[Exchange], dtype: DType) -> None:
+        if exchanges:
+            self._group.launch(exchanges, dtype, self._card.current_stream)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        if self.broken or done():
+            return
+        with self._communicator.waiting(True):
+            begun = looked = time.monotonic()
+            while not done():
+                now = time.monotonic()
+                if now - begun < _EAGER:
+                    os.sched_yield()
+                else:
+                    time.sleep(_PAUSE)
+                if now - looked > _LOOK:
+                    looked = now
+                    if (reason := self._reason()) is not None:
+                        self._end(reason, done)
+                        raise RuntimeFailure(reason)
+
+    def _reason(self) -> str | None:
+        """Why what was launched will not be done; None as long as there is hope."""
+        if (reason := self._communicator.lost()) is not None:
+            return reason
+        try:
+            self._group.check()
+        except RuntimeFailure as error:
+            return self._said(error)
+        return None
+
+    def _end(self, reason: str, done: Callable[[], bool]) -> None:
+        """Have the cards stop waiting, as long as that takes; the call itself may wait for recordings to be gone."""
+        self.broken = True
+        self._communicator.fail(reason)
+        threading.Thread(target=self._group.abort, name="graphkit-abort", daemon=True).start()
+        end = time.monotonic() + _ENDING
+        while not done() and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.broken:
+            self._communicator.fail(self._said(error))
+
+    def _said(self, error: BaseException) -> str:
+        what = f"failed ({type(error).__name__}: {error})" if isinstance(error, Exception) else "was interrupted"
+        rank, steps = self._communicator.rank, self._communicator.steps
+        return f"rank {rank} {what} in step {steps}, in sums on cards"
+
+
+def _powers(number: int) -> list[int]:
+    return [number, number * number]
+
+
+def _alike(sums: np.ndarray, size: int) -> bool:
+    """Whether numbers of these first and second powers, summed over all, are one and the same (Cauchy, Schwarz), and
+    not all 0."""
+    first, second = map(int, sums)
+    return first > 0 and first * first == size * second
+
+
+def _itself(total: Any) -> Any:
+    return total
+
+
+def _address(array: Any) -> int:
+    address: int = array.__cuda_array_interface__["data"][0]
+    return address

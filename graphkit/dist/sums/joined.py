@@ -1,0 +1,185 @@
+"""Whether the cards of all processes sum gradients among themselves: all decide alike, by what each says of itself."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import threading
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit import config
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.sums.cards import CardSums
+from graphkit.errors import GraphkitError, MissingDependency, RuntimeFailure
+from graphkit.executor.devices.cuda.libraries import nccl
+from graphkit.executor.devices.loading import DeviceName
+
+# Bytes of what a process says, and letters of a reason in it.
+_TOLD, _REASON = 1024, 300
+# Of the identifier that a group is made with.
+_UNIQUE = 128
+# For so long a group may take to come together at least, in seconds, and the pause between two looks.
+_JOINING, _LOOK = 30.0, 0.05
+
+
+class _Said(NamedTuple):
+    """What a process says of itself: its card, "" where it has none, why it takes no part, "" where it would, whether
+    that was chosen, and the number of the group that its card is in already, 0 where it is in none."""
+
+    card: str
+    why: str
+    chosen: bool = False
+    group: int = 0
+
+
+class Cards:
+    """What the cards of all processes of a communicator agree upon, one group for each choice of cards."""
+
+    def __init__(self, communicator: Communicator):
+        self._communicator = communicator
+        self._made: dict[int, tuple[int, CardSums]] = {}
+        self._count = 0
+
+    def sums(self, device: str, staged: str = "") -> tuple[CardSums | None, str]:
+        """What sums arrays of this process's device and those of the others', or why nothing does; "" where no process
+        has a card. Every process calls it; where one cannot take part none does, and rank 0 warns.
+
+        staged: why this process takes no part, as it was chosen. Raises as `load_device` does, and RuntimeFailure when
+        another process is given up.
+        """
+        mine, card = (_Said("", staged, chosen=True), None) if staged else self._own(device)
+        said = self._told(mine)
+        if not any(s.card for s in said):
+            return None, staged
+        why = _objection(said)
+        if not why:
+            assert card is not None, "nobody objects"
+            number = DeviceName.of(device).number
+            if {s.group for s in said} == {mine.group} and mine.group:
+                return self._made[number][1], ""
+            sums, why = self._joined(card)
+            if sums is not None:
+                self._count += 1
+                self._made[number] = self._count, sums
+                return sums, ""
+        if self._communicator.rank == 0 and any(s.card and not s.chosen for s in said):
+            text = f"gradients of processes with cards are summed by way of the hosts' memory: {why}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return None, why
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this process gave to be summed."""
+        return sum(sums.sent_bytes for _, sums in self._made.values())
+
+    def _own(self, device: str) -> tuple[_Said, Any]:
+        kind, number = DeviceName.of(device)
+        if kind != "cuda":
+            return _Said("", "computes on the processor"), None
+        card = importlib.import_module("graphkit.executor.devices.cuda").device(number)
+        group, sums = self._made.get(number, (0, None))
+        place = f"{_machine()} {card.place}"
+        if not config.NCCL.get():
+            return _Said(place, "has GRAPHKIT_NCCL=0", chosen=True), card
+        try:
+            nccl.version()
+        except MissingDependency as error:
+            return _Said(place, f"has no NCCL ({error})"), card
+        return _Said(place, "", group=0 if sums is None or sums.broken else group), card
+
+    def _told(self, mine: _Said) -> list[_Said]:
+        """What each process says, by rank."""
+        why = mine.why[:_REASON].encode("ascii", "replace").decode()
+        text = json.dumps(mine._replace(why=why)).encode().ljust(_TOLD)
+        array = np.frombuffer(text, np.uint8)
+        action = partial(self._communicator.allgather, array)
+        return [_Said(*json.loads(row.tobytes())) for row in self._communicator.perform("cards", [array], action)]
+
+    def _joined(self, card: Any) -> tuple[CardSums | None, str]:
+        """A new group, or why there is none, for all alike."""
+        group, why = None, ""
+        first, mine = self._communicator.rank == 0, np.zeros(_UNIQUE, np.uint8)
+        if first:
+            try:
+                mine = np.frombuffer(nccl.unique_id(), np.uint8)
+            except GraphkitError as error:
+                why = f"cannot begin ({error})"
+        broadcast = partial(self._communicator.broadcast, mine, 0)
+        unique = self._communicator.perform("group of cards", [mine], broadcast)
+        if unique.any():
+            group, why = self._waited_for(card, unique.tobytes())
+        why = _objection(self._told(_Said("", why)))
+        if group is None:
+            return None, why
+        if why:
+            group.abort()
+            return None, why
+        return CardSums(self._communicator, card, group), ""
+
+    def _waited_for(self, card: Any, unique: bytes) -> tuple[Any, str]:
+        """The group, or why there is none: a thread makes it, which may wait for another process for ever."""
+        made: list[Any] = []
+        failed: list[str] = []
+
+        def make() -> None:
+            try:
+                made.append(card.group(unique, self._communicator.rank, self._communicator.size))
+            except GraphkitError as error:
+                failed.append(f"cannot join ({error})")
+
+        thread = threading.Thread(target=make, name="graphkit-cards", daemon=True)
+        thread.start()
+        longest = max(_JOINING, config.RANK_TIMEOUT.get())
+        end = time.monotonic() + longest
+        with self._communicator.waiting(True):
+            while thread.is_alive() and time.monotonic() < end:
+                thread.join(_LOOK)
+                if (reason := self._communicator.lost()) is not None:
+                    self._communicator.fail(reason)
+                    raise RuntimeFailure(reason)
+        if made:
+            return made[0], ""
+        return None, failed[0] if failed else f"has waited for the others' cards for {longest:.0f} s"
+
+
+def outlook(processes: int) -> str:
+    """How so many processes of this machine would sum gradients of its cards: "nccl", or "staged" and why."""
+    cards = importlib.import_module("graphkit.executor.devices.cuda").cards()
+    if not config.NCCL.get():
+        return "staged: GRAPHKIT_NCCL=0"
+    if cards < processes:
+        return f"staged: there {'is one card' if cards == 1 else f'are {cards} cards'} here"
+    try:
+        return f"nccl {nccl.version()}"
+    except MissingDependency as error:
+        return f"staged: {error}"
+
+
+def _objection(said: Sequence[_Said]) -> str:
+    """Why not all take part: the first rank's reason that has one, or the first card that several have."""
+    for rank, one in enumerate(said):
+        if one.why:
+            return f"rank {rank} {one.why}"
+    ranks = defaultdict(list)
+    for rank, one in enumerate(said):
+        if one.card:
+            ranks[one.card].append(rank)
+    for card, several in ranks.items():
+        if len(several) > 1:
+            return f"ranks {', '.join(map(str, several))} have one card, {card.rpartition(' ')[2]}"
+    return ""
+
+
+def _machine() -> str:
+    """The same for all processes of a machine, in containers too, and for no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else platform.node()

@@ -1,0 +1,117 @@
+"""Exchanges among cards of several processes by NCCL, through CuPy's bindings.
+
+https://docs.nvidia.com/deeplearning/nccl has what its functions do, and what a group of calls is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.ir.types import DType
+
+# What CuPy calls NCCL's types of elements.
+_TYPES = {
+    DType.FLOAT16: "NCCL_FLOAT16", DType.BFLOAT16: "NCCL_BFLOAT16", DType.FLOAT32: "NCCL_FLOAT32",
+    DType.FLOAT64: "NCCL_FLOAT64", DType.INT8: "NCCL_INT8", DType.UINT8: "NCCL_UINT8", DType.INT32: "NCCL_INT32",
+    DType.UINT32: "NCCL_UINT32", DType.INT64: "NCCL_INT64", DType.UINT64: "NCCL_UINT64",
+}  # fmt: skip
+
+
+class Exchange(NamedTuple):
+    """What becomes of so many elements at an address of each card: the sum of all cards' on every card, or on one
+    (`root`) alone, or the elements of that one on every card. The result lies where the operand did."""
+
+    kind: Literal["sum", "sum in one", "broadcast"]
+    address: int
+    elements: int
+    root: int = 0
+
+
+def carries(dtype: DType) -> bool:
+    """Whether there are exchanges of such elements. Raises as `bindings` does."""
+    return hasattr(bindings(), _TYPES.get(dtype, "none"))
+
+
+class CardGroup:
+    """Cards, one of each of several processes, of which all make the same exchanges in the same order.
+
+    Making it waits for all of them; the current card is this process's. Raises MissingDependency without the library,
+    RuntimeFailure for what it refuses.
+    """
+
+    def __init__(self, unique: bytes, rank: int, size: int):
+        """unique: what `unique_id` has given one of them."""
+        nccl = bindings()
+        try:
+            self._communicator = nccl.NcclCommunicator(size, unique, rank)
+        except nccl.NcclError as error:
+            raise RuntimeFailure(f"NCCL {version()}: {error}") from error
+        # Never destroyed: that waits until every recorded graph with kernels of NCCL is gone.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._communicator))
+
+    def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None:
+        """Queue these on a stream, together. Raises RuntimeFailure for what the library refuses."""
+        nccl = bindings()
+        kind = getattr(nccl, _TYPES[dtype])
+        try:
+            nccl.groupStart()
+            try:
+                for what, at, count, root in exchanges:
+                    match what:
+                        case "sum":
+                            self._communicator.allReduce(at, at, count, kind, nccl.NCCL_SUM, stream)
+                        case "sum in one":
+                            self._communicator.reduce(at, at, count, kind, nccl.NCCL_SUM, root, stream)
+                        case "broadcast":
+                            self._communicator.broadcast(at, at, count, kind, root, stream)
+            finally:
+                nccl.groupEnd()
+        except nccl.NcclError as error:
+            raise RuntimeFailure(f"NCCL {version()}: {error}") from error
+
+    def check(self) -> None:
+        """Raise RuntimeFailure where an exchange that was launched has failed."""
+        try:
+            self._communicator.check_async_error()
+        except bindings().NcclError as error:
+            raise RuntimeFailure(f"NCCL {version()}: {error}") from error
+
+    def abort(self) -> None:
+        """End all that was launched, whatever its results; nothing is launched after it."""
+        self._communicator.abort()
+
+
+def unique_id() -> bytes:
+    """By which the processes of a new group find each other."""
+    nccl = bindings()
+    try:
+        found: bytes = nccl.get_unique_id()
+    except nccl.NcclError as error:
+        raise RuntimeFailure(f"NCCL {version()}: {error}") from error
+    return found
+
+
+def version() -> str:
+    """Of NCCL. Raises MissingDependency without CuPy, or without the library."""
+    number: int = bindings().get_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+@cache
+def bindings() -> Any:
+    """CuPy's module. Raises MissingDependency without it, or where it finds no library."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy's own words about a library that is missing
+            module = importlib.import_module("cupy.cuda.nccl")
+    except ImportError as error:
+        raise MissingDependency(f"NCCL needs CuPy ({error}): pip install 'graphkit[cuda12]', or [cuda13]") from error
+    if not module.available:
+        raise MissingDependency("CuPy finds no NCCL: pip install 'graphkit[cuda12]', or [cuda13]")
+    return module

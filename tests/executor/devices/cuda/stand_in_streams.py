@@ -1,0 +1,123 @@
+"""Streams of the stand-in: queues of work that is done as late as it may be, points in them, recordings of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+from graphkit.executor.devices.device import BoundStep
+
+# Done by a call; one that returns PENDING has to be called again.
+Work: TypeAlias = Callable[[], Any]
+PENDING = object()
+
+
+class Recording:
+    """What is recorded: of each stream that takes part, its work and the points that it follows, in their order.
+
+    joined: how much of each the first one follows.
+    """
+
+    def __init__(self, first: Stream):
+        self.first = first
+        self.items: dict[Stream, list[Work | Point]] = {first: []}
+        self.joined: dict[Stream, int] = {}
+
+
+class Point(NamedTuple):
+    """Behind so much work of a stream, or of what is recorded of it."""
+
+    stream: Stream
+    position: int
+    recording: Recording | None
+
+    def synchronize(self) -> None:
+        """Do the stream's work up to this place, and no more."""
+        assert self.recording is None, "nothing is waited for while it is recorded"
+        assert self.stream.advance(self.position)
+
+
+class Stream:
+    """Work that waits until somebody waits for it. waits: how often somebody did.
+
+    early: of this stream it is done when it is queued, with what it follows in others, if that can be done.
+    """
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.early = False
+        self.recording: Recording | None = None
+        self.work: list[Work] = []
+        self._begun = 0  # how much was there before what is left
+
+    def queue(self, work: Work) -> None:
+        if self.recording is not None:
+            self.recording.items[self].append(work)
+            return
+        self.work.append(work)
+        if self.early:
+            self.advance()
+
+    def mark(self) -> Point:
+        position = self._begun + len(self.work) if self.recording is None else len(self.recording.items[self])
+        return Point(self, position, self.recording)
+
+    def follow(self, point: Point) -> None:
+        recording = point.recording
+        if recording is None:
+            assert self.recording is None, "what is recorded follows nothing but what is recorded with it"
+            self.queue(lambda: None if point.stream.advance(point.position) else PENDING)
+            return
+        assert point.stream.recording is recording, "the point is one of a recording that is over"
+        if self.recording is None:
+            recording.items[self], self.recording = [], recording
+        assert self.recording is recording
+        recording.items[self].append(point)
+        if self is recording.first:
+            recording.joined[point.stream] = point.position
+
+    def advance(self, to: int | None = None) -> bool:
+        """Do what can be done, up to a position; whether all of it is."""
+        while self.work and (to is None or self._begun < to):
+            if self.work[0]() is PENDING:
+                return False
+            del self.work[0]
+            self._begun += 1
+        return True
+
+    def finish(self) -> None:
+        assert self.recording is None, "nothing is waited for while it is recorded"
+        assert self.advance(), "other processes may not come: nobody waits for them without looking for who is lost"
+
+
+def recorded(stream: Stream, steps: Iterable[BoundStep]) -> Callable[[], Work]:
+    """What makes the work that is all that `steps` queue, once."""
+    recording = stream.recording = Recording(stream)
+    try:
+        for step in steps:
+            step.run()
+    finally:
+        for taking_part in recording.items:
+            taking_part.recording = None
+    for beside, items in recording.items.items():
+        assert beside is stream or recording.joined.get(beside) == len(items), "work beside the stream is not joined"
+
+    def replayed() -> Work:
+        lanes = {of: Stream() for of in recording.items}
+
+        def following(point: Point) -> Work:
+            return lambda: None if lanes[point.stream].advance(point.position) else PENDING
+
+        for of, lane in lanes.items():
+            for item in recording.items[of]:
+                lane.queue(following(item) if isinstance(item, Point) else item)
+        beside = [lane for of, lane in lanes.items() if of.early]
+
+        def run() -> object:
+            for lane in beside:
+                lane.advance()
+            return None if lanes[stream].advance() else PENDING
+
+        return run
+
+    return replayed
