@@ -1,0 +1,95 @@
+"""What attention is over: sizes, and where the rows of a head lie in each array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from graphkit.executor.devices.cuda.launches import THREADS
+from graphkit.executor.devices.operands import operand, repeating, shape
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+from graphkit.ops._base import operator
+from graphkit.ops.internal.fused import FusedAttention
+
+
+class Strides(NamedTuple):
+    """Elements between neighbours of an array [N, H, rows, columns] whose columns lie side by side."""
+
+    batch: int
+    head: int
+    row: int
+
+    @classmethod
+    def of(cls, layout: str, heads: int, rows: int, columns: int) -> Strides:
+        if layout == "NHLD":
+            return cls(heads * rows * columns, rows * columns, columns)
+        return cls(rows * heads * columns, columns, heads * columns)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """q: [batch, heads, rows, depth], k: [batch, heads, keys, depth], v: [batch, heads, keys, width], of type `kind`.
+
+    mask: its strides along [batch, heads, rows, keys], 0 where it is repeated; None where there is none.
+    """
+
+    kind: DType
+    batch: int
+    heads: int
+    rows: int
+    keys: int
+    depth: int
+    width: int
+    q: Strides
+    k: Strides
+    v: Strides
+    y: Strides
+    mask: tuple[int, int, int, int] | None
+    mask_is_boolean: bool
+    op: FusedAttention
+
+    @classmethod
+    def of(cls, node: Node) -> Attended:
+        """Of a node of FusedAttention whose shapes are known."""
+        op, mask = operator(node, FusedAttention), operand(node, 3)
+        heads_axis, rows_axis = (1, 2) if op.layout == "NHLD" else (2, 1)
+        q, k, v = (shape(x) for x in node.inputs[:3])
+        batch, heads, rows, depth = q[0], q[heads_axis], q[rows_axis], q[3]
+        keys, width = k[rows_axis], v[3]
+        strides: tuple[int, int, int, int] | None = None
+        if mask is not None:
+            a, b, c, d = repeating(_with_four(shape(mask)), (batch, heads, rows, keys))
+            strides = (a, b, c, d)
+        return cls(
+            node.output.dtype, batch, heads, rows, keys, depth, width,
+            q=Strides.of(op.layout, heads, rows, depth), k=Strides.of(op.layout, heads, keys, depth),
+            v=Strides.of(op.layout, heads, keys, width), y=Strides.of(op.output_layout, heads, rows, width),
+            mask=strides, mask_is_boolean=mask is not None and mask.dtype is DType.BOOL, op=op,
+        )  # fmt: skip
+
+    @property
+    def results(self) -> int:
+        return self.batch * self.heads * self.rows * self.width
+
+    @property
+    def short(self) -> bool:
+        """Whether 32 bits hold every index, those behind the last tile included."""
+        each = self.batch * self.heads
+        reach = [each * (self.rows + THREADS) * max(self.depth, self.width, 1)]
+        reach += [each * (self.keys + THREADS) * max(self.depth, self.width, 1)]
+        if self.mask is not None:
+            sizes = (self.batch, self.heads, self.rows + THREADS, self.keys + THREADS)
+            reach.append(sum(size * stride for size, stride in zip(sizes, self.mask, strict=True)))
+        return max(reach) < 1 << 31
+
+
+def _with_four(sizes: Sequence[int]) -> tuple[int, ...]:
+    return (*[1] * (4 - len(sizes)), *sizes)
+
+
+def pack_of(columns: int, size: int) -> int:
+    """Elements of `size` bytes in one access: rows of so many columns begin at multiples of it; 16 bytes at most."""
+    return math.gcd(columns, 16 // size)
