@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
-from graphkit.ir.types import HALVES, DType
+from graphkit.ir.types import FLOATS, HALVES, DType
 from graphkit.ops.rnn.gradient import LayerGrad
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.control.scan_axes import scan_axes
 from graphkit.passes.core.declare import Pass, Property, held_after, ordered, pipeline
-from graphkit.passes.core.match import FixedValues
+from graphkit.passes.core.match import FixedValues, is_op
 from graphkit.passes.core.sweep import effect, is_constant
 from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.attention import fuse_attention
@@ -112,9 +112,9 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     rounding = (round_products.with_options(kind=halves[precision]),) if precision in halves else ()
     products = (
         *ordered(
-            known_ranks, expand_composites.with_options(whole=lambda node: not isinstance(node.op, LayerGrad)),
-            merge_recurrences, simplify, scan_axes, eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation,
-            fuse_softmax, eliminate_transpose, eliminate_reshape, fold_batch_norm, fuse_conv,
+            known_ranks, expand_composites.with_options(whole=_is_whole), merge_recurrences, simplify, scan_axes,
+            eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, eliminate_transpose,
+            fuse_attention.with_options(kinds=FLOATS), eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
             fuse_matmul.with_options(activations=False),
         ),
@@ -123,10 +123,14 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     regions = ordered(fuse_softmax_grad, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
     # Half floats are computed as they are; there are no kernels for what the passes that are missing make.
     missing = fuse_pointwise.requires | {
-        Property.HALVES_WIDENED, Property.ATTENTION_FUSED, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED,
-        Property.TAPS_MEET_DATA,
+        Property.HALVES_WIDENED, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED, Property.TAPS_MEET_DATA,
     }  # fmt: skip
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_HELD | missing)
+
+
+def _is_whole(node: Node) -> bool:
+    """Composites but attention and the gradients of recurrent layers have kernels of cards, or are interpreted."""
+    return not isinstance(node.op, LayerGrad) and not is_op(node, "Attention")
 
 
 # What becomes possible when the shapes of a prepared graph are known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,19 +39,25 @@ _PEELED = 6
     requires=[Property.HALVES_WIDENED, Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED],
     ensures=[Property.ATTENTION_FUSED],
 )
-def fuse_attention(graph: Graph) -> Graph:
+def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,)) -> Graph:
     """Make FusedAttention of the two products and what is between them, when nothing else reads it.
 
     Operands have three or four axes, the last two those of the products. The scale may be at the scores or at either
     factor; the mask is a term, or the condition of a Where. A transposition of all three operands, or of the result,
-    becomes a layout; a constant lower-triangular mask becomes `causal`. Linear.
+    becomes a layout; a constant lower-triangular mask becomes `causal`. kinds: of the scores. Linear.
     """
-    return fuse(graph, _rule, needs=("Softmax", "FusedAttention"), at=("MatMul", "Transpose", "FusedAttention"))
+
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        return (
+            _attention(node, readers)
+            if is_op(node, "MatMul") and node.output.dtype in kinds
+            else _around(node, readers)
+        )
+
+    return fuse(graph, rule, needs=("Softmax", "FusedAttention"), at=("MatMul", "Transpose", "FusedAttention"))
 
 
-def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-    if is_op(node, "MatMul"):
-        return _attention(node, readers)
+def _around(node: Node, readers: Readers) -> Sequence[Value] | None:
     if is_op(node, "Transpose"):
         return _output_layout(node, readers)
     if is_op(node, "FusedAttention", domain=DOMAIN):
@@ -83,7 +89,7 @@ def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
     if softmax is None or rank not in (3, 4) or weights.rank != rank or v.rank != rank:
         return None
     op = operator(softmax, Softmax)
-    if op.axis not in (-1, rank - 1) or not readers.sole(softmax.output) or weights.dtype is not DType.FLOAT32:
+    if op.axis not in (-1, rank - 1) or not readers.sole(softmax.output):
         return None
     masked = _masked(first(softmax), readers)
     if masked is None:

@@ -209,7 +209,8 @@ def test_one_text_for_all_sizes() -> None:
 
 
 # Of every number of rows and columns that a thread may have.
-TILES = [(64, 32, 4096, 512, 64, width) for width in (8, 32, 64, 96, 200)] + [(1, 2, 9, 4096, 37, 50)]
+TILES = [(64, 32, 4096, 512, 64, width) for width in (8, 32, 64, 96, 200)]
+TILES += [(1, 2, 9, 4096, 37, 50), (64, 32, 1 << 17, 64, 64, 64)]
 
 
 @pytest.mark.full

@@ -78,7 +78,9 @@ class Flash:
     @property
     def per_thread(self) -> int:
         """Queries of a thread: as many as registers and shared memory hold, and there are rows for; a power of 2."""
-        most = max(min(8, 32 // self.columns), 2) if self.held is DType.FLOAT32 else 2
+        # A mask and long indices take registers too.
+        most = max(min(8 if self.of.mask is None and self.of.short else 4, 32 // self.columns), 2)
+        most = most if self.held is DType.FLOAT32 else 2
         found = 1
         while found < most and found * _SIDE < self.of.rows:
             found *= 2
@@ -272,13 +274,14 @@ class Flash:
             "#pragma unroll",
             f"for (int i = 0; i < {many}; ++i) {{",
             f"    const {index} row = row0 + down * {many}u + i;",
+            *_in(self._limit()),
             "    A most = gk_limits<A>::lowest();",
             "    #pragma unroll",
             f"    for (int j = 0; j < {_WIDE}; ++j) {{",
             f"        const {index} key = key0 + across * {_WIDE}u + j;",
             "        A score = scores[i][j] * scale;",
             *_in(_in(self._masked())),
-            f"        scores[i][j] = {self._visible()} ? score : gk_limits<A>::lowest();",
+            "        scores[i][j] = key < limit ? score : gk_limits<A>::lowest();",
             "        most = gk_maximum(most, scores[i][j]);",
             "    }",
             *_in(_over_keys("most", "gk_maximum({0}, {1})")),
@@ -303,6 +306,16 @@ class Flash:
             "}",
         ]
 
+    def _limit(self) -> list[str]:
+        """The keys before `limit` are those that the query sees, but for the mask."""
+        if not self.of.op.causal:
+            return [f"const {self.index} limit = end;"]
+        signed = self.signed
+        return [
+            f"const {signed} last = ({signed})row + (({signed})keys - ({signed})rows);",
+            f"const {self.index} limit = last < 0 ? 0 : ({self.index})last < end ? ({self.index})last + 1 : end;",
+        ]
+
     def _masked(self) -> list[str]:
         if self.of.mask is None:
             return []
@@ -310,13 +323,7 @@ class Flash:
         change = f"score = {element} != 0 ? score : hidden;"
         if not self.of.mask_is_boolean:
             change = f"score += gk_read({element});"
-        return ["if (row < rows && key < end) {", f"    {change}", "}"]
-
-    def _visible(self) -> str:
-        if not self.of.op.causal:
-            return "key < end"
-        signed = self.signed
-        return f"key < end && ({signed})key <= ({signed})row + (({signed})keys - ({signed})rows)"
+        return ["if (row < rows && key < limit) {", f"    {change}", "}"]
 
     def _values(self) -> list[str]:
         """Adds the values of the tile's keys to `result`, _DEPTH keys at a time."""
