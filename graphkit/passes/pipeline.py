@@ -101,31 +101,37 @@ def inference_passes(
     return pipeline(*(chosen.get(p, p) for p in passes), given=_HELD)
 
 
-def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tuple[Pass[...], ...]:
-    """After CLEANUP, for devices with arrays of their own: formulas are operators, products and convolutions have taken
-    in what is around them, and pointwise nodes for which `fusable` holds are fused. Of composite operators those of
-    recurrent layers' gradients are expanded: they consist of what has kernels.
+# Of attention on devices with arrays of their own; half floats are computed as they are there.
+_ATTENTION_OF_ANY_TYPE = fuse_attention.with_options(kinds=FLOATS)
+# Nothing is done there for what the passes that are missing make.
+_GIVEN_TO_ARRAYS = (
+    _HELD
+    | fuse_pointwise.requires
+    | {Property.HALVES_WIDENED, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED, Property.TAPS_MEET_DATA}
+)
 
-    precision: with "bf16" and "f16" operands and results of products and convolutions are rounded.
+
+def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tuple[Pass[...], ...]:
+    """After CLEANUP, for devices with arrays of their own: formulas are operators, products, convolutions and attention
+    have taken in what is around them, and pointwise nodes for which `fusable` holds are fused. Of composite operators
+    attention and the gradients of recurrent layers are expanded: they consist of what has kernels.
+
+    precision: with "bf16" and "f16" operands and results of products, convolutions and attention are rounded.
     """
     halves = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16}
-    rounding = (round_products.with_options(kind=halves[precision]),) if precision in halves else ()
+    rounding = (round_products.with_options(kind=halves[precision], attention=True),) if precision in halves else ()
     products = (
         *ordered(
             known_ranks, expand_composites.with_options(whole=_is_whole), merge_recurrences, simplify, scan_axes,
             eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, eliminate_transpose,
-            fuse_attention.with_options(kinds=FLOATS), eliminate_reshape, fold_batch_norm, fuse_conv,
+            _ATTENTION_OF_ANY_TYPE, eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
             fuse_matmul.with_options(activations=False),
         ),
         eliminate_reshape,
     )  # fmt: skip
     regions = ordered(fuse_softmax_grad, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
-    # Half floats are computed as they are; there are no kernels for what the passes that are missing make.
-    missing = fuse_pointwise.requires | {
-        Property.HALVES_WIDENED, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED, Property.TAPS_MEET_DATA,
-    }  # fmt: skip
-    return pipeline(*products, *rounding, *CLEANUP, *regions, given=_HELD | missing)
+    return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
 
 
 def _is_whole(node: Node) -> bool:
@@ -133,8 +139,11 @@ def _is_whole(node: Node) -> bool:
     return not isinstance(node.op, LayerGrad) and not is_op(node, "Attention")
 
 
-# What becomes possible when the shapes of a prepared graph are known.
+# What becomes possible when the shapes of a prepared graph are known; on devices with arrays of their own.
 BOUND = pipeline(simplify, fuse_attention, scan_axes, given=held_after(INFERENCE, _HELD))
+ARRAYS_BOUND = pipeline(
+    simplify, _ATTENTION_OF_ANY_TYPE, given=held_after(array_passes(lambda node: True), _GIVEN_TO_ARRAYS)
+)
 
 
 class Effect(NamedTuple):

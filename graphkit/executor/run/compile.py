@@ -30,7 +30,7 @@ from graphkit.passes.control.prune import prune_control
 from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.pipeline import BOUND
+from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
 
 # A program of one device.
 SingleProgram: TypeAlias = BaseProgram | ArrayProgram
@@ -53,7 +53,8 @@ def compile_graph(
     bound = bind(graph, shapes)
     if settings.optimize:
         changed = bound is not graph
-        bound = run_passes(bound, (*CLEANUP, *(BOUND if settings.native else ()))) if changed else prune_control(bound)
+        more = BOUND if settings.native else ARRAYS_BOUND if settings.device != "cpu" else ()
+        bound = run_passes(bound, (*CLEANUP, *more)) if changed else prune_control(bound)
     with out_of_memory(bound, "planning the run"):
         specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}

@@ -28,8 +28,8 @@ from graphkit.passes.core.match import (
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
-# Scores this far below others have no weight in float32, as if they were minus infinity.
-_NONE = -1e8
+# Scores this far below others have no weight, as if they were minus infinity. Float16 ends before.
+_NONE, _NONE_OF_FLOAT16 = -1e8, -6e4
 _SWAP = (0, 2, 1, 3)
 # Scales and transposes on one operand.
 _PEELED = 6
@@ -241,12 +241,13 @@ def _causal(node: Node) -> Sequence[Value] | None:
     lengths = tuple(v.tensor.known_shape[axis] for v, axis in zip(node.operands[:2], axes, strict=True))
     if lengths != (rows, keys) or keys < rows:
         return None
+    none = _NONE_OF_FLOAT16 if node.output.dtype is DType.FLOAT16 else _NONE
     visible = np.tri(rows, keys, keys - rows, dtype=bool)
     flat = array.reshape(rows, keys)
     if array.dtype == bool:
-        hides = bool((flat == visible).all()) and op.mask_value <= _NONE
+        hides = bool((flat == visible).all()) and op.mask_value <= none
     else:
-        hides = bool((flat[visible] == 0).all() and (flat[~visible] <= _NONE).all())
+        hides = bool((flat[visible] == 0).all() and (flat[~visible] <= none).all())
     if not hides:
         return None
     return (fused_node(op.replace(causal=True, mask_value=-np.inf), node.inputs[:3], (node,)),)

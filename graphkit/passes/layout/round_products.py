@@ -1,16 +1,21 @@
-"""Matrix work in half floats: products, convolutions and their gradients read and write these, and sum in float32.
+"""Matrix work in half floats: products, convolutions, their gradients and attention read and write these, and sum in
+float32.
 
 All else stays float32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
+import ml_dtypes
+
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops import DOMAIN, F
+from graphkit.ops import DOMAIN, F, Op, operator
+from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite
@@ -35,7 +40,7 @@ _PRODUCTS = {
     requires=[Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
     breaks=[Property.SIMPLIFIED],
 )
-def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16) -> Graph:
+def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16, attention: bool = False) -> Graph:
     """Round the operands and the result of every float32 product to `kind`.
 
     A value rounded to bfloat16 has a relative error of at most 2^-8, to float16 of at most 2^-11 unless it is below
@@ -47,24 +52,47 @@ def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16) -> Graph:
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        if attention and isinstance(node.op, FusedAttention):
+            return _attention(node, operands, kind)
         if (node.op.domain, node.op.name) not in _PRODUCTS:
-            return map_bodies(node, operands, partial(round_products, kind=kind)).outputs
+            return map_bodies(node, operands, partial(round_products, kind=kind, attention=attention)).outputs
         if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
             return None
         if _sums_odd_channels(node):
             return None
-        rounded = list(operands)
-        for i in read_positions(node):
-            operand = operands[i]
-            assert operand is not None
-            rounded[i] = F.cast(operand, to=kind)
-        y = Node(node.op, rounded, node.name, node.meta).output
-        if y.dtype is DType.FLOAT32:
-            return node.rebuilt(rounded).outputs
-        # The value that others know is the one in float32.
-        return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
+        return _rounded(node, operands, kind, read_positions(node), operator(node, Op))
 
     return rewrite(graph, rule)
+
+
+def _attention(node: Node, operands: Sequence[Value | None], kind: DType) -> Sequence[Value] | None:
+    q, *_ = operands
+    mask = operands[3] if len(operands) > 3 else None
+    assert q is not None
+    if q.dtype is not DType.FLOAT32 or (mask is not None and mask.dtype is not DType.BOOL):
+        return None
+    op = operator(node, FusedAttention)
+    if math.isfinite(op.mask_value):
+        # It stays finite: a query that sees nothing has equal weights.
+        least, most = (float(limit) for limit in (ml_dtypes.finfo(kind.numpy).min, ml_dtypes.finfo(kind.numpy).max))
+        op = op.replace(mask_value=min(max(op.mask_value, least), most))
+    return _rounded(node, operands, kind, range(3), op)
+
+
+def _rounded(
+    node: Node, operands: Sequence[Value | None], kind: DType, positions: Sequence[int], op: Op
+) -> Sequence[Value]:
+    """The node, with another operator in its place, on operands of which some are rounded."""
+    rounded = list(operands)
+    for i in positions:
+        operand = operands[i]
+        assert operand is not None
+        rounded[i] = F.cast(operand, to=kind)
+    y = Node(op, rounded, node.name, node.meta).output
+    if y.dtype is DType.FLOAT32:
+        return node.rebuilt(rounded).outputs
+    # The value that others know is the one in float32.
+    return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
 
 
 def _sums_odd_channels(node: Node) -> bool:
