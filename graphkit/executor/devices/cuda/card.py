@@ -25,10 +25,10 @@ from graphkit.executor.devices.cuda.launches import (
     Launch,
     Product,
     Source,
+    Work,
 )
-from graphkit.executor.devices.cuda.libraries import cudnn
+from graphkit.executor.devices.cuda.libraries import attention, convolutions, cudnn
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
-from graphkit.executor.devices.cuda.libraries.cudnn import PreparedConvolution
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.executor.devices.device import ArrayKernel, BoundStep
@@ -223,10 +223,11 @@ class _Launched(OwnLaunches):
         own = iter(self._card.functions(kernel.sources))
         return [next(own) if isinstance(launch, Launch) else libraries[id(launch)] for launch in kernel.launches]
 
-    def _by_library(self, work: Product | Convolution) -> PreparedProduct | PreparedConvolution:
+    def _by_library(self, work: Work) -> PreparedProduct | cudnn.Prepared:
         if isinstance(work, Product):
             return PreparedProduct(work, self._card.number)
-        return PreparedConvolution(work, self._card.number)
+        plan = convolutions.planned if isinstance(work, Convolution) else attention.planned
+        return cudnn.Prepared(partial(plan, work), self._card.number)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         memory = self.memory(inputs, outputs, scratch)

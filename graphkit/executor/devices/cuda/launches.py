@@ -212,6 +212,42 @@ class Convolution(NamedTuple):
         return (*self.factors, self.result, self.bias, self.working if self.workspace else None)
 
 
+class Heads(NamedTuple):
+    """An array [batch, heads, rows, columns]: its sizes, and elements between neighbours along each axis."""
+
+    memory: Argument
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+
+
+class Attention(NamedTuple):
+    """y = softmax(scale * q @ k^T) @ v for each head, of half floats that are finite; sums are float32.
+
+    q: [N, H, L, D], k: [N, H, S, D], v: [N, H, S, E], y: [N, H, L, E], without a size of 0. causal: query i sees no key
+    behind i + S - L; there are as many keys as queries at least. The library may use `workspace` bytes of scratch
+    memory from `working` on.
+    """
+
+    kind: DType
+    q: Heads
+    k: Heads
+    v: Heads
+    y: Heads
+    scale: float
+    causal: bool
+    workspace: int = 0
+    working: Scratch = Scratch(0)
+
+    @property
+    def arguments(self) -> tuple[Argument | None, ...]:
+        """Of q, k, v and y, and the scratch memory."""
+        return (*(of.memory for of in (self.q, self.k, self.v, self.y)), self.working if self.workspace else None)
+
+
+# What libraries compute.
+Work: TypeAlias = Product | Convolution | Attention
+
+
 class CardKernel(NamedTuple):
     """The launches, and what libraries compute between them, for a node of static types.
 
@@ -220,7 +256,7 @@ class CardKernel(NamedTuple):
     computes the node where a library has no way to, in the same scratch memory; it has no fault.
     """
 
-    launches: tuple[Launch | Product | Convolution, ...]
+    launches: tuple[Launch | Work, ...]
     scratch_bytes: int = 0
     inplace: Sequence[tuple[int, int]] = ()
     fault: str = ""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from graphkit.errors import MissingDependency
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda import compiler
+from graphkit.executor.devices.cuda.libraries import cudnn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import stand_in_cudnn
 from emulator import COMPILER, Emulator
 from stand_in import Card
 
@@ -47,4 +51,14 @@ def cards(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[Card]:
     made = [Card(emulator, number) for number in range(3)]
     for module in (cuda, cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: made[number])
+    return made
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What stands for cuDNN's frontend while the test runs."""
+    made = stand_in_cudnn.module()
+    monkeypatch.setattr(cudnn, "frontend", lambda: made)
+    monkeypatch.setattr(cudnn, "_of_thread", threading.local())
+    monkeypatch.setattr(cudnn, "_cards", set())
     return made

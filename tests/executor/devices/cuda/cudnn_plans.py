@@ -1,7 +1,8 @@
-"""Asks cuDNN for plans for convolutions, and prints which have none: cudnn_plans.py ARCHITECTURE FOLDER."""
+"""Asks cuDNN for plans, and prints which have none: cudnn_plans.py convolutions|attention ARCHITECTURE FOLDER."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,15 @@ import no_driver
 from card_cases import cases_of
 
 import graphkit as gk
-from graphkit.executor.devices.cuda.launches import CardKernel, Convolution
-from graphkit.executor.devices.cuda.libraries import cudnn
+from graphkit.executor.devices.cuda.launches import Attention, CardKernel, Convolution
+from graphkit.executor.devices.cuda.libraries import attention, convolutions, cudnn
 from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import DOMAIN, registry
+from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.nn.conv import Conv, ConvGradInput, ConvGradWeight
 from graphkit.passes.core.bind import bind
 
@@ -53,13 +55,32 @@ def of_a_network(name: str, batch: int) -> Iterator[tuple[str, Convolution]]:
                         yield f"{name} {one.op.name} {kind} {work.x} {work.w}", work
 
 
-def main(architecture: str, folder: str) -> None:
+def of_heads() -> Iterator[tuple[str, Attention]]:
+    """Attention over many sizes, in every type and layout that is the library's."""
+    sizes = ((1, 1, 1), (3, 1, 1000), (8, 77, 100), (16, 2048, 2048))
+    columns = [(n, n) for n in (8, 16, 32, 40, 64, 80, 96, 128, 160, 192, 256)] + [(72, 40), (192, 128), (136, 8)]
+    for (heads, rows, keys), (depth, width), kind, layout, causal in itertools.product(
+        sizes, columns, ("float16", "bfloat16"), ("NHLD", "NLHD"), (False, True)
+    ):
+        shapes = ((heads, rows, depth), (heads, keys, depth), (heads, keys, width))
+        order = (0, 1, 2) if layout == "NHLD" else (1, 0, 2)
+        given = [Value(TensorType(kind, (2, *(shape[axis] for axis in order)))) for shape in shapes]
+        op = FusedAttention(scale=0.125, causal=causal, layout=layout, output_layout=layout)
+        kernel = make_launched("cuda", Node(op, given), KernelContext())
+        assert isinstance(kernel, CardKernel)
+        for work in kernel.launches:
+            if isinstance(work, Attention):
+                yield f"{shapes} {kind} {layout} causal={causal}", work
+
+
+def main(what: str, architecture: str, folder: str) -> None:
     no_driver.load(Path(folder), architecture)
     card = no_driver.properties(cudnn.frontend(), architecture)
-    seen = dict.fromkeys([*of_samples(), *of_a_network("resnet", 64)])
+    seen = dict.fromkeys([*of_samples(), *of_a_network("resnet", 64)] if what == "convolutions" else of_heads())
     for name, work in seen:
+        planned = convolutions.planned if isinstance(work, Convolution) else attention.planned
         try:
-            plan = cudnn.planned(work, device_property=card)
+            plan = planned(work, device_property=card)
             assert plan.get_workspace_size() <= work.workspace
         except NoWay as error:
             sys.stdout.write(f"none: {name}: {error}\n")

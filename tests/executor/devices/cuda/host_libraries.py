@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import Convolution, Matrix, Product
+from graphkit.executor.devices.cuda.launches import Attention, Convolution, Heads, Matrix, Product, Work
 from graphkit.ir.types import DType
 from graphkit.ops.nn.conv import convolve, convolve_grad_input, convolve_grad_weight
 from graphkit.ops.xp import numpy_xp
@@ -16,12 +16,14 @@ from graphkit.ops.xp import numpy_xp
 Of = Callable[[Any], Any]
 
 
-def computed(work: Product | Convolution, memory: Of) -> None:
+def computed(work: Work, memory: Of) -> None:
     """memory: the array of an argument."""
     if isinstance(work, Product):
         multiply(work, memory)
-    else:
+    elif isinstance(work, Convolution):
         convolution(work, memory)
+    else:
+        attention(work, memory)
 
 
 def flat(array: Any, kind: DType) -> np.ndarray:
@@ -76,3 +78,31 @@ def multiply(product: Product, memory: Of) -> None:
         y += flat(memory(product.bias), product.kind)[:, None].astype(wide)
     result = matrices(product.d, product.result)
     result[...] = y.astype(result.dtype)
+
+
+def attention(work: Attention, memory: Of) -> None:
+    """What the library makes of numbers that are not finite is not known: here they are 0."""
+
+    def heads(of: Heads) -> np.ndarray:
+        elements = flat(memory(of.memory), work.kind)
+        last = sum((size - 1) * stride for size, stride in zip(of.sizes, of.strides, strict=True))
+        assert last < len(elements), "beyond the memory"
+        strides = [stride * elements.itemsize for stride in of.strides]
+        return np.lib.stride_tricks.as_strided(elements, of.sizes, strides)
+
+    q, k, v = (
+        np.nan_to_num(heads(of).astype(np.float32), nan=0, posinf=0, neginf=0) for of in (work.q, work.k, work.v)
+    )
+    heads(work.y)[...] = attended(q, k, v, work.scale, work.causal).astype(work.kind.numpy)
+
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool) -> np.ndarray:
+    """By the formula of cuDNN's documentation."""
+    scores = np.float32(scale) * (q @ k.swapaxes(2, 3))
+    if causal:
+        rows, keys = scores.shape[2:]
+        assert keys >= rows
+        scores = np.where(np.tri(rows, keys, keys - rows, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    found: np.ndarray = weights / weights.sum(axis=3, keepdims=True) @ v
+    return found

@@ -19,6 +19,18 @@ _DRIVER = """
 #define NOTHING(name) extern "C" int name(void) { return 100; }
 NOTHING(cuGetErrorString) NOTHING(cuModuleGetFunction) NOTHING(cuModuleLoadData) NOTHING(cuModuleUnload)
 NOTHING(cuTensorMapEncodeIm2col) NOTHING(cuTensorMapEncodeTiled)
+NOTHING(cuGetErrorName) NOTHING(cuCtxGetCurrent) NOTHING(cuCtxGetLimit) NOTHING(cuCtxPopCurrent)
+NOTHING(cuCtxPushCurrent) NOTHING(cuStreamGetCtx) NOTHING(cuLinkCreate) NOTHING(cuLinkAddData) NOTHING(cuLinkComplete)
+NOTHING(cuLinkDestroy) NOTHING(cuLaunchKernel) NOTHING(cuLaunchKernelEx) NOTHING(cuLaunchCooperativeKernel)
+NOTHING(cuDeviceGetCount) NOTHING(cuDeviceGet) NOTHING(cuLibraryLoadFromFile)
+// Code that was compiled for a plan is loaded when the plan is made.
+#define LOADED(name) extern "C" int name(void** made, ...) { *made = (void*)made; return 0; }
+LOADED(cuLibraryLoadData) LOADED(cuLibraryGetKernel) LOADED(cuKernelGetFunction)
+#define DONE(name) extern "C" int name(void) { return 0; }
+DONE(cuLibraryUnload) DONE(cuKernelSetAttribute)
+#define NUMBER(name) extern "C" int name(int* number, ...) { *number = 1; return 0; }
+NUMBER(cuKernelGetAttribute) NUMBER(cuOccupancyMaxPotentialClusterSize)
+extern "C" int cuDriverGetVersion(int* version) { *version = 12090; return 0; }
 """
 # Attributes 75 and 76 are the compute capability, 16 the number of multiprocessors.
 _RUNTIME = """

@@ -1,4 +1,5 @@
-"""A stand-in for NVIDIA's frontend of cuDNN: what its documentation says of graphs and convolutions, on the host."""
+"""A stand-in for NVIDIA's frontend of cuDNN: what its documentation says of graphs, convolutions and attention, on the
+host."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from host_libraries import attended
 
 from graphkit.ops.nn.conv import Geometry, convolve, convolve_grad_input, convolve_grad_weight
 from graphkit.ops.xp import numpy_xp
@@ -17,6 +19,7 @@ from graphkit.ops.xp import numpy_xp
 # The stream of the calls, as the library knows it.
 STREAM = 77
 
+diagonal_alignment = Enum("diagonal_alignment", ["TOP_LEFT", "BOTTOM_RIGHT"])
 data_type = Enum("data_type", ["HALF", "BFLOAT16", "FLOAT", "DOUBLE"])
 heur_mode = Enum("heur_mode", ["A", "B", "FALLBACK"])
 numerical_note = Enum(
@@ -106,10 +109,32 @@ class Graph:
         self.bias_of = bias
         return input
 
+    def sdpa(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_scale: float, generate_stats: bool, **diagonal: Any
+    ) -> tuple[Tensor, None]:
+        assert diagonal in (
+            {}, {"diagonal_alignment": diagonal_alignment.BOTTOM_RIGHT, "diagonal_band_right_bound": 0},
+        )  # fmt: skip
+        assert not generate_stats
+        for tensor in (q, k, v):
+            assert tensor.dim[3] % 8 == 0
+            assert tensor.stride[3] == 1
+        assert q.dim[2] <= k.dim[2] or not diagonal
+        self.scale, self.causal, self.given = attn_scale, bool(diagonal), {"q": q, "k": k, "v": v}
+        self.result = Tensor("result", (), (), None, None)
+        return self.result, None
+
     # --- plans ----------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
         assert self.result.output
+        self.steps.append("validate")
+        if "q" in self.given:
+            q, k, v = (tensor.dim for tensor in self.given.values())
+            assert (*q[:2], q[3]) == (*k[:2], k[3])
+            assert k[:3] == v[:3]
+            assert list(self.result.dim) == [*q[:3], v[3]]
+            return
         (wanted,) = {"x", "w", "y"} - self.given.keys()
         sizes = {name: tensor.dim for name, tensor in (self.given | {wanted: self.result}).items()}
         w = self.windows
@@ -122,7 +147,6 @@ class Graph:
         assert all(n >= 0 for n in (*w["pre_padding"], *w["post_padding"]))
         assert sizes["x"][1] % sizes["w"][1] == 0
         self.wanted, self.sizes = wanted, sizes
-        self.steps.append("validate")
 
     def build_operation_graph(self) -> None:
         self.steps.append("build_operation_graph")
@@ -153,6 +177,15 @@ class Graph:
         assert self.steps[-1] == "build_plans"
         assert type(workspace) is int
         ctypes.memset(workspace, 0xFF, self.workspace)
+        result = self._attended(addresses) if "q" in self.given else self._convolved(addresses)
+        found = self.result.at(addresses)
+        found[...] = result.astype(found.dtype)
+
+    def _attended(self, addresses: dict[int, int]) -> np.ndarray:
+        q, k, v = (tensor.at(addresses).astype(self.wide) for tensor in self.given.values())
+        return attended(q, k, v, self.scale, self.causal)
+
+    def _convolved(self, addresses: dict[int, int]) -> np.ndarray:
         w, group = self.windows, self.sizes["x"][1] // self.sizes["w"][1]
         geometry = Geometry(*map(tuple, (w["stride"], w["dilation"], w["pre_padding"], w["post_padding"])), group)  # type: ignore[arg-type]
         given = {name: tensor.at(addresses).astype(self.wide) for name, tensor in self.given.items()}
@@ -165,8 +198,7 @@ class Graph:
                 result = convolve_grad_weight(numpy_xp, given["x"], given["y"], tuple(self.sizes["w"][2:]), geometry)
         if self.bias_of is not None:
             result = result + self.bias_of.at(addresses).astype(self.wide)
-        found = self.result.at(addresses)
-        found[...] = result.astype(found.dtype)
+        return result
 
 
 class Handle:
@@ -194,7 +226,8 @@ def module() -> Any:
         handle.stream = stream
 
     return SimpleNamespace(
-        data_type=data_type, heur_mode=heur_mode, numerical_note=numerical_note, pygraph=Graph, set_stream=set_stream,
+        data_type=data_type, diagonal_alignment=diagonal_alignment, heur_mode=heur_mode,
+        numerical_note=numerical_note, pygraph=Graph, set_stream=set_stream,
         cudnnGraphNotSupportedError=cudnnGraphNotSupportedError, backend_version=lambda: 92800,
         create_handle=Handle, destroy_handle=Handle.alive.remove,
     )  # fmt: skip

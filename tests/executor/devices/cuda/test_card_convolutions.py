@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stand_in_cudnn
 from card_cases import cases_of, node_of
-from emulator import COMPILER, Emulator
+from emulator import Emulator
 from host_arrays import card_with, through_the_library
+from plans import needs_cudnn, without_a_plan
 from stand_in_cudnn import STREAM, Graph, Handle, numerical_note
 
 import graphkit as gk
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda import card
 from graphkit.executor.devices.cuda.launches import CardKernel, Convolution, Launch, Scratch
-from graphkit.executor.devices.cuda.libraries import cudnn
+from graphkit.executor.devices.cuda.libraries import convolutions, cudnn
+from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
@@ -33,15 +32,6 @@ from graphkit.ops.nn.conv import Conv, ConvGradWeight, ConvTranspose
 
 OPERATORS = [("", "Conv"), (DOMAIN, "ConvGradInput"), (DOMAIN, "ConvGradWeight"),
              ("", "ConvTranspose")]  # fmt: skip
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = stand_in_cudnn.module()
-    monkeypatch.setattr(cudnn, "frontend", lambda: made)
-    monkeypatch.setattr(cudnn, "_of_thread", threading.local())
-    monkeypatch.setattr(cudnn, "_cards", set())
-    return made
 
 
 def kernel_of(op: Any, *arrays: np.ndarray, **facts: Any) -> CardKernel:
@@ -135,10 +125,10 @@ def test_positions_that_the_library_counts_otherwise() -> None:
     assert isinstance(kernel, CardKernel)
     (work,) = kernel.launches
     assert isinstance(work, Convolution)
-    assert cudnn._end(work) == [0]
+    assert convolutions._end(work) == [0]
     beyond = work._replace(x=(1, 3, 14))
-    with pytest.raises(cudnn.NoWay, match="positions"):
-        cudnn._end(beyond)
+    with pytest.raises(NoWay, match="positions"):
+        convolutions._end(beyond)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -241,16 +231,10 @@ def test_without_the_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
+@needs_cudnn
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_cudnn_itself_has_plans(architecture: str, tmp_path: Path) -> None:
     """For every convolution of the samples, and of ResNet-50's training, on cards that are not here."""
-    if COMPILER is None:
-        pytest.skip("there is no C++ compiler")
-    script = Path(__file__).with_name("cudnn_plans.py")
-    command = [sys.executable, str(script), architecture, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    *none, asked = done.stdout.splitlines()
+    *none, asked = without_a_plan("convolutions", architecture, tmp_path)
     assert not none
-    assert int(asked.removeprefix("asked: ")) > 400
+    assert asked > 400

@@ -44,9 +44,10 @@ _BUSY, _LEAST = 256, 256
 
 @dataclass(frozen=True)
 class Flash:
-    """The kernel for sizes above 0; `depth` may be 0."""
+    """The kernel for sizes above 0; `depth` may be 0. guard: a word, `unsigned`; where it is 0, nothing is done."""
 
     of: Attended
+    guard: Scratch | None = None
 
     @property
     def held(self) -> DType:
@@ -79,8 +80,8 @@ class Flash:
     def per_thread(self) -> int:
         """Queries of a thread: as many as registers and shared memory hold, and there are rows for; a power of 2."""
         # A mask and long indices take registers too.
-        most = max(min(8 if self.of.mask is None and self.of.short else 4, 32 // self.columns), 2)
-        most = most if self.held is DType.FLOAT32 else 2
+        most = min(8, 32 // self.columns) if self.of.mask is None and self.of.short else min(4, 16 // self.columns)
+        most = max(most, 2) if self.held is DType.FLOAT32 else 2
         found = 1
         while found < most and found * _SIDE < self.of.rows:
             found *= 2
@@ -88,6 +89,11 @@ class Flash:
         while found > 2 and self._tiles(found) < _BUSY:
             found //= 2
         return found
+
+    @property
+    def _unrolled(self) -> int:
+        """Steps of a product that are one piece of code: with others, some of these kernels spill registers."""
+        return 8 if self.held is DType.FLOAT32 else _DEPTH
 
     @property
     def chunks(self) -> int:
@@ -111,9 +117,10 @@ class Flash:
         if self.slices == 1:
             return CardKernel((self._tiled(),))
         rows = self.of.results // self.of.width * self.slices
-        statistics = aligned(rows * self.of.width * self.held.itemsize)
+        first = 0 if self.guard is None else self.guard.offset + aligned(4)
+        statistics = first + aligned(rows * self.of.width * self.held.itemsize)
         size = aligned(rows * self.held.itemsize)
-        places = (Scratch(0), Scratch(statistics), Scratch(statistics + size))
+        places = (Scratch(first), Scratch(statistics), Scratch(statistics + size))
         return CardKernel((self._tiled(places), self._joined(places)), statistics + 2 * size)
 
     # --- parameters -----------------------------------------------------------------------------------
@@ -154,15 +161,22 @@ class Flash:
             value = self.of.kind.numpy.type(self.of.op.mask_value)
         return self.held.numpy.type(value)
 
+    def _guarded(self) -> tuple[Given, list[str]]:
+        """The parameter of the guard, and the lines that ask it, before all others."""
+        if self.guard is None:
+            return [], []
+        return [("const unsigned* guard", self.guard)], ["if (*guard == 0) {", "    return;", "}"]
+
     # --- the tiles ------------------------------------------------------------------------------------
 
     def _tiled(self, parts: tuple[Scratch, ...] = ()) -> Launch:
+        guard, asked = self._guarded()
         lines = [
-            *self._place(), *self._state(), f"for ({self.index} key0 = first; key0 < end; key0 += {_KEYS}u) {{",
+            *asked, *self._place(), *self._state(), f"for ({self.index} key0 = first; key0 < end; key0 += {_KEYS}u) {{",
             *_in([*self._scores(), *self._weights(), *self._values()]), "}",
             *(self._parts() if parts else self._stores()),
         ]  # fmt: skip
-        given = self._given(parts)
+        given = [*self._given(parts), *guard]
         source = source_of("attention", [text for text, _ in given], lines)
         blocks = self._tiles(self.per_thread) * self.slices
         return Launch(source, blocks, tuple(argument for _, argument in given))
@@ -238,7 +252,7 @@ class Flash:
             *_in(self._transposed("left", "q", "row0", "rows", tall, pack)),
             *_in(self._transposed("right", "k", "key0", "end", _KEYS, pack)),
             "    __syncthreads();",
-            "    #pragma unroll",
+            f"    #pragma unroll {self._unrolled}",
             f"    for (int d = 0; d < {_DEPTH}; ++d) {{",
             f"        A a[{many}], b[{_WIDE}];",
             f"        gk_run<A, {many}>::load(&left[d][down * {many}u], {many}, a);",
@@ -346,7 +360,7 @@ class Flash:
             "        }",
             "    }",
             "    __syncthreads();",
-            "    #pragma unroll",
+            f"    #pragma unroll {self._unrolled}",
             f"    for (int d = 0; d < {_DEPTH}; ++d) {{",
             f"        A a[{many}], b[{columns}];",
             f"        gk_run<A, {many}>::load(&weights[from + d][down * {many}u], {many}, a);",
@@ -418,7 +432,9 @@ class Flash:
         of, held = self.of, STORED[self.held]
         places = Coordinates("i", 4, self.short)
         found, (batch, head, row, column) = places.lines("at")
+        guard, asked = self._guarded()
         lines = [
+            *asked,
             f"typedef {held} A;",
             *found,
             f"const {self.index} lines = count / width, line = at / width;",
@@ -442,6 +458,7 @@ class Flash:
             (f"{STORED[of.kind]}* y", Output(0)),
             *self._strides("y", of.y),
             *self._numbers(width=of.width, slices=self.slices),
+            *guard,
         ]
         return for_each("attention_slices", (of.batch, of.heads, of.rows, of.width), places, given, lines)
 

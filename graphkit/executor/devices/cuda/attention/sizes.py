@@ -75,6 +75,12 @@ class Attended:
         return self.batch * self.heads * self.rows * self.width
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Elements of q, k and v."""
+        each = self.batch * self.heads
+        return each * self.rows * self.depth, each * self.keys * self.depth, each * self.keys * self.width
+
+    @property
     def short(self) -> bool:
         """Whether 32 bits hold every index, those behind the last tile included."""
         each = self.batch * self.heads

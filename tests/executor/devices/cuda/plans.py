@@ -1,0 +1,27 @@
+"""What cuDNN itself says of what it is asked for, on cards that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from emulator import COMPILER
+
+needs_cudnn = pytest.mark.skipif(
+    importlib.util.find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed"
+)
+
+
+def without_a_plan(what: str, architecture: str, folder: Path) -> tuple[list[str], int]:
+    """Lines for what it has no plan for, and of how much it was asked. what: "convolutions" or "attention"."""
+    if COMPILER is None:
+        pytest.skip("there is no C++ compiler")
+    script = Path(__file__).with_name("cudnn_plans.py")
+    command = [sys.executable, str(script), what, architecture, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *none, asked = done.stdout.splitlines()
+    return none, int(asked.removeprefix("asked: "))
