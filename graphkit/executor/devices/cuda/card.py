@@ -226,8 +226,9 @@ class _Launched(OwnLaunches):
     def _by_library(self, work: Work) -> PreparedProduct | cudnn.Prepared:
         if isinstance(work, Product):
             return PreparedProduct(work, self._card.number)
-        plan = convolutions.planned if isinstance(work, Convolution) else attention.planned
-        return cudnn.Prepared(partial(plan, work), self._card.number)
+        if isinstance(work, Convolution):
+            return cudnn.Prepared(partial(convolutions.planned, work), self._card.number)
+        return cudnn.Prepared(partial(attention.planned, work), self._card.number)
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         memory = self.memory(inputs, outputs, scratch)

@@ -221,4 +221,4 @@ def of_parts(source: Source) -> Source:
     for place, (kind, declared) in enumerate(zip(source.parameters, source.declared, strict=True), 1):
         lines.append(f"    {declared} = *({kind} const*)(row + {place});")
     lines += [*("    " + line for line in source.lines), "}"]
-    return Source(f"{source.name}_parts", ("const gk_u64* rows", "const gk_u32* part_of"), tuple(lines))
+    return Source(f"{source.name}_parts", ("const gk_u64* rows", "const gk_u32* part_of"), tuple(lines), source.beside)

@@ -29,12 +29,14 @@ class Source:
     """A function in CUDA C++, to stand behind the prelude. Its lines know the number of their block as `gk_block`, and
     nothing of how many there are.
 
-    declared: the parameters, as C declares them. lines: of the body.
+    declared: the parameters, as C declares them. lines: of the body. beside: blocks that shall fit on a multiprocessor at
+    least, which bounds the registers; 0 leaves that to the compiler.
     """
 
     name: str
     declared: tuple[str, ...]
     lines: tuple[str, ...]
+    beside: int = 0
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -54,7 +56,8 @@ class Source:
 
     @property
     def text(self) -> str:
-        return f'extern "C" __global__ void __launch_bounds__({THREADS})\n{self.entry}{self._rest}'
+        bounds = f"{THREADS}, {self.beside}" if self.beside else THREADS
+        return f'extern "C" __global__ void __launch_bounds__({bounds})\n{self.entry}{self._rest}'
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source) and self.entry == other.entry
@@ -63,9 +66,9 @@ class Source:
         return hash(self.entry)
 
 
-def source_of(name: str, parameters: Sequence[str], lines: Sequence[str]) -> Source:
+def source_of(name: str, parameters: Sequence[str], lines: Sequence[str], beside: int = 0) -> Source:
     """See Source."""
-    return Source(name, tuple(parameters), tuple(lines))
+    return Source(name, tuple(parameters), tuple(lines), beside)
 
 
 class Input(NamedTuple):

@@ -18,7 +18,7 @@ static thread_local HostIndex threadIdx, blockIdx, blockDim, gridDim;
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static
 
 template <typename To, typename From>
@@ -84,7 +84,7 @@ const unsigned kHostThreads = 1024, kHostStack = 1 << 16, kHostWarp = 32;
 struct HostFiber {
     ucontext_t context;
     HostState state;
-    alignas(16) unsigned char slot[16];  // what it gives to the other threads of its warp
+    alignas(16) unsigned char slot[32];  // what it gives to the other threads of its warp
 };
 
 static std::unique_ptr<HostFiber[]> host_fibers;
@@ -133,6 +133,28 @@ static inline unsigned __match_any_sync(unsigned, unsigned x) {
     }
     host_wait(HOST_AT_WARP);
     return found;
+}
+
+// d += a b of a warp, as PTX's mma.m16n8k16 has its operands. value: the float of a half float's bits.
+template <typename Value>
+static void gk_host_multiply(float* d, const unsigned* a, const unsigned* b, Value value) {
+    const unsigned self = threadIdx.x, first = self / kHostWarp * kHostWarp, lane = self % kHostWarp;
+    memcpy(host_fibers[self].slot, a, 16);
+    memcpy(host_fibers[self].slot + 16, b, 8);
+    host_wait(HOST_AT_WARP);
+    const auto half = [&](unsigned of_lane, unsigned word, unsigned number) {
+        unsigned short bits;
+        memcpy(&bits, host_fibers[first + of_lane].slot + word * 4 + number * 2, sizeof bits);
+        return value(bits);
+    };
+    for (unsigned i = 0; i < 4; ++i) {
+        const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < 16; ++k) {
+            const unsigned pair = k % 8 / 2, far = k / 8;
+            d[i] += half(row % 8 * 4 + pair, row / 8 + far * 2, k % 2) * half(column * 4 + pair, 4 + far, k % 2);
+        }
+    }
+    host_wait(HOST_AT_WARP);
 }
 
 static void host_fiber() {

@@ -30,6 +30,17 @@ SIZES = [  # batch, heads, queries, keys, depth, width
     (1, 2, 1, 700, 16, 16),
     (1, 1, 3, 1100, 5, 33),
 ]
+# Those of half floats are multiplied by tensor cores, but for few queries and wide ones.
+HALVES = [
+    (2, 3, 5, 7, 3, 2),
+    (2, 1, 70, 130, 64, 48),
+    (1, 1, 9, 70, 24, 300),
+    (1, 2, 16, 1, 1, 1),
+    (1, 2, 130, 140, 33, 13),
+    (1, 1, 40, 70, 128, 128),
+    (1, 1, 20, 50, 16, 300),
+    (1, 1, 20, 50, 200, 16),
+]
 TOLERANCES = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 2e-6, "float64": 1e-14}
 
 
@@ -88,7 +99,7 @@ def test_sizes(size: tuple[int, ...], causal: bool, emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("size", [(2, 3, 5, 7, 3, 2), (2, 1, 70, 130, 64, 48), (1, 1, 9, 70, 24, 300)], ids=str)
+@pytest.mark.parametrize("size", HALVES, ids=str)
 def test_types(size: tuple[int, ...], kind: str, emulator: Emulator) -> None:
     check(emulator, FusedAttention(scale=0.25, causal=True), drawn((*size[:3], max(size[2:4]), *size[4:]), kind))
 
@@ -98,7 +109,8 @@ def test_types(size: tuple[int, ...], kind: str, emulator: Emulator) -> None:
 @pytest.mark.parametrize("size", [(2, 3, 37, 70, 12, 20), (2, 2, 3, 600, 8, 12)], ids=["whole", "slices"])
 def test_layouts(layout: str, output: str, size: tuple[int, ...], emulator: Emulator) -> None:
     op = FusedAttention(scale=0.5, layout=layout, output_layout=output)
-    check(emulator, op, drawn(size, layout=layout))
+    for kind in ("float32", "bfloat16"):
+        check(emulator, op, drawn(size, kind, layout=layout))
 
 
 MASKS = [
@@ -116,9 +128,10 @@ MASKS = [
 
 
 @pytest.mark.parametrize("shape", MASKS, ids=str)
-def test_masks(shape: tuple[int, ...], emulator: Emulator) -> None:
-    arrays, rng = drawn((2, 3, 37, 101, 20, 12)), np.random.default_rng(2)
-    added = rng.standard_normal(shape).astype(np.float32)
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_masks(shape: tuple[int, ...], kind: str, emulator: Emulator) -> None:
+    arrays, rng = drawn((2, 3, 37, 101, 20, 12), kind), np.random.default_rng(2)
+    added = rng.standard_normal(shape).astype(kind)
     check(emulator, FusedAttention(scale=0.25, causal=True), [*arrays, added])
     seen = np.asarray(rng.random(shape) < 0.7)
     for value in (-1e4, -np.inf, 2.0):
@@ -127,25 +140,27 @@ def test_masks(shape: tuple[int, ...], emulator: Emulator) -> None:
 
 def test_keys_that_are_hidden_tile_by_tile(emulator: Emulator) -> None:
     """From some queries the first tiles, from others the last ones, all from the third."""
-    for keys in (400, 600):
-        arrays, mask = drawn((1, 1, 8, keys, 16, 16)), np.ones((8, keys), bool)
+    for rows, keys, kind in ((8, 400, "float32"), (8, 600, "float32"), (18, 300, "float16")):
+        arrays, mask = drawn((1, 1, rows, keys, 16, 16), kind), np.ones((rows, keys), bool)
         mask[0, : keys - 1], mask[1, 1:], mask[2, 90:300], mask[3] = False, False, False, False
         found = check(emulator, FusedAttention(), [*arrays, mask])
-        assert np.isnan(found).any(axis=(0, 1, 3)).tolist() == [i == 3 for i in range(8)]
-        added = np.where(mask, 0, -np.inf).astype(np.float32)
+        assert np.isnan(found).any(axis=(0, 1, 3)).tolist() == [i == 3 for i in range(rows)]
+        added = np.where(mask, 0, -np.inf).astype(kind)
         check(emulator, FusedAttention(), [*arrays, added])
 
 
+@pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize("keys", [30, 700], ids=["whole", "slices"])
-def test_scores_that_are_not_finite(keys: int, emulator: Emulator) -> None:
+def test_scores_that_are_not_finite(keys: int, kind: str, emulator: Emulator) -> None:
     """NaN and +inf make a row NaN, -inf is a weight of 0; other rows know nothing of it."""
-    q, k, v = drawn((1, 1, 20, keys, 8, 8))
-    mask = np.zeros((20, keys), np.float32)
+    q, k, v = drawn((1, 1, 20, keys, 8, 8), kind)
+    mask = np.zeros((20, keys), kind)
     mask[3, keys - 2], mask[5, 2], mask[6, 7], mask[7] = np.nan, np.inf, -np.inf, -np.inf
     q[0, 0, 9, 3] = np.nan
     found = check(emulator, FusedAttention(), [q, k, v, mask])
     assert np.flatnonzero(np.isnan(found).any(axis=(0, 1, 3))).tolist() == [3, 5, 7, 9]
-    check(emulator, FusedAttention(scale=100.0), [q * 100, k, v])
+    if kind == "float32":
+        check(emulator, FusedAttention(scale=100.0), [q * 100, k, v])
 
 
 def test_values_that_are_not_finite(emulator: Emulator) -> None:
@@ -210,7 +225,8 @@ def test_one_text_for_all_sizes() -> None:
 
 # Of every number of rows and columns that a thread may have.
 TILES = [(64, 32, 4096, 512, 64, width) for width in (8, 32, 64, 96, 200)]
-TILES += [(1, 2, 9, 4096, 37, 50), (64, 32, 1 << 17, 64, 64, 64)]
+TILES += [(1, 2, 9, 4096, 37, 50), (64, 32, 1 << 17, 64, 64, 64), (64, 32, 4096, 512, 128, 128), (8, 8, 64, 64, 24, 24)]
+TILES += [(64, 32, 1 << 17, 64, 128, 128), (64, 32, 4096, 512, 200, 16), (64, 32, 4096, 512, 200, 200)]
 
 
 @pytest.mark.full
@@ -227,5 +243,6 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     registers.check(sources, architecture)
 
 
-def test_tiles_compile_for_a_card(nvrtc: None) -> None:
-    registers.check([source for size in TILES[2:4] for source in kernel_of(node(size)).sources], "sm_90")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
+    registers.check([source for size in TILES[2:4] for source in kernel_of(node(size, kind)).sources], "sm_90")

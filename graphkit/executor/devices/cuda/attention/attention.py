@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from graphkit.executor.devices.cuda.attention.flash import Flash
 from graphkit.executor.devices.cuda.attention.sizes import Attended
+from graphkit.executor.devices.cuda.attention.tensor import TensorFlash
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     Argument,
@@ -37,6 +38,8 @@ _MULTIPLE, _WIDEST = 8, 256
 _LIMIT, _LARGEST_SCALE = "0x1p56f", 16.0
 # What the library may take.
 _WORKSPACE = 1 << 20
+# Below so many queries the keys are cut into slices.
+_FEW = 16
 # Elements of each operand that a thread looks at.
 _RUN = 8
 
@@ -50,8 +53,15 @@ def _attention(node: Node, context: KernelContext) -> CardKernel | None:
         return CardKernel(())
     if of.keys == 0:
         return CardKernel((_nothing(of),))
-    own = Flash(of).kernel()
+    own = _own(of)
     return _by_library(of, own) if _is_known(of) else own
+
+
+def _own(of: Attended, guard: Scratch | None = None) -> CardKernel:
+    """Of few queries most of a tile would be empty, and there would be few tiles."""
+    if TensorFlash.computes(of) and of.rows >= _FEW:
+        return TensorFlash(of, guard).kernel()
+    return Flash(of, guard).kernel()
 
 
 def _nothing(of: Attended) -> Launch:
@@ -77,7 +87,7 @@ def _is_known(of: Attended) -> bool:
 def _by_library(of: Attended, own: CardKernel) -> CardKernel:
     """With `own` for what the library has no plan for, and behind it for operands that it is not asked for."""
     guard, working = Scratch(0), Scratch(aligned(4))
-    again = Flash(of, guard).kernel()
+    again = _own(of, guard)
     n, h = of.batch, of.heads
     work = Attention(
         of.kind,

@@ -16,22 +16,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from graphkit.executor.devices.cuda.attention.sizes import Attended, Strides, pack_of
+from graphkit.executor.devices.cuda.attention.sizes import pack_of
+from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles, indented
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     Argument,
     CardKernel,
     Given,
-    Input,
     Launch,
     Output,
     Scratch,
     source_of,
 )
 from graphkit.executor.devices.cuda.movement.sorting import aligned
-from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
+from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.ir.types import DType
 
@@ -43,28 +41,12 @@ _BUSY, _LEAST = 256, 256
 
 
 @dataclass(frozen=True)
-class Flash:
-    """The kernel for sizes above 0; `depth` may be 0. guard: a word, `unsigned`; where it is 0, nothing is done."""
-
-    of: Attended
-    guard: Scratch | None = None
-
-    @property
-    def held(self) -> DType:
-        return held_type(self.of.kind)
+class Flash(Tiles):
+    """Products are sums of products, in registers."""
 
     @property
     def short(self) -> bool:
-        """Whether indices have 32 bits."""
         return self.of.short and self.of.results * self.slices + THREADS < 1 << 31
-
-    @property
-    def index(self) -> str:
-        return "gk_u32" if self.short else "gk_u64"
-
-    @property
-    def signed(self) -> str:
-        return "gk_i32" if self.short else "gk_i64"
 
     # --- how the work is cut --------------------------------------------------------------------------
 
@@ -89,11 +71,6 @@ class Flash:
         while found > 2 and self._tiles(found) < _BUSY:
             found //= 2
         return found
-
-    @property
-    def _unrolled(self) -> int:
-        """Steps of a product that are one piece of code: with others, some of these kernels spill registers."""
-        return 8 if self.held is DType.FLOAT32 else _DEPTH
 
     @property
     def chunks(self) -> int:
@@ -123,92 +100,45 @@ class Flash:
         places = (Scratch(first), Scratch(statistics), Scratch(statistics + size))
         return CardKernel((self._tiled(places), self._joined(places)), statistics + 2 * size)
 
-    # --- parameters -----------------------------------------------------------------------------------
-
-    def _numbers(self, **named: int) -> Given:
-        places = Coordinates("", 1, self.short)
-        return [(f"{self.index} {name}", places.number(value)) for name, value in named.items()]
-
-    def _strides(self, name: str, strides: Strides) -> Given:
-        return self._numbers(**{f"{name}batch": strides.batch, f"{name}head": strides.head, f"{name}row": strides.row})
-
     def _given(self, parts: tuple[Scratch, ...]) -> Given:
-        of, kind, held = self.of, STORED[self.of.kind], STORED[self.held]
-        found: Given = [(f"const {kind}* {name}", Input(i)) for i, name in enumerate("qkv")]
+        found = self.operands()
         if parts:
             names = ("parts", "largest_of", "sum_of")
-            found += [(f"{held}* {name}", place) for name, place in zip(names, parts, strict=True)]
+            found += [(f"{STORED[self.held]}* {name}", place) for name, place in zip(names, parts, strict=True)]
+            found += self.numbers(wholes=self.of.batch * self.of.heads)
         else:
-            found += [(f"{kind}* y", Output(0)), *self._strides("y", of.y)]
-        for name, strides in (("q", of.q), ("k", of.k), ("v", of.v)):
-            found += self._strides(name, strides)
-        found += self._numbers(
-            heads=of.heads, rows=of.rows, keys=of.keys, depth=of.depth, width=of.width, chunks=self.chunks,
-            slices=self.slices, length=self._length(self.slices),
-        )  # fmt: skip
-        found.append((f"{held} scale", self.held.numpy.type(of.op.scale)))
-        if of.mask is not None:
-            stored = STORED[DType.BOOL] if of.mask_is_boolean else kind
-            found.append((f"const {stored}* mask", Input(3)))
-            found += self._numbers(**{f"mask{axis}": stride for axis, stride in enumerate(of.mask)})
-        if of.mask is not None and of.mask_is_boolean:
-            found.append((f"{held} hidden", self._hidden()))
-        return found
-
-    def _hidden(self) -> np.generic:
-        """What a score is where a boolean mask is false: as the operands' type has it."""
-        with np.errstate(over="ignore"):
-            value = self.of.kind.numpy.type(self.of.op.mask_value)
-        return self.held.numpy.type(value)
-
-    def _guarded(self) -> tuple[Given, list[str]]:
-        """The parameter of the guard, and the lines that ask it, before all others."""
-        if self.guard is None:
-            return [], []
-        return [("const unsigned* guard", self.guard)], ["if (*guard == 0) {", "    return;", "}"]
+            found += [(f"{STORED[self.of.kind]}* y", Output(0)), *self.strides("y", self.of.y)]
+        return found + self.numbers(chunks=self.chunks, slices=self.slices, length=self._length(self.slices))
 
     # --- the tiles ------------------------------------------------------------------------------------
 
     def _tiled(self, parts: tuple[Scratch, ...] = ()) -> Launch:
-        guard, asked = self._guarded()
+        guard, asked = self.guarded()
         lines = [
             *asked, *self._place(), *self._state(), f"for ({self.index} key0 = first; key0 < end; key0 += {_KEYS}u) {{",
-            *_in([*self._scores(), *self._weights(), *self._values()]), "}",
+            *indented([*self._scores(), *self._weights(), *self._values()]), "}",
             *(self._parts() if parts else self._stores()),
         ]  # fmt: skip
         given = [*self._given(parts), *guard]
-        source = source_of("attention", [text for text, _ in given], lines)
+        source = source_of("attention", [text for text, _ in given], lines, BESIDE)
         blocks = self._tiles(self.per_thread) * self.slices
         return Launch(source, blocks, tuple(argument for _, argument in given))
 
     def _place(self) -> list[str]:
         """Which queries, keys and columns the block has, and where they lie."""
         index, tall = self.index, _SIDE * self.per_thread
-        lines = [
+        return [
             f"typedef {STORED[self.held]} A;",
             f"typedef {STORED[self.of.kind]} T;",
             f"const {index} tiles = (rows + {tall - 1}u) / {tall}u;",
-            f"const {index} row0 = blockIdx.x % tiles * {tall}u, beside = blockIdx.x / tiles;",
+            f"const {index} row0 = gk_block % tiles * {tall}u, beside = gk_block / tiles;",
             f"const {index} column0 = beside % chunks * {_SIDE * self.columns}u, behind = beside / chunks;",
             f"const {index} slice = behind % slices, whole = behind / slices;",
-            f"const {index} head = whole % heads, batch = whole / heads;",
-            "q += batch * qbatch + head * qhead;",
-            "k += batch * kbatch + head * khead;",
-            "v += batch * vbatch + head * vhead;",
-            *(["mask += batch * mask0 + head * mask1;"] if self.of.mask is not None else []),
+            *self.heads(tall),
             f"const unsigned thread = threadIdx.x, across = thread % {_SIDE}u, down = thread / {_SIDE}u;",
             f"const {index} first = slice * length;",
-            f"{index} end = keys - first < length ? keys : first + length;",
+            "end = end < first + length ? end : first + length;",
         ]
-        if self.of.op.causal:
-            lines += [
-                # The last query of the tile sees keys before this one.
-                f"const {self.signed} behind_last = ({self.signed})(row0 + {tall}u) + "
-                f"(({self.signed})keys - ({self.signed})rows);",
-                f"const {index} seen = behind_last > 0 ? ({index})behind_last : 0;",
-                "end = seen < end ? seen : end;",
-            ]
-        return lines
 
     def _state(self) -> list[str]:
         """Shared memory, and what the thread holds from tile to tile."""
@@ -249,15 +179,15 @@ class Flash:
             "}",
             f"for ({index} d0 = 0; d0 < depth; d0 += {_DEPTH}u) {{",
             "    __syncthreads();",
-            *_in(self._transposed("left", "q", "row0", "rows", tall, pack)),
-            *_in(self._transposed("right", "k", "key0", "end", _KEYS, pack)),
+            *indented(self._transposed("left", "q", "row0", "rows", tall, pack)),
+            *indented(self._transposed("right", "k", "key0", "end", _KEYS, pack)),
             "    __syncthreads();",
-            f"    #pragma unroll {self._unrolled}",
+            "    #pragma unroll 8",
             f"    for (int d = 0; d < {_DEPTH}; ++d) {{",
             f"        A a[{many}], b[{_WIDE}];",
             f"        gk_run<A, {many}>::load(&left[d][down * {many}u], {many}, a);",
             f"        gk_run<A, {_WIDE}>::load(&right[d][across * {_WIDE}u], {_WIDE}, b);",
-            *_in(_in(_multiplied("scores", many, _WIDE))),
+            *indented(indented(_multiplied("scores", many, _WIDE))),
             "    }",
             "}",
         ]
@@ -288,17 +218,17 @@ class Flash:
             "#pragma unroll",
             f"for (int i = 0; i < {many}; ++i) {{",
             f"    const {index} row = row0 + down * {many}u + i;",
-            *_in(self._limit()),
+            *indented(self.limit()),
             "    A most = gk_limits<A>::lowest();",
             "    #pragma unroll",
             f"    for (int j = 0; j < {_WIDE}; ++j) {{",
             f"        const {index} key = key0 + across * {_WIDE}u + j;",
             "        A score = scores[i][j] * scale;",
-            *_in(_in(self._masked())),
+            *indented(indented(self.masked())),
             "        scores[i][j] = key < limit ? score : gk_limits<A>::lowest();",
             "        most = gk_maximum(most, scores[i][j]);",
             "    }",
-            *_in(_over_keys("most", "gk_maximum({0}, {1})")),
+            *indented(_over_keys("most", "gk_maximum({0}, {1})")),
             "    most = gk_maximum(largest[i], most);",
             # Where nothing but minus infinity was seen all weights are 0, and so is their sum.
             "    const A base = most == gk_limits<A>::lowest() ? (A)0 : most;",
@@ -311,7 +241,7 @@ class Flash:
             "        total += weight;",
             f"        weights[across * {_WIDE}u + j][down * {many}u + i] = weight;",
             "    }",
-            *_in(_over_keys("total", "{0} + {1}")),
+            *indented(_over_keys("total", "{0} + {1}")),
             "    sum[i] = gk_mul_add(sum[i], kept, total);",
             "    #pragma unroll",
             f"    for (int j = 0; j < {self.columns}; ++j) {{",
@@ -319,25 +249,6 @@ class Flash:
             "    }",
             "}",
         ]
-
-    def _limit(self) -> list[str]:
-        """The keys before `limit` are those that the query sees, but for the mask."""
-        if not self.of.op.causal:
-            return [f"const {self.index} limit = end;"]
-        signed = self.signed
-        return [
-            f"const {signed} last = ({signed})row + (({signed})keys - ({signed})rows);",
-            f"const {self.index} limit = last < 0 ? 0 : ({self.index})last < end ? ({self.index})last + 1 : end;",
-        ]
-
-    def _masked(self) -> list[str]:
-        if self.of.mask is None:
-            return []
-        element = "mask[row * mask2 + key * mask3]"
-        change = f"score = {element} != 0 ? score : hidden;"
-        if not self.of.mask_is_boolean:
-            change = f"score += gk_read({element});"
-        return ["if (row < rows && key < limit) {", f"    {change}", "}"]
 
     def _values(self) -> list[str]:
         """Adds the values of the tile's keys to `result`, _DEPTH keys at a time."""
@@ -360,7 +271,7 @@ class Flash:
             "        }",
             "    }",
             "    __syncthreads();",
-            f"    #pragma unroll {self._unrolled}",
+            "    #pragma unroll 8",
             f"    for (int d = 0; d < {_DEPTH}; ++d) {{",
             f"        A a[{many}], b[{columns}];",
             f"        gk_run<A, {many}>::load(&weights[from + d][down * {many}u], {many}, a);",
@@ -368,7 +279,7 @@ class Flash:
             f"        for (int j = 0; j < {columns}; j += {beside}) {{",
             f"            gk_run<A, {beside}>::load(&values[d][j * {_SIDE}u + across * {beside}u], {beside}, b + j);",
             "        }",
-            *_in(_in(_multiplied("result", many, columns))),
+            *indented(indented(_multiplied("result", many, columns))),
             "    }",
             "}",
         ]
@@ -385,13 +296,13 @@ class Flash:
             "    if (row >= rows) {",
             "        break;",
             "    }",
-            *_in(lines[:1]),
+            *indented(lines[:1]),
             "    #pragma unroll",
             f"    for (int j = 0; j < {self.columns}; j += {self._pack()}) {{",
             f"        const {self.index} column = column0 + j / {beside}u * {beside * _SIDE}u + "
             f"across * {beside}u + j % {beside}u;",
             "        if (column < width) {",
-            *_in(_in(_in(lines[1:]))),
+            *indented(indented(indented(lines[1:]))),
             "        }",
             "    }",
             "}",
@@ -417,7 +328,7 @@ class Flash:
         """Of a slice: what is not divided yet, each query's largest score, and its sum."""
         pack = min(self._pack(), 16 // self.held.itemsize)
         return self._each([
-            f"const {self.index} line = (slice * (gridDim.x / (tiles * chunks * slices)) + whole) * rows + row;",
+            f"const {self.index} line = (slice * wholes + whole) * rows + row;",
             f"for (int e = 0; e < {self._pack()}; e += {pack}) {{",
             f"    gk_run<A, {pack}>::store(parts + line * width + column + e, {pack}, &result[i][j + e]);",
             "}",
@@ -432,7 +343,7 @@ class Flash:
         of, held = self.of, STORED[self.held]
         places = Coordinates("i", 4, self.short)
         found, (batch, head, row, column) = places.lines("at")
-        guard, asked = self._guarded()
+        guard, asked = self.guarded()
         lines = [
             *asked,
             f"typedef {held} A;",
@@ -456,15 +367,11 @@ class Flash:
         given: list[tuple[str, Argument]] = [
             *((f"const {held}* {name}", place) for name, place in zip(names, parts, strict=True)),
             (f"{STORED[of.kind]}* y", Output(0)),
-            *self._strides("y", of.y),
-            *self._numbers(width=of.width, slices=self.slices),
+            *self.strides("y", of.y),
+            *self.numbers(width=of.width, slices=self.slices),
             *guard,
         ]
         return for_each("attention_slices", (of.batch, of.heads, of.rows, of.width), places, given, lines)
-
-
-def _in(lines: list[str]) -> list[str]:
-    return ["    " + line for line in lines]
 
 
 def _multiplied(into: str, rows: int, columns: int) -> list[str]:

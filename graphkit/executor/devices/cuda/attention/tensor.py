@@ -1,0 +1,260 @@
+"""Attention of half floats by the units that multiply small matrices, in the tiles of `flash`.
+
+A warp has 16 queries of its block's 128. Queries, keys, and values that lie with their keys side by side, are in shared
+memory; scores, and the result, stay in the registers of the lanes that compute them: as `gk_multiply` gives scores out,
+it takes weights in (Dao 2023, arXiv:2307.08691). Weights are rounded to the operands' type before they meet the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphkit.executor.devices.cuda.attention.sizes import Attended, pack_of
+from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles, indented
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Launch, Output, source_of
+from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.ir.types import HALVES
+
+# Sides of a product: rows and steps, columns.
+_SIDE, _NARROW = 16, 8
+_QUERIES = THREADS // 32 * _SIDE
+# Elements between rows in shared memory, so that lanes read from different banks.
+_PAD = 8
+_WIDEST = 128
+
+
+@dataclass(frozen=True)
+class TensorFlash(Tiles):
+    """Products are those of small matrices. `of` is one that `computes`."""
+
+    @staticmethod
+    def computes(of: Attended) -> bool:
+        return of.kind in HALVES and 0 < of.depth <= _WIDEST
+
+    @property
+    def depth(self) -> int:
+        """Elements of a query in shared memory: so many, or zeros behind them."""
+        return max(_SIDE, 1 << (self.of.depth - 1).bit_length())
+
+    @property
+    def width(self) -> int:
+        """Columns of the result that a block has."""
+        return min(max(_SIDE, 1 << (self.of.width - 1).bit_length()), _WIDEST)
+
+    @property
+    def keys(self) -> int:
+        """Of a tile."""
+        return 32 if max(self.depth, self.width) <= 64 else 16
+
+    @property
+    def chunks(self) -> int:
+        """Blocks beside each other along the columns of the result."""
+        return -(-self.of.width // self.width)
+
+    def kernel(self) -> CardKernel:
+        of, kind = self.of, STORED[self.of.kind]
+        guard, asked = self.guarded()
+        given = [*self.operands(), (f"{kind}* y", Output(0)), *self.strides("y", of.y)]
+        given += [*self.numbers(chunks=self.chunks), *guard]
+        lines = [
+            *asked, *self._place(), *self._state(), f"for ({self.index} key0 = 0; key0 < end; key0 += {self.keys}u) {{",
+            *indented([*self._scores(), *self._weights(), *self._values()]), "}", *self._stores(),
+        ]  # fmt: skip
+        blocks = -(-of.rows // _QUERIES) * self.chunks * of.batch * of.heads
+        source = source_of("attention_tensor", [text for text, _ in given], lines, BESIDE)
+        return CardKernel((Launch(source, blocks, tuple(argument for _, argument in given)),))
+
+    # --- lines ----------------------------------------------------------------------------------------
+
+    def _place(self) -> list[str]:
+        """Which queries and columns the block has, where they lie, and those of the lane."""
+        index = self.index
+        return [
+            f"typedef {STORED[self.of.kind]} T;",
+            "typedef float A;",
+            f"const {index} tiles = (rows + {_QUERIES - 1}u) / {_QUERIES}u;",
+            f"const {index} row0 = gk_block % tiles * {_QUERIES}u, beside = gk_block / tiles;",
+            f"const {index} column0 = beside % chunks * {self.width}u, whole = beside / chunks;",
+            *self.heads(_QUERIES),
+            f"const unsigned thread = threadIdx.x, line = thread / 32u * {_SIDE}u + thread % 32u / 4u;",
+            "const unsigned pair = thread % 4u * 2u;",
+        ]
+
+    def _state(self) -> list[str]:
+        """Shared memory with the block's queries, and what the lane holds of `line` and of the row 8 behind it."""
+        depth, tiles = self.depth + _PAD, self.width // _NARROW
+        return [
+            f"alignas(16) __shared__ T queries[{_QUERIES}][{depth}];",
+            # Keys, and then values.
+            f"alignas(16) __shared__ T memory[{max(self.keys * depth, self.width * (self.keys + _PAD))}];",
+            f"T (*near)[{depth}] = reinterpret_cast<T (*)[{depth}]>(memory);",
+            f"T (*values)[{self.keys + _PAD}] = reinterpret_cast<T (*)[{self.keys + _PAD}]>(memory);",
+            *self._copied("queries", "q", "row0", "rows", _QUERIES),
+            "A largest[2] = {gk_limits<A>::lowest(), gk_limits<A>::lowest()}, sum[2] = {0, 0};",
+            f"A result[{tiles}][4];",
+            "#pragma unroll",
+            f"for (int n = 0; n < {tiles}; ++n) {{",
+            "    result[n][0] = result[n][1] = result[n][2] = result[n][3] = 0;",
+            "}",
+        ]
+
+    def _copied(self, into: str, name: str, begin: str, end: str, count: int) -> list[str]:
+        """Brings rows into shared memory; 0 beyond."""
+        pack = pack_of(self.of.depth, self.of.kind.itemsize)
+        parts = self.depth // pack
+        return [
+            "#pragma unroll 4",
+            f"for (unsigned at = thread; at < {count * parts}u; at += {THREADS}u) {{",
+            f"    const unsigned part = at % {parts}u * {pack}u, to = at / {parts}u;",
+            f"    const {self.index} row = {begin} + to;",
+            f"    *reinterpret_cast<gk_pack<T, {pack}>*>(&{into}[to][part]) = gk_load<T, {pack}>"
+            f"({name} + row * {name}row + part, row < {end} && part < depth ? {pack} : 0);",
+            "}",
+        ]
+
+    def _scores(self) -> list[str]:
+        """`scores` of the warp's queries and the tile's keys."""
+        tiles = self.keys // _NARROW
+        return [
+            # The values of the tile before have been used.
+            "__syncthreads();",
+            *self._copied("near", "k", "key0", "end", self.keys),
+            "__syncthreads();",
+            f"A scores[{tiles}][4];",
+            "#pragma unroll",
+            f"for (int n = 0; n < {tiles}; ++n) {{",
+            "    scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0;",
+            "}",
+            "#pragma unroll",
+            f"for (unsigned d = 0; d < {self.depth}u; d += {_SIDE}u) {{",
+            "    gk_u32 a[4];",
+            "    a[0] = *reinterpret_cast<const gk_u32*>(&queries[line][d + pair]);",
+            "    a[1] = *reinterpret_cast<const gk_u32*>(&queries[line + 8u][d + pair]);",
+            "    a[2] = *reinterpret_cast<const gk_u32*>(&queries[line][d + pair + 8u]);",
+            "    a[3] = *reinterpret_cast<const gk_u32*>(&queries[line + 8u][d + pair + 8u]);",
+            "    #pragma unroll",
+            f"    for (unsigned n = 0; n < {tiles}u; ++n) {{",
+            "        const T* column = &near[n * 8u + thread % 32u / 4u][d + pair];",
+            "        gk_u32 b[2];",
+            "        b[0] = *reinterpret_cast<const gk_u32*>(column);",
+            "        b[1] = *reinterpret_cast<const gk_u32*>(column + 8);",
+            "        gk_multiply(scores[n], a, b, T());",
+            "    }",
+            "}",
+        ]
+
+    def _weights(self) -> list[str]:
+        """Scores with scale and mask become weights, and correct what is held."""
+        tiles, index = self.keys // _NARROW, self.index
+        over = [
+            "most = gk_maximum(most, gk_shuffle_xor(most, 1));",
+            "most = gk_maximum(most, gk_shuffle_xor(most, 2));",
+        ]
+        return [
+            "#pragma unroll",
+            "for (int i = 0; i < 2; ++i) {",
+            f"    const {index} row = row0 + line + 8u * i;",
+            *indented(self.limit()),
+            "    A most = gk_limits<A>::lowest();",
+            "    #pragma unroll",
+            f"    for (int j = 0; j < {2 * tiles}; ++j) {{",
+            f"        const {index} key = key0 + j / 2 * 8u + pair + j % 2;",
+            "        A& own = scores[j / 2][i * 2 + j % 2];",
+            "        A score = own * scale;",
+            *indented(indented(self.masked())),
+            "        own = key < limit ? score : gk_limits<A>::lowest();",
+            "        most = gk_maximum(most, own);",
+            "    }",
+            *indented(over),
+            "    most = gk_maximum(largest[i], most);",
+            # Where nothing but minus infinity was seen all weights are 0, and so is their sum.
+            "    const A base = most == gk_limits<A>::lowest() ? (A)0 : most;",
+            "    const A kept = gk_exp(largest[i] - base);",
+            "    largest[i] = most;",
+            "    A total = 0;",
+            "    #pragma unroll",
+            f"    for (int j = 0; j < {2 * tiles}; ++j) {{",
+            "        A& own = scores[j / 2][i * 2 + j % 2];",
+            "        own = gk_exp(own - base);",
+            "        total += own;",
+            "    }",
+            "    total += gk_shuffle_xor(total, 1);",
+            "    total += gk_shuffle_xor(total, 2);",
+            "    sum[i] = gk_mul_add(sum[i], kept, total);",
+            "    #pragma unroll",
+            f"    for (int n = 0; n < {self.width // _NARROW}; ++n) {{",
+            "        result[n][i * 2] *= kept;",
+            "        result[n][i * 2 + 1] *= kept;",
+            "    }",
+            "}",
+        ]
+
+    def _values(self) -> list[str]:
+        """Adds the tile's values, by their weights."""
+        pack = pack_of(self.of.width, self.of.kind.itemsize)
+        parts = self.width // pack
+        reached = "column0 + part < width"
+        one = f"gk_load<T, {pack}>(v + key * vrow + column0 + part, key < end && {reached} ? {pack} : 0)"
+        other = f"gk_load<T, {pack}>(v + (key + 1u) * vrow + column0 + part, key + 1u < end && {reached} ? {pack} : 0)"
+        return [
+            # The keys have been used.
+            "__syncthreads();",
+            "#pragma unroll 2",
+            f"for (unsigned at = thread; at < {self.keys // 2 * parts}u; at += {THREADS}u) {{",
+            f"    const unsigned part = at / {self.keys // 2}u * {pack}u, two = at % {self.keys // 2}u * 2u;",
+            f"    const {self.index} key = key0 + two;",
+            f"    const gk_pack<T, {pack}> one = {one};",
+            f"    const gk_pack<T, {pack}> other = {other};",
+            "    #pragma unroll",
+            f"    for (int e = 0; e < {pack}; ++e) {{",
+            "        *reinterpret_cast<gk_u32*>(&values[part + e][two]) = gk_two(one.e[e], other.e[e]);",
+            "    }",
+            "}",
+            "__syncthreads();",
+            "#pragma unroll",
+            f"for (unsigned s = 0; s < {self.keys // _SIDE}u; ++s) {{",
+            "    gk_u32 a[4];",
+            "    #pragma unroll",
+            "    for (int i = 0; i < 4; ++i) {",
+            "        T low, high;",
+            "        gk_write(low, scores[s * 2 + i / 2][i % 2 * 2]);",
+            "        gk_write(high, scores[s * 2 + i / 2][i % 2 * 2 + 1]);",
+            "        a[i] = gk_two(low, high);",
+            "    }",
+            "    #pragma unroll",
+            f"    for (unsigned n = 0; n < {self.width // _NARROW}u; ++n) {{",
+            f"        const T* column = &values[n * 8u + thread % 32u / 4u][s * {_SIDE}u + pair];",
+            "        gk_u32 b[2];",
+            "        b[0] = *reinterpret_cast<const gk_u32*>(column);",
+            "        b[1] = *reinterpret_cast<const gk_u32*>(column + 8);",
+            "        gk_multiply(result[n], a, b, T());",
+            "    }",
+            "}",
+        ]
+
+    def _stores(self) -> list[str]:
+        pack = 2 if self.of.width % 2 == 0 else 1
+        return [
+            "#pragma unroll",
+            "for (int i = 0; i < 2; ++i) {",
+            f"    const {self.index} row = row0 + line + 8u * i;",
+            "    if (row >= rows) {",
+            "        break;",
+            "    }",
+            # What saw nothing is 0 / 0.
+            "    const A share = (A)1 / sum[i];",
+            "    T* to = y + batch * ybatch + head * yhead + row * yrow;",
+            "    #pragma unroll",
+            f"    for (int j = 0; j < {self.width // 4}; j += {pack}) {{",
+            f"        const {self.index} column = column0 + j / 2 * 8u + pair + j % 2;",
+            "        if (column < width) {",
+            f"            gk_pack<T, {pack}> done;",
+            "            #pragma unroll",
+            f"            for (int e = 0; e < {pack}; ++e) {{",
+            "                gk_write(done.e[e], result[j / 2][i * 2 + j % 2 + e] * share);",
+            "            }",
+            f"            gk_store<T, {pack}>(to + column, done, {pack});",
+            "        }",
+            "    }",
+            "}",
+        ]  # fmt: skip

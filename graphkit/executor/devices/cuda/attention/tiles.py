@@ -1,0 +1,123 @@
+"""What kernels of attention in tiles share: their parameters, and which scores a query sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphkit.executor.devices.cuda.attention.sizes import Attended, Strides
+from graphkit.executor.devices.cuda.launches import Given, Input, Scratch
+from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
+from graphkit.executor.devices.cuda.text.indexing import Coordinates
+from graphkit.ir.types import DType
+
+# Blocks that fit on a multiprocessor at least.
+BESIDE = 2
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A kernel for sizes above 0; `depth` may be 0. guard: a word, `unsigned`; where it is 0, nothing is done."""
+
+    of: Attended
+    guard: Scratch | None = None
+
+    @property
+    def held(self) -> DType:
+        return held_type(self.of.kind)
+
+    @property
+    def short(self) -> bool:
+        """Whether indices have 32 bits."""
+        return self.of.short
+
+    @property
+    def index(self) -> str:
+        return "gk_u32" if self.short else "gk_u64"
+
+    @property
+    def signed(self) -> str:
+        return "gk_i32" if self.short else "gk_i64"
+
+    # --- parameters -----------------------------------------------------------------------------------
+
+    def numbers(self, **named: int) -> Given:
+        places = Coordinates("", 1, self.short)
+        return [(f"{self.index} {name}", places.number(value)) for name, value in named.items()]
+
+    def strides(self, name: str, strides: Strides) -> Given:
+        return self.numbers(**{f"{name}batch": strides.batch, f"{name}head": strides.head, f"{name}row": strides.row})
+
+    def operands(self) -> Given:
+        """Parameters for q, k, v and the mask, how they lie, and all sizes but the batch."""
+        of, kind, held = self.of, STORED[self.of.kind], STORED[self.held]
+        found: Given = [(f"const {kind}* {name}", Input(i)) for i, name in enumerate("qkv")]
+        for name, strides in (("q", of.q), ("k", of.k), ("v", of.v)):
+            found += self.strides(name, strides)
+        found += self.numbers(heads=of.heads, rows=of.rows, keys=of.keys, depth=of.depth, width=of.width)
+        found.append((f"{held} scale", self._held(of.op.scale)))
+        if of.mask is not None:
+            stored = STORED[DType.BOOL] if of.mask_is_boolean else kind
+            found.append((f"const {stored}* mask", Input(3)))
+            found += self.numbers(**{f"mask{axis}": stride for axis, stride in enumerate(of.mask)})
+        if of.mask is not None and of.mask_is_boolean:
+            with np.errstate(over="ignore"):
+                # As the operands' type has it.
+                found.append((f"{held} hidden", self._held(float(of.kind.numpy.type(of.op.mask_value)))))
+        return found
+
+    def _held(self, value: float) -> np.generic:
+        return np.float64(value) if self.held is DType.FLOAT64 else np.float32(value)
+
+    def guarded(self) -> tuple[Given, list[str]]:
+        """The parameter of the guard, and the lines that ask it, before all others."""
+        if self.guard is None:
+            return [], []
+        return [("const unsigned* guard", self.guard)], ["if (*guard == 0) {", "    return;", "}"]
+
+    # --- what is seen ---------------------------------------------------------------------------------
+
+    def heads(self, tall: int) -> list[str]:
+        """Pointers to what the block's head `whole` has, and `end` of the keys that a tile of `tall` queries sees."""
+        lines = [
+            f"const {self.index} head = whole % heads, batch = whole / heads;",
+            "q += batch * qbatch + head * qhead;",
+            "k += batch * kbatch + head * khead;",
+            "v += batch * vbatch + head * vhead;",
+            *(["mask += batch * mask0 + head * mask1;"] if self.of.mask is not None else []),
+            f"{self.index} end = keys;",
+        ]
+        if self.of.op.causal:
+            lines += [
+                # The last query of the tile sees keys before this one.
+                f"const {self.signed} behind_last = ({self.signed})(row0 + {tall}u) + "
+                f"(({self.signed})keys - ({self.signed})rows);",
+                f"const {self.index} seen = behind_last > 0 ? ({self.index})behind_last : 0;",
+                "end = seen < end ? seen : end;",
+            ]
+        return lines
+
+    def limit(self) -> list[str]:
+        """The keys before `limit` are those that the query `row` sees, but for the mask."""
+        if not self.of.op.causal:
+            return [f"const {self.index} limit = end;"]
+        signed = self.signed
+        return [
+            f"const {signed} last = ({signed})row + (({signed})keys - ({signed})rows);",
+            f"const {self.index} limit = last < 0 ? 0 : ({self.index})last < end ? ({self.index})last + 1 : end;",
+        ]
+
+    def masked(self) -> list[str]:
+        """Changes `score`, of `row` and `key`, by the mask."""
+        if self.of.mask is None:
+            return []
+        element = "mask[row * mask2 + key * mask3]"
+        change = f"score = {element} != 0 ? score : hidden;"
+        if not self.of.mask_is_boolean:
+            change = f"score += gk_read({element});"
+        return ["if (row < rows && key < limit) {", f"    {change}", "}"]
+
+
+def indented(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
