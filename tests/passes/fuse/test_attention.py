@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops import F
+from graphkit.ops._base import apply as apply_op
+from graphkit.ops.evaluate import evaluate
+from graphkit.ops.internal.fused import FusedAttention
 from graphkit.passes.fuse.attention import fuse_attention
 from graphkit.passes.fuse.matmul import fuse_matmul
+from graphkit.passes.layout.round_products import round_products
 from graphkit.passes.simplify.transpose import eliminate_transpose
 
 HEADS, WIDTH = 2, 3
@@ -146,3 +150,36 @@ def test_what_is_no_attention(apply: Any) -> None:
     single = data("N", 1, "S", WIDTH, name="k")
     y = F.mat_mul(F.softmax(F.mat_mul(q, transposed(single))), v)
     assert apply([inputs[0], single, inputs[2]], y, fuse_attention, **SIZES)["FusedAttention"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_types_are_for_devices_that_compute_them(dtype: str) -> None:
+    q, k, v = (data(2, HEADS, 5, WIDTH, name=name, dtype=dtype) for name in "qkv")
+    graph = Graph([q, k, v], [F.mat_mul(F.softmax(F.mat_mul(q, transposed(k))), v)])
+    assert "FusedAttention" not in fuse_attention(graph).operators
+    assert "FusedAttention" in fuse_attention(graph, kinds=FLOATS).operators
+
+
+@pytest.mark.parametrize("kind", [DType.FLOAT16, DType.BFLOAT16])
+def test_a_rounded_mask_stays_finite(kind: DType) -> None:
+    """A query that sees nothing has equal weights, where minus infinity would make NaN of it."""
+    q, k, v = (data(1, 1, 4, 4, name=name) for name in "qkv")
+    seen = data(4, 4, name="seen", dtype="bool")
+    lowest = float(np.finfo(np.float32).min)
+    for value in (lowest, -1e3, -math.inf):
+        y = apply_op(FusedAttention(mask_value=value), q, k, v, seen)
+        made = round_products(Graph([q, k, v, seen], [y]), kind=kind, attention=True)
+        (op,) = (node.op for node in made.nodes if isinstance(node.op, FusedAttention))
+        rounded = float(kind.numpy.type(op.mask_value))
+        assert np.isfinite(rounded) == np.isfinite(value)
+        assert value != -1e3 or op.mask_value == value
+        given = [np.random.default_rng(i).standard_normal((1, 1, 4, 4)).astype(np.float32) for i in range(3)]
+        (found,) = evaluate(made, [*given, np.zeros((4, 4), bool)])
+        assert np.isnan(found).all() if value == -math.inf else np.isfinite(found).all()
+
+
+def test_numbers_that_are_added_are_not_rounded() -> None:
+    q, k, v, added = (data(1, 1, 4, 4, name=name) for name in ("q", "k", "v", "added"))
+    graph = Graph([q, k, v, added], [apply_op(FusedAttention(), q, k, v, added)])
+    for made in (round_products(graph, kind=DType.FLOAT16, attention=True), round_products(graph, kind=DType.FLOAT16)):
+        assert "Cast" not in made.operators

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -216,7 +216,7 @@ class _Launched(OwnLaunches):
 
     def _prepared(self, kernel: CardKernel) -> list[Any]:
         # Libraries first: what they have no way for needs no code of this kernel's.
-        libraries: dict[int, PreparedProduct | PreparedConvolution] = {}
+        libraries: dict[int, PreparedProduct | cudnn.Prepared] = {}
         for launch in kernel.launches:
             if not isinstance(launch, Launch) and id(launch) not in libraries:
                 libraries[id(launch)] = self._by_library(launch)

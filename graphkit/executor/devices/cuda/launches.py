@@ -29,8 +29,8 @@ class Source:
     """A function in CUDA C++, to stand behind the prelude. Its lines know the number of their block as `gk_block`, and
     nothing of how many there are.
 
-    declared: the parameters, as C declares them. lines: of the body. beside: blocks that shall fit on a multiprocessor at
-    least, which bounds the registers; 0 leaves that to the compiler.
+    declared: the parameters, as C declares them. lines: of the body. beside: blocks that shall fit on a multiprocessor,
+    which bounds the registers; 0 leaves that to the compiler.
     """
 
     name: str
