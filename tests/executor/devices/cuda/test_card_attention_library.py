@@ -138,14 +138,14 @@ def test_what_the_library_has_no_plan_for_is_the_cards_own(library: Any) -> None
     op, arrays = FusedAttention(), drawn((1, 2, 5, 9, 16, 16))
     node, kernel = node_of(op, *arrays), kernel_of(op, arrays)
     launched = card._Launched(card_with(STREAM), node, kernel, None)
-    assert launched._kernel is kernel
+    assert launched.chosen is kernel
     wanted = {numerical_note.NONDETERMINISTIC, numerical_note.REDUCED_PRECISION_REDUCTION}
     assert wanted <= Graph.made[-1].unwanted
     assert not {numerical_note.TENSOR_CORE, numerical_note.DOWN_CONVERT_INPUTS} & Graph.made[-1].unwanted
     for Graph.ways, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
         with pytest.warns(RuntimeWarning, match=r"FusedAttention.*: no engine; a kernel of graphkit's own"):
             launched = card._Launched(card_with(STREAM), node, kernel, None)
-        assert launched._kernel is kernel.otherwise
+        assert launched.chosen is kernel.otherwise
     assert kernel.otherwise is not None
     assert kernel.scratch_bytes >= kernel.otherwise.scratch_bytes
 
