@@ -9,10 +9,10 @@ import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import Kernel
-from graphkit.executor.lower.launched_sum import LaunchedGather, LaunchedStart, LaunchedSum, LaunchedWait
+from graphkit.executor.lower.arrays.launched_sum import LaunchedGather, LaunchedStart, LaunchedSum, LaunchedWait
+from graphkit.executor.lower.arrays.staged import Begins, Exchanges, StagedStep, Waits
 from graphkit.executor.lower.lowering import Collectives, DeviceSums, Lowering, Site
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
-from graphkit.executor.lower.staged import Begins, Exchanges, StagedStep, Waits
 from graphkit.ir.graph import Node
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
 from graphkit.ops.internal.moments import AllMoments, AllSum, merged_moments

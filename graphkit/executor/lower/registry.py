@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
-from graphkit.executor.lower.array_body import SubgraphStep
-from graphkit.executor.lower.array_branch import array_branch
-from graphkit.executor.lower.array_loop import array_loop
+from graphkit.executor.lower.arrays.body import SubgraphStep
+from graphkit.executor.lower.arrays.branch import array_branch
+from graphkit.executor.lower.arrays.loop import array_loop
 from graphkit.executor.lower.branch import branch
 from graphkit.executor.lower.channel import channel, check_channels
 from graphkit.executor.lower.collective import collective

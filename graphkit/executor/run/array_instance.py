@@ -17,12 +17,12 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.lower.array_body import faulty, flattened, looks_at_values, prepare
-from graphkit.executor.lower.array_loop import PreparedLoop
-from graphkit.executor.lower.launched_sum import LaunchedSum, Progress, Start, SumQueue
+from graphkit.executor.lower.arrays.body import faulty, flattened, looks_at_values, prepare
+from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Progress, Start, SumQueue
+from graphkit.executor.lower.arrays.loop import PreparedLoop
+from graphkit.executor.lower.arrays.staged import Landing, StagedStep
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import kept
-from graphkit.executor.lower.staged import Landing, StagedStep
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.params import ParameterArray

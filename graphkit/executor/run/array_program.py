@@ -15,11 +15,11 @@ import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
-from graphkit.executor.lower.array_body import SubgraphStep
-from graphkit.executor.lower.launched_sum import LaunchedSum
+from graphkit.executor.lower.arrays.body import SubgraphStep
+from graphkit.executor.lower.arrays.launched_sum import LaunchedSum
+from graphkit.executor.lower.arrays.staged import StagedStep
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
-from graphkit.executor.lower.staged import StagedStep
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import IDLE, Pools

@@ -14,7 +14,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from graphkit.executor.run.divided_program import AnyProgram
+    from graphkit.executor.run.divided.program import AnyProgram
 
 # numpy's bits of flags.num: C-contiguous, aligned.
 _IN_PLACE = 0x0001 | 0x0100

@@ -26,8 +26,8 @@ from graphkit.executor.run import maps
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.device_passes import device_passes
-from graphkit.executor.run.divided_program import AnyProgram, DividedProgram
-from graphkit.executor.run.divided_programs import make_programs
+from graphkit.executor.run.divided.program import AnyProgram, DividedProgram
+from graphkit.executor.run.divided.programs import make_programs
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
 from graphkit.executor.run.params import ParameterArray, ParamStore

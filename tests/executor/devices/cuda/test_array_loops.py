@@ -13,7 +13,7 @@ import graphkit as gk
 from graphkit.checks.samples import Case, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import LimitReached, RuntimeFailure
-from graphkit.executor.lower import array_loop
+from graphkit.executor.lower.arrays import loop as array_loop
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value

@@ -18,8 +18,8 @@ from graphkit.executor.memory.placement import Result
 from graphkit.executor.report.joined import PartPlan, join
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.compile import SingleProgram
-from graphkit.executor.run.divided_run import DividedRun
-from graphkit.executor.run.division import Division, Part
+from graphkit.executor.run.divided.division import Division, Part
+from graphkit.executor.run.divided.run import DividedRun
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 

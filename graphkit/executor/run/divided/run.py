@@ -11,8 +11,8 @@ import numpy as np
 from graphkit.errors import GraphkitError
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.compile import refuse_fallbacks
-from graphkit.executor.run.division import Division, Part
-from graphkit.executor.run.part_run import PartRun, run_of
+from graphkit.executor.run.divided.division import Division, Part
+from graphkit.executor.run.divided.part_run import PartRun, run_of
 from graphkit.ir import limits
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType

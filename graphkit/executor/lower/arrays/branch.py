@@ -7,7 +7,7 @@ from typing import Any
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.device import BoundStep, Device
-from graphkit.executor.lower.array_body import ArrayBody, SubgraphStep
+from graphkit.executor.lower.arrays.body import ArrayBody, SubgraphStep
 from graphkit.executor.lower.branch import PARTS, Branches, branches_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size

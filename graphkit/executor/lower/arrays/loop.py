@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.device import BoundStep, Device
-from graphkit.executor.lower.array_body import ArrayBody, Copied, SubgraphStep
+from graphkit.executor.lower.arrays.body import ArrayBody, Copied, SubgraphStep
 from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, layout_of
 from graphkit.executor.lower.lowering import NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size

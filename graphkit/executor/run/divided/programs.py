@@ -12,8 +12,8 @@ from graphkit.executor.devices.groups import GroupDevices
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.device_passes import device_passes
-from graphkit.executor.run.divided_program import DividedProgram
-from graphkit.executor.run.division import Division, Site
+from graphkit.executor.run.divided.division import Division, Site
+from graphkit.executor.run.divided.program import DividedProgram
 from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Key, Selection
 from graphkit.passes.core.bind import bind
