@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import FLOATS, HALVES, DType
-from graphkit.ops.rnn.gradient import LayerGrad
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.control.scan_axes import scan_axes
 from graphkit.passes.core.declare import Pass, Property, held_after, ordered, pipeline
-from graphkit.passes.core.match import FixedValues, is_op
+from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
 from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.attention import fuse_attention
@@ -111,10 +110,12 @@ _GIVEN_TO_ARRAYS = (
 )
 
 
-def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tuple[Pass[...], ...]:
+def array_passes(
+    fusable: Callable[[Node], bool], precision: str = "f32", whole: Callable[[Node], bool] = lambda node: False
+) -> tuple[Pass[...], ...]:
     """After CLEANUP, for devices with arrays of their own: formulas are operators, products, convolutions and attention
-    have taken in what is around them, and pointwise nodes for which `fusable` holds are fused. Of composite operators
-    attention and the gradients of recurrent layers are expanded: they consist of what has kernels.
+    have taken in what is around them, and pointwise nodes for which `fusable` holds are fused. Nodes of composite
+    operators for which `whole` holds are not expanded.
 
     precision: with "bf16" and "f16" operands and results of products, convolutions and attention are rounded.
     """
@@ -122,7 +123,7 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     rounding = (round_products.with_options(kind=halves[precision], attention=True),) if precision in halves else ()
     products = (
         *ordered(
-            known_ranks, expand_composites.with_options(whole=_is_whole), merge_recurrences, simplify, scan_axes,
+            known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, scan_axes,
             eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, eliminate_transpose,
             _ATTENTION_OF_ANY_TYPE, eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
@@ -132,11 +133,6 @@ def array_passes(fusable: Callable[[Node], bool], precision: str = "f32") -> tup
     )  # fmt: skip
     regions = ordered(fuse_softmax_grad, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
-
-
-def _is_whole(node: Node) -> bool:
-    """Composites but attention and the gradients of recurrent layers have kernels of cards, or are interpreted."""
-    return not isinstance(node.op, LayerGrad) and not is_op(node, "Attention")
 
 
 # What becomes possible when the shapes of a prepared graph are known; on devices with arrays of their own.

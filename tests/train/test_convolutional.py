@@ -34,7 +34,7 @@ def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], di
 def test_a_step_is_that_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {key: np.array(value) for key, value in NETWORKS[name]().params.items()}
     with monkeypatch.context() as patch:
-        patch.setattr("graphkit.executor.run.session.inference_passes", lambda *args: ())
+        patch.setattr("graphkit.executor.run.device_passes.inference_passes", lambda *args: ())
         losses, expected = train(name)
     monkeypatch.setenv(config.STRICT.name, "1")
     found, params = train(name, threads=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.executor.run import session
+from graphkit.executor.run import device_passes
 
 
 def language_model() -> gk.Model:
@@ -28,8 +28,8 @@ def test_steps_are_those_of_scans(monkeypatch: pytest.MonkeyPatch, build: Callab
     targets = rng.integers(0, 30, (7, 4))
     x = targets if build is language_model else rng.standard_normal((7, 4, 6)).astype(np.float32)
     histories, parameters = [], []
-    for whole in (session.runs_whole, lambda device, node: False):
-        monkeypatch.setattr(session, "runs_whole", whole)
+    for whole in (device_passes.runs_whole, lambda device, node: False):
+        monkeypatch.setattr(device_passes, "runs_whole", whole)
         net = build()
         start = {name: np.array(net.params[name]) for name in net.params}
         trainer = gk.Trainer(net, loss="softmax_cross_entropy", optimizer=gk.optim.SGD(0.5), threads=2)

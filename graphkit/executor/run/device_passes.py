@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.devices.registry import is_fusable, runs_whole
+from graphkit.executor.devices.registry import has_factory, is_fusable, runs_whole
 from graphkit.executor.lower.lowering import Settings
+from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
+from graphkit.ops.quant.fake import FakeQuantize
 from graphkit.passes.core.declare import Step
 from graphkit.passes.pipeline import array_passes, inference_passes
 
@@ -19,7 +21,14 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
     fusable = partial(is_fusable, kind)
     if settings.optimize and settings.native:  # fused operators are made for native kernels
         return inference_passes(precision, partial(runs_whole, kind), _computed_in_float32(), fusable)
-    return array_passes(fusable, precision) if settings.optimize and kind != "cpu" else ()
+    if not settings.optimize or kind == "cpu":
+        return ()
+    return array_passes(fusable, precision, partial(_stays_whole, kind))
+
+
+def _stays_whole(kind: str, node: Node) -> bool:
+    """Whether a node of a composite operator has a kernel, or may consist of values that no array holds."""
+    return has_factory(kind, node.op.domain, node.op.name) or isinstance(node.op, FakeQuantize)
 
 
 def _computed_in_float32() -> frozenset[DType]:

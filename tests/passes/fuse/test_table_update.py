@@ -84,7 +84,7 @@ def test_bits_are_those_of_the_whole_gradient(name: str, rows: int, width: int, 
     fused = [trained(threads) for threads in (1, 2, 4)]
     fusing = False
     monkeypatch.setattr(
-        "graphkit.executor.run.session.inference_passes",
+        "graphkit.executor.run.device_passes.inference_passes",
         lambda *args: tuple(p for p in inference_passes(*args) if p.name != "fuse_table_update"),
     )
     plain = trained(1)

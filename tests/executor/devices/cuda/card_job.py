@@ -22,7 +22,7 @@ import graphkit as gk
 from graphkit.errors import MissingDependency
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.libraries import nccl
-from graphkit.executor.lower import launched_sum
+from graphkit.executor.lower.arrays import launched_sum
 
 
 def network(*, lazy: bool) -> gk.Value:

@@ -13,7 +13,7 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.errors import LimitReached, NotFinite, OutOfMemory, RuntimeFailure
-from graphkit.executor.run import divided_run
+from graphkit.executor.run.divided import run as divided_run
 from graphkit.executor.run.divided.run import DividedRun
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
