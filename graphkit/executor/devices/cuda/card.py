@@ -206,12 +206,15 @@ class _Launched(OwnLaunches):
 
     def _first_of(self, ways: Sequence[CardKernel]) -> tuple[CardKernel, list[Any]]:
         """The first one that the libraries have a way for, and what computes its launches."""
+        refusal: NoWay | None = None
         for way in ways[:-1]:
             try:
                 return way, self._prepared(way)
             except NoWay as error:
-                text = f"{self._node.describe()}: {error}; a kernel of graphkit's own computes it"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                refusal = error
+        if refusal is not None:
+            text = f"{self._node.describe()}: {refusal}; a kernel of graphkit's own computes it"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return ways[-1], self._prepared(ways[-1])
 
     def _prepared(self, kernel: CardKernel) -> list[Any]:

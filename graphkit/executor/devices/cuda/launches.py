@@ -191,9 +191,9 @@ class Convolution(NamedTuple):
     """y is the convolution of x by w, plus a bias where there is one. `wanted` is y, or the gradient by x, or by w.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]: sizes of row-major arrays, all of `kind`,
-    without one of 0. factors: the two that are given, in this order. Sums of half floats are float32; `tf32`: float32
-    elements are multiplied by their leading 11 bits. The library may use `workspace` bytes of scratch memory from
-    `working` on.
+    without one of 0. factors: the two that are given, in this order. Sums of half floats are float32, and with `sums`
+    the result is these; `tf32`: float32 elements are multiplied by their leading 11 bits. The library may use
+    `workspace` bytes of scratch memory from `working` on.
     """
 
     wanted: Literal["x", "w", "y"]
@@ -208,6 +208,12 @@ class Convolution(NamedTuple):
     tf32: bool = False
     workspace: int = 0
     working: Scratch = Scratch(0)
+    sums: bool = False
+
+    @property
+    def made(self) -> DType:
+        """The type of the result's elements."""
+        return DType.FLOAT32 if self.sums and self.kind in HALVES else self.kind
 
     @property
     def arguments(self) -> tuple[Argument | None, ...]:

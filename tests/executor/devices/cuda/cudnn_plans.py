@@ -25,7 +25,9 @@ from graphkit.passes.core.bind import bind
 
 
 def asked_of(kernel: CardKernel | None) -> Iterator[Convolution]:
-    return (work for work in (kernel.launches if kernel else ()) if isinstance(work, Convolution))
+    """What all cards have a plan for: wider results of half floats are those of few."""
+    launches = (launch for way in (kernel.ways if kernel else ()) for launch in way.launches)
+    return (work for work in launches if isinstance(work, Convolution) and work.made is work.kind)
 
 
 def of_samples() -> Iterator[tuple[str, Convolution]]:

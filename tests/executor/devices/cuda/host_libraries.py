@@ -51,7 +51,7 @@ def convolution(work: Convolution, memory: Of) -> None:
             result = convolve_grad_weight(numpy_xp, given["x"], given["y"], work.w[2:], work.geometry)
     if work.bias is not None:
         result = result + flat(memory(work.bias), work.kind).astype(wide).reshape(-1, *[1] * (len(work.y) - 2))
-    flat(memory(work.result), work.kind)[: result.size] = result.astype(work.kind.numpy).reshape(-1)
+    flat(memory(work.result), work.made)[: result.size] = result.astype(work.made.numpy).reshape(-1)
 
 
 def multiply(product: Product, memory: Of) -> None:

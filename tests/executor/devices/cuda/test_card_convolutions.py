@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -133,25 +134,49 @@ def test_positions_that_the_library_counts_otherwise() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gradient_wider_than_its_operands(dtype: str, emulator: Emulator) -> None:
-    """It is that of all their bits, also where no half float is as large."""
+    """It is that of all their bits, also where no half float is as large: as the library's sums, on cards where it
+    writes them, else of widened operands."""
     kind = gk.DType(dtype).numpy
     rng = np.random.default_rng(0)
     x, dy = ((300 * rng.standard_normal(shape)).astype(kind) for shape in ((2, 3, 5, 5), (2, 4, 3, 3)))
     w = ones(4, 3, 3, 3)
-    kernel = kernel_of(ConvGradWeight(), x, dy, w)
+    sums, kernel, own = kernel_of(ConvGradWeight(), x, dy, w).ways
+    (work,) = sums.launches
+    assert isinstance(work, Convolution)
+    assert (work.kind.value, work.made, work.tf32) == (dtype, gk.DType.FLOAT32, False)
     *widening, work = kernel.launches
     assert isinstance(work, Convolution)
     assert len(widening) == 2
-    assert (work.kind, work.tf32) == (gk.DType.FLOAT32, True)
+    assert (work.kind, work.made, work.tf32) == (gk.DType.FLOAT32, gk.DType.FLOAT32, True)
+    assert sums.scratch_bytes >= kernel.scratch_bytes >= own.scratch_bytes
     places = [argument.offset for argument in (*work.factors, work.working) if isinstance(argument, Scratch)]
     assert places == [0, aligned(4 * x.size), aligned(4 * x.size) + aligned(4 * dy.size)]
     assert kernel.scratch_bytes >= places[-1] + work.workspace
-    dw = np.empty(w.shape, np.float32)
-    emulator.run(kernel, [x, dy, w], [dw])
     wide = [a.astype(np.float32) for a in (x, dy)]
     (expected,) = run_node(node_of(ConvGradWeight(), *wide, w), [*wide, w])
-    np.testing.assert_allclose(dw, expected, rtol=1e-5, atol=1)
-    assert np.abs(dw).max() > 65504
+    for way in (sums, kernel, own):
+        dw = np.empty(w.shape, np.float32)
+        emulator.run(way, [x, dy, w], [dw])
+        np.testing.assert_allclose(dw, expected, rtol=1e-5, atol=1)
+        assert np.abs(dw).max() > 65504
+
+
+def test_a_way_that_another_library_call_has_is_no_warning(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards that do not write wider gradients widen the operands, and nobody is told."""
+    x, dy, w = ones(1, 2, 5, 5, dtype=np.float16), ones(1, 4, 3, 3, dtype=np.float16), ones(4, 2, 3, 3)
+    kernel = kernel_of(ConvGradWeight(), x, dy, w)
+    before = convolutions.planned
+
+    def planned(convolution: Convolution, **target: Any) -> Any:
+        if convolution.sums:
+            raise NoWay("cuDNN: no engine")
+        return before(convolution, **target)
+
+    monkeypatch.setattr(convolutions, "planned", planned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launched = card._Launched(card_with(STREAM), node_of(ConvGradWeight(), x, dy, w), kernel, None)
+    assert launched.chosen is kernel.otherwise
 
 
 @pytest.mark.parametrize(("kind", "result"), [("float64", "float32"), ("float32", "float16"), ("float16", "bfloat16")])

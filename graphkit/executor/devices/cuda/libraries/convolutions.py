@@ -56,7 +56,8 @@ def _graph(convolution: Convolution, dnn: Any, target: dict[str, Any]) -> Any:
         channels = [1, sizes["y"][1], *(1 for _ in sizes["y"][2:])]
         result = graph.bias(input=result, bias=tensor("bias", _BIAS, channels))
     wanted = sizes[convolution.wanted]
-    result.set_output(True).set_data_type(kind).set_uid(_RESULT).set_dim(wanted).set_stride(row_major(wanted))
+    made = cudnn.data_type(dnn, convolution.made)
+    result.set_output(True).set_data_type(made).set_uid(_RESULT).set_dim(wanted).set_stride(row_major(wanted))
     return graph
 
 

@@ -274,40 +274,51 @@ def _by_library(
     """With `own` for what it cannot compute.
 
     Activations and residuals are a launch of their own behind it: its documentation does not say that its Relu keeps
-    NaN. It writes no gradient by weights wider than the operands: these are widened before, and multiplied by their
-    leading 11 bits, which are all that half floats have.
+    NaN. Gradients by weights that are wider than the operands it writes on some cards; for the others these are widened
+    before, and multiplied by their leading 11 bits, which are all that half floats have.
     """
     kind, result = node.operands[0].dtype, node.output.dtype
-    is_widened = result is DType.FLOAT32 and kind in HALVES
-    if kind not in FLOATS or node.operands[1].dtype is not kind or not (result is kind or is_widened):
+    wider = result is DType.FLOAT32 and kind in HALVES
+    if kind not in FLOATS or node.operands[1].dtype is not kind or not (result is kind or wider):
         return own
-    sizes = {"x": found.x, "w": found.w, "y": found.y}
     bias = 2 if wanted == "y" and operand(node, 2) is not None else None
     factors: tuple[Argument, Argument] = (Input(1), Input(0)) if wanted == "x" else (Input(0), Input(1))
-    launches: list[Convolution | Launch] = []
-    used, tf32 = 0, (context.tf32 and kind is DType.FLOAT32) or is_widened
-    if is_widened:
-        widened = []
-        for position, size in enumerate((math.prod(found.x), math.prod(found.y))):
-            launches.append(_widened(Input(position), kind, Scratch(used), result, size, found.short))
-            widened.append(Scratch(used))
-            used += aligned(size * result.itemsize)
-        factors = (widened[0], widened[1])
-    # Others read and write the arrays as they are.
-    orders = result.itemsize == 2 or tf32 or wanted == "w" or found.geometry.group > 1
-    workspace = aligned(sum(map(math.prod, sizes.values())) * result.itemsize * orders + _WORKSPACE)
-    launches.append(
-        Convolution(
-            wanted, result, **sizes, geometry=found.geometry, factors=factors, result=Output(0),
-            bias=None if bias is None else Input(bias), tf32=tf32, workspace=workspace, working=Scratch(used),
-        )
+    work = Convolution(
+        wanted, kind, found.x, found.w, found.y, found.geometry, factors, Output(0),
+        bias=None if bias is None else Input(bias), tf32=context.tf32 and kind is DType.FLOAT32, sums=wider,
     )  # fmt: skip
     behind = NOTHING
     if isinstance(node.op, ConvTranspose) or wanted == "y":
         behind = finish(node, kind, found.held, bias=2 if bias is None else None)
-    if behind.lines:
-        launches.append(finishing_launch(behind, kind, found.held, sizes[wanted], found.short))
-    return CardKernel(tuple(launches), max(used + workspace, own.scratch_bytes), otherwise=own)
+    sizes = {"x": found.x, "w": found.w, "y": found.y}
+    last = (finishing_launch(behind, kind, found.held, sizes[wanted], found.short),) if behind.lines else ()
+    if wider:
+        own = _of_widened(found, work, own)
+    return _asked((), work, last, 0, own)
+
+
+def _asked(
+    before: Sequence[Launch], work: Convolution, behind: Sequence[Launch], used: int, otherwise: CardKernel
+) -> CardKernel:
+    """used: bytes of scratch memory in which the launches before it leave something."""
+    # Arrays in other orders; of float32 as it is there is no need for them.
+    orders = work.made.itemsize == 2 or work.tf32 or work.wanted == "w" or work.geometry.group > 1
+    elements = sum(map(math.prod, (work.x, work.w, work.y)))
+    workspace = aligned(elements * work.made.itemsize * orders + _WORKSPACE)
+    work = work._replace(workspace=workspace, working=Scratch(used))
+    size = max(used + workspace, otherwise.scratch_bytes)
+    return CardKernel((*before, work, *behind), size, otherwise=otherwise)
+
+
+def _of_widened(found: Convolved, work: Convolution, own: CardKernel) -> CardKernel:
+    """Of half floats as float32, which the result is."""
+    launches, widened, used = [], [], 0
+    for factor, size in zip(work.factors, (math.prod(found.x), math.prod(found.y)), strict=True):
+        launches.append(_widened(factor, work.kind, Scratch(used), work.made, size, found.short))
+        widened.append(Scratch(used))
+        used += aligned(size * work.made.itemsize)
+    wide = work._replace(kind=work.made, factors=(widened[0], widened[1]), tf32=True, sums=False)
+    return _asked(launches, wide, (), used, own)
 
 
 def _widened(x: Argument, kind: DType, y: Argument, wide: DType, count: int, short: bool) -> Launch:
