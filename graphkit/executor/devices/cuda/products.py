@@ -22,8 +22,9 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
-# What the library may take for partial sums: so many times the result in float32, and at most.
-_PARTS, _MOST_WORKSPACE = 16, 32 << 20
+# What the library may take for partial sums: so many times the result in float32, each of so many terms at least, and
+# so many bytes at most.
+_PARTS, _LEAST_TERMS, _MOST_WORKSPACE = 16, 64, 32 << 20
 
 
 class _Batch(NamedTuple):
@@ -62,13 +63,14 @@ def product(
         alpha=alpha,
         batch=batch.products,
         tf32=context.tf32 and kind is DType.FLOAT32,
-        workspace=workspace_for(m * n * batch.products),
+        workspace=workspace_for(m * n * batch.products, k),
     )
 
 
-def workspace_for(elements: int) -> int:
-    """Bytes that the library is given for a product of so many elements."""
-    return min(-(-_PARTS * 4 * elements // 256) * 256, _MOST_WORKSPACE)
+def workspace_for(elements: int, terms: int) -> int:
+    """Bytes that the library is given for a product of so many elements, sums of so many terms."""
+    parts = min(_PARTS, max(terms // _LEAST_TERMS, 1))
+    return min(-(-parts * 4 * elements // 256) * 256, _MOST_WORKSPACE)
 
 
 def _batch(a_shape: Sequence[int], b_shape: Sequence[int]) -> _Batch | None:

@@ -57,7 +57,7 @@ class _Forward:
             return CardKernel(())
         size = found.steps * found.elements * found.layer.gates
         projects = found.steps > 0 and self.features > 0
-        memory = WorkingMemory(max(found.workspace, workspace_for(size) if projects else 0))
+        memory = WorkingMemory(max(found.workspace, workspace_for(size, self.features) if projects else 0))
         state = {name: memory.array(found.elements, self._kind_of(name)) for name in self._states}
         projected = self._projected(memory, size) if projects else None
         launches: list[Launch | Product] = [self._begin(state)]
@@ -123,7 +123,7 @@ class _Forward:
             transposed=(True, False),
             batch=found.directions,
             tf32=found.tf32,
-            workspace=workspace_for(found.directions * rows * columns),
+            workspace=workspace_for(found.directions * rows * columns, self.features),
             sums=True,
         )
 

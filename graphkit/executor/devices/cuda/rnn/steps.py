@@ -171,7 +171,7 @@ class Recurrent:
     @property
     def workspace(self) -> int:
         """Of a step's products at most."""
-        return workspace_for(self.rows * self.hidden * self.layer.gates)
+        return workspace_for(self.rows * self.hidden * self.layer.gates, self.hidden * self.layer.gates)
 
     def part_of_r(self, r: Argument, rows: Rows, memory: WorkingMemory) -> tuple[Matrix, list[Launch]]:
         """Rows of r for both directions, as the library has them, and what copies them to where its arrays begin."""
