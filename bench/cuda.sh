@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # All that has to be seen on an NVIDIA card: kernels and operators against the processor's, their memory accesses under
-# compute-sanitizer where it is installed, their rates, and networks beside PyTorch and ONNX Runtime (with CUDA, which it
-# installs). Needs a driver, g++ and a Python (PYTHON, default python3).
+# compute-sanitizer where it is installed, a training whose file passes `verify`, two processes where there are two cards,
+# rates, and networks beside PyTorch and ONNX Runtime (with CUDA, which it installs). Needs a driver, g++ and a Python
+# (PYTHON, default python3).
 #
 #     bench/cuda.sh [cuda12|cuda13] [FOLDER FOR FIGURES]
 set -euo pipefail
@@ -28,6 +29,23 @@ if command -v compute-sanitizer >/dev/null; then
     done
 else
     echo "compute-sanitizer is not installed: accesses are not checked on the card" >&2
+fi
+# Digits as the processor learns them, and files of what was learned; on two cards by NCCL and by way of the host.
+graphkit build lenet --dataset digits -o "$work/net.json"
+learned=(graphkit train "$work/net.json" --data digits --epochs 10)
+for device in cpu cuda; do
+    "${learned[@]}" --device "$device" -o "$work/$device"
+    graphkit export "$work/$device" -o "$work/$device.onnx"
+    graphkit verify "$work/$device.onnx"
+done
+if [ "$(nvidia-smi --list-gpus | wc -l)" -ge 2 ]; then
+    for nccl in 0 1; do
+        GRAPHKIT_NCCL=$nccl mpiexec -n 2 "${learned[@]}" --device cuda --kvstore dist_sync -o "$work/nccl$nccl"
+        graphkit export "$work/nccl$nccl" -o "$work/nccl$nccl.onnx"
+        graphkit verify "$work/nccl$nccl.onnx"
+    done
+else
+    echo "there are no two cards: sums among cards are not tried" >&2
 fi
 python bench/card.py --record "$figures/card.json" | tee "$figures/card.md"
 # Both distributions have one module.

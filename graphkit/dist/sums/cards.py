@@ -21,6 +21,7 @@ from graphkit.dist.sums.slices import Slices
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.devices.cuda.libraries.nccl import Exchange
+from graphkit.executor.devices.device import address_of
 from graphkit.executor.lower.lowering import Meeting
 from graphkit.ir.types import DType
 
@@ -81,7 +82,7 @@ class CardSums:
     # --- launches -------------------------------------------------------------------------------------------------
 
     def all_reduce(self, arrays: Sequence[Any], dtype: DType) -> None:
-        self._launch([Exchange("sum", _address(a), a.size) for a in arrays if a.size], dtype)
+        self._launch([Exchange("sum", address_of(a), a.size) for a in arrays if a.size], dtype)
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
         self._launch(self._parts("sum in one", arrays, dtype), dtype)
@@ -98,7 +99,7 @@ class CardSums:
             for index, array in enumerate(arrays):
                 begin, end = slices.part(index, rank)
                 if begin < end:
-                    found.append(Exchange(kind, _address(array) + begin * itemsize, end - begin, rank))
+                    found.append(Exchange(kind, address_of(array) + begin * itemsize, end - begin, rank))
         return found
 
     def _launch(self, exchanges: Sequence[Exchange], dtype: DType) -> None:
@@ -166,8 +167,3 @@ def _alike(sums: np.ndarray, size: int) -> bool:
 
 def _itself(total: Any) -> Any:
     return total
-
-
-def _address(array: Any) -> int:
-    address: int = array.__cuda_array_interface__["data"][0]
-    return address

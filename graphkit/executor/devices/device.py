@@ -24,6 +24,13 @@ class ArrayKernel(Protocol):
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
 
 
+def address_of(array: Any) -> int:
+    """Where an array of the host's, or of a card's, begins."""
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    address: int = interface["data"][0]
+    return address
+
+
 class BoundStep(NamedTuple):
     """A kernel with what it is called with, memory that stays."""
 

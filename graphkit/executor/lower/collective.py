@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.device import address_of
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.arrays.launched_sum import LaunchedGather, LaunchedStart, LaunchedSum, LaunchedWait
 from graphkit.executor.lower.arrays.staged import Begins, Exchanges, StagedStep, Waits
@@ -116,7 +117,7 @@ class _Start:
             assert x is not None, "every operand is there"
             if total is None:  # the others sum it, and so does this process
                 total, copied = x.copy(), copied + x.nbytes
-            elif _address(x) != _address(total):
+            elif address_of(x) != address_of(total):
                 np.copyto(total, x)
                 copied += x.nbytes
             sums.append(total)
@@ -191,8 +192,3 @@ def _all_sum(
     for part, result in zip(np.split(together, np.cumsum([len(x) for x in own[:-1]])), outputs, strict=True):
         if result is not None:
             np.copyto(result, part.reshape(result.shape))
-
-
-def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

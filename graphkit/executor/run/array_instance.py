@@ -17,7 +17,16 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.lower.arrays.body import faulty, flattened, looks_at_values, prepare
+from graphkit.executor.lower.arrays.body import (
+    as_stored,
+    faulty,
+    flattened,
+    laid,
+    launches_of,
+    looks_at_values,
+    prepare,
+    stored,
+)
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Progress, Start, SumQueue
 from graphkit.executor.lower.arrays.loop import PreparedLoop
 from graphkit.executor.lower.arrays.staged import Landing, StagedStep
@@ -107,13 +116,7 @@ class ArrayInstance:
                 self._arrays[storage] = self._view(self._device.alloc(storage.tensor.nbytes), 0, storage)
 
     def _view(self, memory: Any, offset: int, storage: Value) -> Any:
-        kind = storage.tensor
-        return self._device.view(memory, offset, kind.static_shape, self._stored(kind))
-
-    def _stored(self, kind: TensorType) -> np.dtype:
-        found = self._device.stored(kind.dtype)
-        assert found is not None, "the program has looked at all types"
-        return found
+        return laid(self._device, memory, offset, storage.tensor)
 
     # --- segments -----------------------------------------------------------------------------------------------
 
@@ -132,7 +135,7 @@ class ArrayInstance:
         for first, last in ((0, self._commit), (self._commit, len(order))):
             for recorded, positions in groupby(range(first, last), can_be_recorded):
                 steps = list(positions)
-                launches = sum(getattr(self._kernels[order[position]], "launches", 1) for position in steps)
+                launches = sum(launches_of(self._kernels[order[position]]) for position in steps)
                 yield _Segment(steps, recorded and launches >= LEAST_RECORDED)
 
     def _sums_of(self, segment: _Segment) -> list[str]:
@@ -235,7 +238,7 @@ class ArrayInstance:
 
     def _shaped(self, array: Any, kind: TensorType) -> Any:
         """The memory of an array as one of another type."""
-        wanted = self._stored(kind)
+        wanted = stored(self._device, kind)
         if array.dtype != wanted:
             array = array.reshape(-1).view(wanted)
         return array.reshape(kind.static_shape)
@@ -351,8 +354,8 @@ class ArrayInstance:
         array, kind = self._read(value), value.type
         if not isinstance(kind, TensorType) or self._device.supports(kind.dtype):
             return _copied_out(self._device, array, out)
-        bits = self._device.copy_out(array, None if out is None else _as(out, array.dtype))
-        return _as(bits, kind.dtype.numpy) if out is None else out
+        bits = self._device.copy_out(array, None if out is None else as_stored(out, array.dtype))
+        return as_stored(bits, kind.dtype.numpy) if out is None else out
 
     def _receive(self, value: Value, given: Any) -> None:
         if isinstance(given, Handed):
@@ -396,7 +399,7 @@ class ArrayInstance:
     def _sent(self, value: Value, given: Any, target: Any = None) -> Any:
         """A fed array on the device, in `target` or on its own; or a sequence of arrays. Maps stay on the host."""
         if isinstance(value.type, TensorType):
-            return self._device.copy_in(_as(given, self._stored(value.tensor)), target)
+            return self._device.copy_in(as_stored(given, stored(self._device, value.tensor)), target)
         return _copied_in(self._device, given)
 
     def _new_states(self) -> list[Resident | None]:
@@ -450,7 +453,7 @@ class ArrayInstance:
         if isinstance(source, ParameterArray) and (resident := source.resident(self._device)) is not None:
             return resident.array
         array = source.array
-        array = self._device.copy_in(_as(array, self._device.stored(dtype_of(array.dtype)) or array.dtype))
+        array = self._device.copy_in(as_stored(array, self._device.stored(dtype_of(array.dtype)) or array.dtype))
         self._device.synchronize(self._stream)  # other streams read it as well
         return array
 
@@ -475,11 +478,6 @@ def _sum_queue(lowered: LoweredGraph, device: Device, stream: Any) -> SumQueue |
     order = [node for index in lowered.memory.order if (node := lowered.placement.steps[index]) in launched]
     steps = [(node.op.key, None) if isinstance(node.op, Start) else (None, launched[node].keys) for node in order]
     return SumQueue(device, stream, next(iter(launched.values())).sums, nodes, steps)
-
-
-def _as(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The same bytes as elements of another type of the same size."""
-    return array if array.dtype == dtype else np.ascontiguousarray(array).view(dtype)
 
 
 def _is_array(value: Value) -> bool:

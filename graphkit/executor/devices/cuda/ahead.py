@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from graphkit.executor.devices.device import address_of
+
 # Less is there sooner than another stream has been asked.
 LEAST_BYTES = 1 << 16
 
@@ -139,5 +141,4 @@ class SentAhead:
 
 
 def _place(array: np.ndarray) -> _Place:
-    address: int = array.__array_interface__["data"][0]
-    return address, array.nbytes
+    return address_of(array), array.nbytes

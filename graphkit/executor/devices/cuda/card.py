@@ -37,6 +37,9 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.xp import cupy_xp
 
+# cudaErrorMemoryAllocation.
+_NO_MEMORY = 2
+
 
 class CudaDevice:
     """A card, as `graphkit.executor.devices.device.Device` wants it."""
@@ -142,7 +145,12 @@ class CudaDevice:
     def host_memory(self, nbytes: int) -> np.ndarray:
         # Pinned: the system does not move it.
         with self._cupy.cuda.Device(self.number):
-            memory = self._cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
+            try:
+                memory = self._cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
+            except self._cupy.cuda.runtime.CUDARuntimeError as error:
+                if error.status != _NO_MEMORY:
+                    raise
+                raise MemoryError(f"{nbytes} bytes of the host's memory for device {self.name!r}: {error}") from error
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:

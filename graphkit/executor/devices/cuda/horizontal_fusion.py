@@ -23,7 +23,7 @@ from graphkit.executor.devices.cuda.launches import (
     Source,
     Table,
 )
-from graphkit.executor.devices.device import BoundStep
+from graphkit.executor.devices.device import BoundStep, address_of
 
 # Launches behind an earlier one of the same source that are looked at, before a step is left where it is.
 REACH = 64
@@ -125,36 +125,35 @@ class Step(NamedTuple):
     @property
     def source(self) -> Source | None:
         """What it may share a launch by."""
-        fits = self.launch is not None and self.launch.launch.blocks <= MOST_BLOCKS
-        return self.launch.launch.source if fits and self.launch is not None else None
+        if self.launch is None or self.launch.launch.blocks > MOST_BLOCKS:
+            return None
+        return self.launch.launch.source
 
 
 def fused(steps: Sequence[BoundStep]) -> list[BoundStep]:
     """Steps that do what these do, in an order that they may run in."""
-    return [_as_one([steps[number] for number in group]) for group in side_by_side([*map(_step, steps)])]
+    found = [*map(_step, steps)]
+    return [_as_one(steps[group[0]], [found[number].launch for number in group]) for group in side_by_side(found)]
 
 
 def _step(bound: BoundStep) -> Step:
     kernel, writes = bound.kernel, (*bound.outputs, bound.scratch)
     if not isinstance(kernel, OwnLaunches):
         return Step(bound.inputs, writes, waits=True)
-    return Step(bound.inputs, writes, _launch(bound))
+    match kernel.chosen.launches:
+        case (Launch() as launch,):
+            memory = kernel.memory(bound.inputs, bound.outputs, bound.scratch)
+            return Step(bound.inputs, writes, BoundLaunch(launch, memory))
+        case _:  # several, or a library's
+            return Step(bound.inputs, writes)
 
 
-def _launch(bound: BoundStep) -> BoundLaunch | None:
-    """The launch that a step is; None where it is several, or a library's."""
-    assert isinstance(bound.kernel, OwnLaunches)
-    launches = bound.kernel.chosen.launches
-    if len(launches) != 1 or not isinstance(launches[0], Launch):
-        return None
-    return BoundLaunch(launches[0], bound.kernel.memory(bound.inputs, bound.outputs, bound.scratch))
-
-
-def _as_one(group: Sequence[BoundStep]) -> BoundStep:
-    first = group[0]
-    if len(group) == 1 or not isinstance(first.kernel, OwnLaunches):
+def _as_one(first: BoundStep, launches: Sequence[BoundLaunch | None]) -> BoundStep:
+    """A group's launches in the place of its first step."""
+    parts = [launch for launch in launches if launch is not None]
+    if len(parts) < 2:
         return first
-    parts = [launch for launch in map(_launch, group) if launch is not None]
+    assert isinstance(first.kernel, OwnLaunches), "others have no launch"
     return BoundStep(first.kernel.beside(joined(parts)), (), (), None)
 
 
@@ -178,13 +177,8 @@ def side_by_side(steps: Sequence[Step]) -> list[list[int]]:
 
 
 def _ranges(arrays: Iterable[Any]) -> tuple[_Range, ...]:
-    found = ((_address(a), a.nbytes) for a in arrays if a is not None)
+    found = ((address_of(a), a.nbytes) for a in arrays if a is not None)
     return tuple((address, address + nbytes) for address, nbytes in found if nbytes)
-
-
-def _address(array: Any) -> int:
-    """Of an array of CuPy's, or of the host's."""
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 def joined(parts: Sequence[BoundLaunch]) -> CardKernel:
@@ -206,7 +200,7 @@ def _word(memory: Memory, argument: Argument) -> int:
     """An argument in 8 bytes: an address, or a number in the first of them."""
     if isinstance(argument, np.generic):
         return int.from_bytes(argument.tobytes().ljust(8, b"\0"), "little")
-    return _address(memory.of(argument))
+    return address_of(memory.of(argument))
 
 
 @cache

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,18 +27,25 @@ class SubgraphStep(PythonStep):
         """faults: words for the kernels inside, as `prepare` takes them."""
 
 
-class SubgraphKernel(ArrayKernel, Protocol):
-    """What runs a node's subgraphs."""
+class SubgraphKernel(ABC):
+    """What runs a node's subgraphs. launches: about how many steps a call runs."""
 
-    @property
-    def launches(self) -> int:
-        """About how many steps a call runs."""
-        ...
+    can_be_recorded: bool
+    launches: int
 
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        for step in self.steps(inputs, outputs, scratch):
+            step.run()
+
+    @abstractmethod
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
         """What a call runs, one by one. Where it can be recorded, steps may run later; else each runs before the next
         is asked for."""
-        ...
+
+
+def launches_of(kernel: ArrayKernel | None) -> int:
+    """About how many steps a call of a kernel runs."""
+    return kernel.launches if isinstance(kernel, SubgraphKernel) else 1
 
 
 class Faulty(NamedTuple):
@@ -67,11 +74,21 @@ def prepare(device: Device, node: Node, lowering: Lowering, faults: Iterator[Any
     return device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
 
 
-def shaped(device: Device, array: Any, kind: TensorType) -> Any:
-    """The memory of an array as one of another type, of as many bytes or fewer."""
-    dtype = device.stored(kind.dtype)
-    assert dtype is not None, "the program has looked at all types"
-    return device.view(array, 0, kind.static_shape, dtype)
+def laid(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
+    """The array of a type at an offset in memory, or in that of an array."""
+    return device.view(memory, offset, kind.static_shape, stored(device, kind))
+
+
+def stored(device: Device, kind: TensorType) -> np.dtype:
+    """By which element type a device's arrays hold such elements."""
+    found = device.stored(kind.dtype)
+    assert found is not None, "the program has looked at all types"
+    return found
+
+
+def as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The same bytes as elements of another type of the same size."""
+    return array if array.dtype == dtype else np.ascontiguousarray(array).view(dtype)
 
 
 class Copied:
@@ -99,10 +116,10 @@ class ArrayBody:
         self._kernels = [kernel for kernel in kernels if kernel is not None]
         assert len(self._kernels) == len(kernels), "the results of every step have planned memory"
         self.can_be_recorded = all(kernel.can_be_recorded for kernel in self._kernels)
-        self.launches = sum(getattr(kernel, "launches", 1) for kernel in self._kernels)
+        self.launches = sum(map(launches_of, self._kernels))
         inputs = {*lowered.graph.inputs}
         self._constants = {
-            value: device.copy_in(_bits(source.array, device.stored(value.dtype)))
+            value: device.copy_in(as_stored(source.array, stored(device, value.tensor)))
             for value, source in lowered.fixed.items()
             if value not in inputs
         }
@@ -124,8 +141,8 @@ class ArrayBody:
             if root not in places:
                 offset = lowered.memory.offset(root)
                 assert offset is not None, "what is no result, input or constant lies in the arena"
-                places[root] = self._view(arena, offset, root.tensor)
-            return places[root] if value is root else shaped(self._device, places[root], value.tensor)
+                places[root] = laid(self._device, arena, offset, root.tensor)
+            return places[root] if value is root else laid(self._device, places[root], 0, value.tensor)
 
         for index in lowered.memory.order:
             node, offset = placement.steps[index], lowered.memory.scratch_offset(index)
@@ -138,24 +155,15 @@ class ArrayBody:
             if not result.owned and (source := at(result.value)) is not target:
                 yield self._copied.step(source, target)
 
-    def _view(self, arena: Any, offset: int, kind: TensorType) -> Any:
-        dtype = self._device.stored(kind.dtype)
-        assert dtype is not None, "the program has looked at all types"
-        return self._device.view(arena, offset, kind.static_shape, dtype)
-
 
 def looks_at_values(kernel: ArrayKernel) -> bool:
     """Whether the host asks for values to know what a kernel has to run."""
-    return hasattr(kernel, "steps") and not kernel.can_be_recorded
+    return isinstance(kernel, SubgraphKernel) and not kernel.can_be_recorded
 
 
 def flattened(step: BoundStep) -> Iterator[BoundStep]:
     """A step, or where it runs subgraphs and can be recorded, the steps inside."""
-    if step.kernel.can_be_recorded and hasattr(step.kernel, "steps"):
+    if isinstance(step.kernel, SubgraphKernel) and step.kernel.can_be_recorded:
         yield from step.kernel.steps(step.inputs, step.outputs, step.scratch)
     else:
         yield step
-
-
-def _bits(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
-    return array if dtype is None or array.dtype == dtype else np.ascontiguousarray(array).view(dtype)

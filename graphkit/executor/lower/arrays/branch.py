@@ -7,7 +7,7 @@ from typing import Any
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.device import BoundStep, Device
-from graphkit.executor.lower.arrays.body import ArrayBody, SubgraphStep
+from graphkit.executor.lower.arrays.body import ArrayBody, SubgraphKernel, SubgraphStep
 from graphkit.executor.lower.branch import PARTS, Branches, branches_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size
@@ -28,7 +28,7 @@ class ArrayBranch(SubgraphStep):
         return PreparedBranch(device, self, faults)
 
 
-class PreparedBranch:
+class PreparedBranch(SubgraphKernel):
     """An ArrayBranch on a device."""
 
     can_be_recorded = False  # the condition is looked at
@@ -38,18 +38,13 @@ class PreparedBranch:
         self._device, self._branch = device, branch
         self._bodies = {part: ArrayBody(device, graph, faults) for part, graph in branch.subgraphs.items()}
 
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        for step in self.steps(inputs, outputs, scratch):
-            step.run()
-
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
         """See SubgraphKernel."""
         part = PARTS[0 if self._device.copy_out(inputs[0], None).any() else 1]
         if (why := self._branch.branches.refused.get(part)) is not None:
             raise RuntimeFailure(f"{self._branch.node.describe()}: {why}")
-        arena = scratch if scratch is not None else self._device.alloc(0)
         results = [outputs[i] for i in self._branch.branches.returned]
-        yield from self._bodies[part].steps(arena, inputs[1:], results)
+        yield from self._bodies[part].steps(scratch, inputs[1:], results)
 
 
 def array_branch(site: Site) -> ArrayBranch | None:

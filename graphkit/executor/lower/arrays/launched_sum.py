@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.errors import NotFinite
-from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device, address_of
 from graphkit.executor.lower.lowering import DeviceSums
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.ir.graph import Node
@@ -219,7 +219,7 @@ class LaunchedStart:
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         totals = [self._owned(i, x) if y is None else y for i, (x, y) in enumerate(zip(inputs, outputs, strict=True))]
         for x, total in zip(inputs, totals, strict=True):
-            if _address(x) != _address(total):
+            if address_of(x) != address_of(total):
                 self._device.copy_across(x, total)
         self._queue.begin(_key(self._node), partial(self._launch, totals))
 
@@ -260,8 +260,3 @@ class LaunchedWait:
         for done in outputs:
             if done is not None:
                 self._device.copy_across(self._zero, done)
-
-
-def _address(array: Any) -> int:
-    address: int = array.__cuda_array_interface__["data"][0]
-    return address

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.device import BoundStep, Device
-from graphkit.executor.lower.arrays.body import ArrayBody, Copied, SubgraphStep
+from graphkit.executor.lower.arrays.body import ArrayBody, Copied, SubgraphKernel, SubgraphStep, laid
 from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, layout_of
 from graphkit.executor.lower.lowering import NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size
@@ -27,10 +27,6 @@ UNIT = 16
 
 # Steps that a recording may have of one loop: what its nodes take is the driver's memory.
 MOST_RECORDED = 1 << 16
-
-
-# Iterations for which what is stacked has room at first, where nothing bounds them by less.
-FIRST_ROWS = 16
 
 
 class ArrayLoop(SubgraphStep):
@@ -59,7 +55,7 @@ class ArrayLoop(SubgraphStep):
         return layout.trips if going else 0
 
 
-class PreparedLoop:
+class PreparedLoop(SubgraphKernel):
     """An ArrayLoop on a device."""
 
     def __init__(self, device: Device, loop: ArrayLoop, faults: Iterator[Any]):
@@ -72,22 +68,16 @@ class PreparedLoop:
         self.can_be_recorded = known and self._body.can_be_recorded
         head = loop.layout.body.graph.inputs[:2] if loop.layout.iteration is not None else ()
         self._head = [v.tensor for v in head]
-        self._numbers = self._true = None
-        if head:
-            self._true = device.copy_in(np.ones(UNIT, np.bool_))
-        if head and self._trips is not None and self._body.reads(head[0]):
+        self._counts = bool(head) and self._body.reads(head[0])
+        self._true = device.copy_in(np.ones(UNIT, np.bool_)) if head else None
+        self._numbers = None
+        if self._counts and self._trips is not None:
             # Each in a unit of its own.
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        for step in self.steps(inputs, outputs, scratch):
-            step.run()
-
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
         """Run; the outputs of which a run tells the size, by their position."""
-        limit = self._limit(inputs)
-        room = FIRST_ROWS if limit is None else min(limit, FIRST_ROWS)
-        stacks = {s.output: _Stack(self._device, s.row.tensor, room) for s in self._loop.grown}
+        stacks = {s.output: _Stack(self._device, s.row.tensor) for s in self._loop.grown}
         targets = [stacks.get(position, output) for position, output in enumerate(outputs)]
         for step in self.steps(inputs, targets, scratch):
             step.run()
@@ -102,7 +92,7 @@ class PreparedLoop:
         while most is None or trip < most:
             limits.check_iterations(trip)
             limits.check_time()
-            yield from self._sources(memory, trip)
+            yield from (self._copied.step(*pair) for pair in memory.scanned(trip))
             yield from self._body.steps(arena, [*self._entry(memory, trip), *memory.entry(trip)], memory.written(trip))
             yield from (self._copied.step(*pair) for pair in memory.stacked(trip))
             trip += 1
@@ -127,44 +117,35 @@ class PreparedLoop:
             return []
         number, flag = self._head
         if self._numbers is not None:
-            told = self._device.view(self._numbers, UNIT * trip, number.static_shape, np.dtype(np.int64))
+            told = laid(self._device, self._numbers, UNIT * trip, number)
         else:
-            told = memory.view(self._layout.iteration or 0, number)
-            if self._trips is None:
+            assert self._layout.iteration is not None, "it is a Loop"
+            told = memory.view(self._layout.iteration, number)
+            if self._counts:
                 self._device.copy_in(np.full(number.static_shape, trip, np.int64), told)
-        return [told, self._device.view(self._true, 0, flag.static_shape, np.dtype(np.bool_))]
-
-    def _sources(self, memory: _Memory, trip: int) -> Iterator[BoundStep]:
-        for source, target in memory.scanned(trip):
-            yield self._copied.step(source, target)
+        return [told, laid(self._device, self._true, 0, flag)]
 
 
 class _Stack:
     """Rows of one type, as many as there come."""
 
-    def __init__(self, device: Device, kind: TensorType, room: int):
-        dtype = device.stored(kind.dtype)
-        assert dtype is not None, "the program has looked at all types"
-        self._device, self._kind, self._dtype = device, kind, dtype
-        self._room, self._rows = room, 0
-        self._memory = device.alloc(room * kind.nbytes)
+    def __init__(self, device: Device, kind: TensorType):
+        self._device, self._kind = device, kind
+        self._room, self._rows = 1, 0
+        self._memory = device.alloc(kind.nbytes)
 
     def row(self, number: int) -> Any:
         """The memory of a row: one that is there, or the next one."""
         if number == self._room:
-            self._room = max(2 * self._room, 1)
+            self._room *= 2
             memory = self._device.alloc(self._room * self._kind.nbytes)
-            if self._rows:
-                self._device.copy_across(self._bytes(self._memory), memory)
+            self._device.copy_across(self.whole(), memory)
             self._memory = memory
         self._rows = max(self._rows, number + 1)
-        return self._device.view(self._memory, number * self._kind.nbytes, self._kind.static_shape, self._dtype)
-
-    def _bytes(self, memory: Any) -> Any:
-        return self._device.view(memory, 0, (self._rows * self._kind.nbytes,), np.dtype(np.uint8))
+        return laid(self._device, self._memory, number * self._kind.nbytes, self._kind)
 
     def whole(self) -> Any:
-        return self._device.view(self._memory, 0, (self._rows, *self._kind.static_shape), self._dtype)
+        return laid(self._device, self._memory, 0, TensorType(self._kind.dtype, (self._rows, *self._kind.static_shape)))
 
 
 class _Memory:
@@ -182,12 +163,7 @@ class _Memory:
         return self._device.view(self._scratch, offset, (size,), np.dtype(np.uint8))
 
     def view(self, offset: int, kind: TensorType) -> Any:
-        return self._of(self._scratch, offset, kind)
-
-    def _of(self, memory: Any, offset: int, kind: TensorType) -> Any:
-        dtype = self._device.stored(kind.dtype)
-        assert dtype is not None, "the program has looked at all types"
-        return self._device.view(memory, offset, kind.static_shape, dtype)
+        return laid(self._device, self._scratch, offset, kind)
 
     def entry(self, trip: int) -> list[Any]:
         """The inputs of the body behind what a Loop's is told: states, slices, captures."""
@@ -201,7 +177,7 @@ class _Memory:
             copied = self._loop.slices.get(value)
             return self._slice(value, trip) if copied is None else self.view(copied[0], value.tensor)
         given = self._inputs[position]
-        return self._of(given, 0, value.tensor) if has_fixed_size(value) else given
+        return laid(self._device, given, 0, value.tensor) if has_fixed_size(value) else given
 
     def _slice(self, row: Value, trip: int) -> Any:
         """Of what is scanned."""
@@ -212,11 +188,11 @@ class _Memory:
         if isinstance(whole, _Stack):
             return whole.row(trip)
         number = whole.shape[0] - 1 - trip if backwards else trip
-        return self._of(whole, number * kind.nbytes, kind)
+        return laid(self._device, whole, number * kind.nbytes, kind)
 
     def _before(self, state: CarriedState, trip: int) -> Any:
-        kind = state.before.tensor
-        return self._of(self._inputs[state.operand] if trip == 0 else self._after(state, trip - 1), 0, kind)
+        source = self._inputs[state.operand] if trip == 0 else self._after(state, trip - 1)
+        return laid(self._device, source, 0, state.before.tensor)
 
     def _after(self, state: CarriedState, trip: int) -> Any:
         if isinstance(state.buffers, int):
@@ -278,6 +254,8 @@ def array_loop(site: Site) -> ArrayLoop | None:
         raise NotNative("slices have sizes that a run tells")
     if any(s.backwards and not has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
         raise NotNative("how much is stacked backwards, a run tells")
+    if site.inner and not all(has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
+        raise NotNative("how much is stacked inside of a loop, a run tells")
     if layout.flag_after is not None and any(has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
         raise NotNative("what is stacked has a known size, and the condition may end it earlier")
     slices: dict[Value, Sequence[int]] = {}

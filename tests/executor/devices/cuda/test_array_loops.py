@@ -189,9 +189,8 @@ def test_iterations_are_counted(card: Card) -> None:
 
 
 @pytest.mark.parametrize("width", [4, 3])
-def test_what_a_run_tells_the_length_of_grows(width: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_tells_the_length_of_grows(width: int, card: Card) -> None:
     """Stacked rows, of which some are states, and one that is as large as any kernel wants it or is not."""
-    monkeypatch.setattr(array_loop, "FIRST_ROWS", 2)
     count, keep = Value(TensorType("int64", ()), "i"), Value(TensorType("bool", ()), "keep")
     s, limit = Value(TensorType("float32", (width,)), "s"), Value(TensorType("int64", ()), "limit")
     new = F.mul(s, F.constant(value=np.full(width, 0.5, np.float32)))
@@ -207,6 +206,26 @@ def test_what_a_run_tells_the_length_of_grows(width: int, card: Card, monkeypatc
             np.testing.assert_array_equal(array, expected[name], err_msg=name)
         assert len(expected["a"]) == limit + 1
     assert not {*card.interpreted} - {"ReduceSum"}
+
+
+def test_what_grows_inside_of_a_loop_is_interpreted(card: Card) -> None:
+    """No memory is planned for it."""
+
+    def halvings(x: Any) -> Any:
+        count, keep = Value(TensorType("int64", ()), "i"), Value(TensorType("bool", ()), "keep")
+        s = Value(TensorType("float32", (4,)), "s")
+        new = F.mul(s, F.constant(value=np.full(4, 0.5, np.float32)))
+        large = F.greater(F.reduce_sum(F.mul(new, new), keepdims=0), F.constant(value=np.array(0.1, np.float32)))
+        body = Graph([count, keep, s], [large, new, new])
+        return Node(registry.find("", "Loop")(body=body, captures=0), (None, None, x)).outputs[1]
+
+    def step(c: Any, x: Any) -> tuple[Any, Any]:
+        total = gk.reduce_sum(halvings(x), np.array([0]), keepdims=False)
+        return c + total, total
+
+    last, ys = gk.scan(step, gk.input("c", [4]), gk.input("xs", [3, 4]))
+    exe = both(gk.Model({"last": last, "ys": ys}), {"xs": floats(3, 4), "c": floats(4)})
+    assert [name.rpartition(" ")[2] for name in exe.plan.fallbacks] == ["(Scan)"]
 
 
 def test_a_loop_without_end_meets_its_limit(card: Card) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,3 +214,22 @@ def test_what_goes_from_card_to_card_waits_for_an_event() -> None:
     other.wait_for(event)
     other.copy_across(array, target)
     assert asked == [("record", event, stream), ("wait", event), ("copy", "there", 24)]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(2, MemoryError), (35, CUDARuntimeError)])
+def test_memory_of_the_host_that_is_not_there(status: int, kind: type[Exception]) -> None:
+    """Of CUDA's errors that of memory is Python's."""
+
+    def refused(nbytes: int) -> None:
+        error = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+        error.status = status  # type: ignore[attr-defined]
+        raise error
+
+    one = object.__new__(cuda.CudaDevice)
+    one.number, one.name = 0, "cuda"
+    runtime = SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
+    one._cupy = SimpleNamespace(
+        cuda=SimpleNamespace(Device=lambda number: nullcontext(), alloc_pinned_memory=refused, runtime=runtime)
+    )
+    with pytest.raises(kind, match="out of memory"):
+        one.host_memory(100)

@@ -75,3 +75,22 @@ def test_formulas_are_operators_with_kernels(card: Card) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
     assert sorted(card.launched) == ["LayerNormalization", "Softmax"]
     assert not card.interpreted
+
+
+def test_what_consists_of_kernels_is_expanded(card: Card) -> None:
+    """Operators without a kernel of the card's own: in the forward pass, its gradient, and the update."""
+
+    def trained(device: str) -> tuple[list[float], dict[str, np.ndarray]]:
+        x, w = gk.input("x", ["N", 3, 4]), gk.parameter("w", (4, 5), init=gk.init.Normal(0.5))
+        net = gk.Model({"y": gk.nn.linear(gk.flatten(gk.einsum(x, w, equation="nij,jk->nik")), 3)}, seed=3)
+        trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.Lamb(0.1), device=device, seed=1)
+        rng = np.random.default_rng(0)
+        batches = [(rng.standard_normal((6, 3, 4)).astype(np.float32), rng.integers(0, 3, 6)) for _ in range(3)]
+        return [float(trainer.step(*batch)) for batch in batches], dict(net.params)
+
+    here, params = trained("cpu")
+    there, found = trained("cuda")
+    np.testing.assert_allclose(there, here, rtol=1e-4)
+    for key, array in params.items():
+        np.testing.assert_allclose(found[key], array, rtol=1e-3, atol=1e-5)
+    assert not card.interpreted

@@ -58,12 +58,14 @@ class _Forward:
         size = found.steps * found.elements * found.layer.gates
         projects = found.steps > 0 and self.features > 0
         memory = WorkingMemory(max(found.workspace, workspace_for(size, self.features) if projects else 0))
-        state = {name: memory.array(found.elements, self._kind_of(name)) for name in self._states}
+        state = {name: memory.array(found.elements, found.held) for name in self._states}
+        # What is multiplied; the state itself is kept as it was computed.
+        factor = state["h"] if found.kind is found.held else memory.array(found.elements, found.kind)
         projected = self._projected(memory, size) if projects else None
-        launches: list[Launch | Product] = [self._begin(state)]
+        launches: list[Launch | Product] = [self._begin(state, factor)]
         if projected is not None:
             launches.append(self._projection(projected))
-        products, copies = self._products(state["h"], memory)
+        products, copies = self._products(factor, memory)
         launches += copies
         kernels = [self._stage(number, products, projected, state) for number in range(len(products))]
         for step in range(found.steps):
@@ -77,13 +79,17 @@ class _Forward:
     def _states(self) -> tuple[str, ...]:
         return ("h", "c")[: self.found.layer.states]
 
-    def _kind_of(self, state: str) -> DType:
-        """c is never multiplied, and stays as it was computed."""
-        return self.found.kind if state == "h" else self.found.held
+    def _keep(self, operands: Operands, name: str, place: Scratch, factor: Scratch, value: str) -> list[str]:
+        """Writes the element of a state, and of h rounded as well, where that is what is multiplied."""
+        found = self.found
+        lines = [operands.write(f"kept_{name}", found.held, place, "at", value)]
+        if name == "h" and factor != place:
+            lines.append(operands.write("factor", found.kind, factor, "at", value))
+        return lines
 
     # --- before the first step, and behind the last -----------------------------------------------------------------
 
-    def _begin(self, state: dict[str, Scratch]) -> Launch:
+    def _begin(self, state: dict[str, Scratch], factor: Scratch) -> Launch:
         """The states are the initial ones."""
         found, operands, lines = self.found, Operands(), []
         for name, place in state.items():
@@ -91,7 +97,8 @@ class _Forward:
             initial = "(A)0"
             if given is not None:
                 initial = operands.read(f"initial_{name}", found.kind, Input(given), found.of_state)
-            lines.append(operands.write(f"state_{name}", self._kind_of(name), place, "at", initial))
+            lines += [f"const A begun_{name} = {initial};"]
+            lines += self._keep(operands, name, place, factor, f"begun_{name}")
         return found.launch("begin", "step", operands, lines)
 
     def _end(self, state: dict[str, Scratch]) -> Launch:
@@ -99,7 +106,7 @@ class _Forward:
         found, operands, lines = self.found, Operands(), []
         for name, place in state.items():
             if f"y_{name}" in self.outputs:
-                last = operands.read(f"state_{name}", self._kind_of(name), place, "at")
+                last = operands.read(f"state_{name}", found.held, place, "at")
                 result = Output(self.outputs[f"y_{name}"])
                 lines.append(operands.write(f"y_{name}", found.kind, result, found.of_state, last))
         return found.launch("end", "step", operands, lines)
@@ -161,7 +168,7 @@ class _Forward:
             *computed(self.cells, wanted, load, also),
         ]
         if last:
-            lines += self._written(operands, state, saved)
+            lines += self._written(operands, state, products[0].left, saved)
         else:
             left = products[number + 1].left
             lines += [operands.write("left", found.kind, left, "at", f"to_{name}") for name in wanted]
@@ -174,7 +181,7 @@ class _Forward:
         """The expression of an operand of the cell."""
         found, gates = self.found, self.found.layer.gates
         if name in state:
-            return operands.read(f"state_{name}", self._kind_of(name), state[name], "at")
+            return operands.read(f"state_{name}", found.held, state[name], "at")
         kind, part = name[0], int(name[1:])
         if kind == "x":
             terms = []
@@ -197,7 +204,9 @@ class _Forward:
         place = found.of_part(part - rows.first, rows.parts, "row")
         return operands.read(f"product{number}", found.held, products[number].result, place)
 
-    def _written(self, operands: Operands, state: dict[str, Scratch], saved: Sequence[str]) -> list[str]:
+    def _written(
+        self, operands: Operands, state: dict[str, Scratch], factor: Scratch, saved: Sequence[str]
+    ) -> list[str]:
         """What becomes of a step's results: beyond a sequence's length y is 0, and the state stays."""
         found = self.found
         goes_on = found.goes_on(operands, self.inputs.get("sequence_lens"), "time")
@@ -214,8 +223,7 @@ class _Forward:
             result = Output(self.outputs["y"])
             lines.append(operands.write("y", found.kind, result, found.of_result, "goes_on ? to_h : (A)0"))
         new = [
-            operands.write(f"next_{name}", self._kind_of(name), place, "at", f"to_{name}")
-            for name, place in state.items()
+            line for name, place in state.items() for line in self._keep(operands, name, place, factor, f"to_{name}")
         ]
         return [*lines, "if (goes_on) {", *("    " + line for line in new), "}"]
 
