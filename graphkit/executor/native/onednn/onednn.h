@@ -136,6 +136,8 @@ class LibraryKernel : public Kernel {
     // The inverse of `pack`.
     void unpack(int input, const void* packed, void* plain) const;
     std::string implementation() const override;
+    // Whether what is not finite in input 0 may spoil results that it is no term of.
+    virtual bool wants_finite() const { return false; }
     // Whether the library does on the way what follows the product.
     bool fuses() const { return !pass_ && !empty_; }
 

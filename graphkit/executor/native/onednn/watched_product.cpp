@@ -68,7 +68,7 @@ bool all_finite(const void* x, const TensorSpec& spec, int threads) {
 }  // namespace
 
 WatchedProduct::WatchedProduct(Make make, const Epilogue& epilogue)
-    : WatchedProduct(make(in_library(epilogue), true), make, epilogue) {}
+    : WatchedProduct(make(in_library(epilogue), false), make, epilogue) {}
 
 WatchedProduct::WatchedProduct(std::unique_ptr<LibraryKernel> product, Make make, const Epilogue& epilogue)
     : Kernel(product->name(), product->threads()),
@@ -82,13 +82,17 @@ WatchedProduct::WatchedProduct(std::unique_ptr<LibraryKernel> product, Make make
     }
     if (epilogue.activation->kind == "sigmoid" && !is_generated(product_->implementation())) {
         epilogue_.applied = Applied::after;
-        product_ = make_(epilogue_, true);
+        product_ = make_(epilogue_, false);
         return;
     }
     watched_ = is_lossy(*epilogue.activation);
 }
 
 void WatchedProduct::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (product_->wants_finite() && !all_finite(inputs[0], inputs_[0], threads())) {
+        run_again(Applied::after, inputs, outputs);
+        return;
+    }
     if (!watched_) {
         product_->run(inputs, outputs, scratch);
         return;
@@ -111,8 +115,10 @@ void WatchedProduct::run_again(Applied applied, const void* const* inputs, void*
     Lazy& again = again_[applied == Applied::repair ? 1 : 0];
     std::call_once(again.once, [&] {
         Epilogue epilogue = epilogue_;
-        epilogue.applied = applied;
-        again.kernel = make_(epilogue, false);
+        if (!epilogue.empty()) {
+            epilogue.applied = applied;
+        }
+        again.kernel = make_(epilogue, true);
     });
     std::vector<const void*> operands(inputs, inputs + inputs_.size());
     Memory weights;

@@ -3,7 +3,8 @@
 // The library's minimum and maximum make a bound of NaN: behind a product its relu, clip and hard-sigmoid turn NaN into
 // numbers, and its GELU infinity into NaN. Its code stays, for it costs nothing, and is watched: each of these cases
 // raises the processor's flag of invalid operations. Where that is up after a run, the product is computed again, with
-// graphkit's own epilogue behind it.
+// graphkit's own epilogue behind it. Tiles (AMX) raise no flag: what they multiply is looked at before, where what is
+// not finite would spoil more than its own results, and then computed so from the start.
 #pragma once
 
 #include <array>
@@ -17,8 +18,9 @@ namespace graphkit {
 
 class WatchedProduct : public Kernel {
   public:
-    // Prepares the product with this epilogue, whose constant weights come packed if they may.
-    using Make = std::function<std::unique_ptr<LibraryKernel>(const Epilogue&, bool may_pack)>;
+    // Prepares the product with this epilogue. again: for numbers of all kinds, with plain weights; else constant ones
+    // may come packed.
+    using Make = std::function<std::unique_ptr<LibraryKernel>(const Epilogue&, bool again)>;
 
     WatchedProduct(Make make, const Epilogue& epilogue);
 

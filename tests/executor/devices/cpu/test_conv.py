@@ -273,3 +273,37 @@ def test_few_channels_in_bfloat16(channels: int, kernel: int, last: bool, gradie
     expected[1, 4 - size : 5 + size, 4 - size : 5 + size] = expected[0, : 1 + size, : 1 + size] = True
     np.testing.assert_array_equal(reached, expected)
     assert not np.isnan(found[1].astype(np.float32)).any(), "infinity stays infinity"
+
+
+@pytest.mark.skipif(not native.has_bfloat16(), reason="no bfloat16 arithmetic")
+@pytest.mark.parametrize("residual", [None, "first", "last", "in place"])
+@pytest.mark.parametrize("kind", ["", "relu", "tanh"])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_what_follows_few_channels_in_bfloat16(channels: int, kind: str, residual: str | None) -> None:
+    """With packed weights, run after run, numbers and infinities by turns: as plain ones, with all that follows."""
+    rng = np.random.default_rng(channels)
+    shape, weights, result = (2, 9, 9, channels), (8, channels, 3, 3), (2, 9, 9, 8)
+    plain_x = rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+    w = rng.standard_normal(weights).astype(ml_dtypes.bfloat16)
+    bias = rng.standard_normal(8).astype(ml_dtypes.bfloat16)
+    r = rng.standard_normal(result).astype(ml_dtypes.bfloat16)
+    window = native.Window((1, 1), (1, 1), (1, 1), (1, 1))
+    sizes = ((2, channels, 9, 9), weights, (2, 8, 9, 9), window)
+    options = {"bias": True, "dtype": "bfloat16", "channels_last": True}
+    alone = native.Convolution(*sizes, **options)
+    end = native.Epilogue(kind, residual=residual is not None, residual_last=residual == "last")
+    made = native.Convolution(*sizes, epilogue=end, pack_weights=True, **options)
+    held = packed(made, w)
+    follows = {"": lambda v: v, "relu": lambda v: np.maximum(v, 0), "tanh": np.tanh}[kind]
+    for special in (False, True, False, True):
+        x = plain_x.copy()
+        if special:
+            x[1, 4, 4, 0], x[0, 0, 0, 0], x[1, 8, 8, 1] = np.inf, np.nan, -np.inf
+        y, got = np.zeros(result, ml_dtypes.bfloat16), r.copy()
+        alone([x, w, bias], [y])
+        operands = [] if residual is None else [got if residual == "in place" else r]
+        made([x, held, bias, *operands], [got])
+        wide, added = y.astype(np.float32), r.astype(np.float32)
+        expected = follows(wide + (added if residual in ("first", "in place") else 0))
+        expected += added if residual == "last" else 0
+        np.testing.assert_allclose(got.astype(np.float32), expected, rtol=3e-2, atol=6e-2)

@@ -20,6 +20,7 @@ struct ConvolutionOptions {
     ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
     bool channels_last = false;  // x, y and residual lie in memory as [N, spatial, C]
     bool deterministic = false;  // the same bits for any number of threads
+    bool any_numbers = false;    // what is not finite in x reaches no result but those of its windows
 };
 
 // y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M,
@@ -28,10 +29,13 @@ class Convolution final : public ConvolutionKernel {
   public:
     Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);
     std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
+    bool wants_finite() const override { return spills_; }
 
   private:
     void prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window, const ConvolutionOptions& options,
                  const Way& way);
+
+    bool spills_ = false;
 };
 
 // y = epilogue(conv_transpose(x, w) + bias). x [N, C, spatial], w [C, M/groups, kernel], y [N, M, spatial].
@@ -173,10 +177,12 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
     const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
     const auto y_row = static_cast<std::size_t>(count(y) / (y[0] * y[2])) * size_of(y_type);
     const std::vector<Band> all = bands(x, w, y, window, cuts_images ? power_of_two(pieces / x[0]) : 1);
-    const bool spills = type == ElementType::bf16 && is_in_rest_of_tile(w, window);
+    const bool may_spill = type == ElementType::bf16 && is_in_rest_of_tile(w, window);
+    const auto spills = [=](const std::string& name) { return may_spill && name.rfind("jit:avx512_core_amx", 0) == 0; };
     const Accepts accepts = [&](const std::string& name) {
-        return way.accepts(name) && !(spills && name.rfind("jit:avx512_core_amx", 0) == 0);
+        return way.accepts(name) && !(options.any_numbers && spills(name));
     };
+    spills_ = false;
     for (const Range& images : cut(x[0], pieces)) {
         for (const Band& band : all) {
             Piece piece = piece_of(images, image_bytes(x, type), image_bytes(y, y_type));
@@ -196,6 +202,7 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
                     data_layout(x_part, way.last, type), w_layout, bias, y_layout, here.strides,
                     library_dilations(here), here.pads_begin, here.pads_end, Operation::attributes(chain));
                 w_layout = descriptor.weights_desc();
+                spills_ = spills_ || spills(descriptor.impl_info_str());
                 return forward<dnnl::convolution_forward>(descriptor, laid_out(x_part, last, type), y_given);
             });
         }
@@ -280,8 +287,9 @@ void bind_convolution(nb::module_& m, const char* name) {
            int threads) {
             const ElementType type = element_type(dtype);
             last.bias = bias;
-            const auto make = [=](const Epilogue& end, bool may_pack) {
-                const ConvolutionOptions options{end, pack_weights && may_pack, type, channels_last, deterministic};
+            const auto make = [=](const Epilogue& end, bool again) {
+                const ConvolutionOptions options{end,           pack_weights && !again, type,
+                                                 channels_last, deterministic,          again};
                 return std::make_unique<Kind>(x, w, y, window, options, threads);
             };
             new (self) Watched<Kind>(make, last);

@@ -281,9 +281,9 @@ GRAPHKIT_BINDINGS(matmul, "epilogue") {
                const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
                bool deterministic, const std::string& dtype, int threads) {
                 const ElementType type = element_type(dtype);
-                const auto make = [=](const Epilogue& end, bool may_pack) {
-                    const MatMulOptions options{transpose_a, transpose_b,        bias,         alpha, beta, type,
-                                                end,         pack_b && may_pack, deterministic};
+                const auto make = [=](const Epilogue& end, bool again) {
+                    const MatMulOptions options{transpose_a, transpose_b,      bias,         alpha, beta, type,
+                                                end,         pack_b && !again, deterministic};
                     return std::make_unique<MatMul>(a, b, options, threads);
                 };
                 new (self) Watched<MatMul>(make, last);
