@@ -19,9 +19,28 @@ def kernel_of(node: Node, used: tuple[bool, ...] = (True,) * 5) -> CardKernel:
     return kernel
 
 
-def run(emulator: Emulator, node: Node, arrays: list[Any], used: tuple[bool, ...] = (True,) * 5) -> list[Any]:
-    """The results, None for those that are not used."""
-    kernel = kernel_of(node, used)
+def own_kernel_of(node: Node) -> CardKernel:
+    """The card's own, for what its library has no way to compute."""
+    *_, own = kernel_of(node).ways
+    return own
+
+
+def run_own(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
+    """The result of the card's own kernel."""
+    result: np.ndarray
+    (result,) = run(emulator, node, arrays, kernel=own_kernel_of(node))
+    return result
+
+
+def run(
+    emulator: Emulator,
+    node: Node,
+    arrays: list[Any],
+    used: tuple[bool, ...] = (True,) * 5,
+    kernel: CardKernel | None = None,
+) -> list[Any]:
+    """The results, None for those that are not used. kernel: another one than the node's first."""
+    kernel = kernel or kernel_of(node, used)
     found = []
     for order in (0, 1):
         results = [

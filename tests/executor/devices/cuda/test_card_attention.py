@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import registers
 from card_cases import node_of
+from card_runs import own_kernel_of as kernel_of
+from card_runs import run_own as run
 from emulator import Emulator
 
-from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import run_node
@@ -42,24 +41,6 @@ HALVES = [
     (1, 1, 20, 50, 200, 16),
 ]
 TOLERANCES = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 2e-6, "float64": 1e-14}
-
-
-def kernel_of(node: Node) -> CardKernel:
-    """The card's own."""
-    kernel = make_launched("cuda", node, KernelContext())
-    assert isinstance(kernel, CardKernel)
-    *_, own = kernel.ways
-    return own
-
-
-def run(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
-    results = []
-    for order in (0, 1):
-        y = np.full(node.output.tensor.static_shape, 77, node.output.dtype.numpy)
-        assert not emulator.run(kernel_of(node), arrays, [y], order=order)
-        results.append(y)
-    assert results[0].tobytes() == results[1].tobytes(), "what comes out depends on which thread comes first"
-    return results[0]
 
 
 def drawn(size: tuple[int, ...], kind: str = "float32", layout: str = "NHLD") -> list[Any]:

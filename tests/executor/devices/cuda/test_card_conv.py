@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import registers
 from card_cases import node_of
+from card_runs import own_kernel_of as kernel_of
+from card_runs import run_own as run
 from emulator import Emulator
 
-from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value
@@ -29,24 +30,6 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [  # x, w
     ((1, 300, 4, 4), (20, 300, 3, 3), {"pads": (1, 1, 1, 1)}),  # few tiles of many steps
     ((40, 3, 12, 12), (5, 3, 3, 3), {}),
 ]
-
-
-def kernel_of(node: Node) -> CardKernel:
-    """The card's own, for what its library has no way to compute."""
-    kernel = make_launched("cuda", node, KernelContext())
-    assert isinstance(kernel, CardKernel)
-    *_, own = kernel.ways
-    return own
-
-
-def run(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
-    results = []
-    for order in (0, 1):
-        y = np.full(node.output.tensor.static_shape, 77, node.output.dtype.numpy)
-        assert not emulator.run(kernel_of(node), arrays, [y], order=order)
-        results.append(y)
-    assert results[0].tobytes() == results[1].tobytes(), "what comes out depends on which thread comes first"
-    return results[0]
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
