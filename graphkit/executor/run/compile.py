@@ -19,7 +19,7 @@ from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.run.array_program import ArrayProgram
+from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.sized_program import SizedProgram

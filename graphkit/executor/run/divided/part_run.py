@@ -10,8 +10,8 @@ import numpy as np
 
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.resident import Handed, Resident
-from graphkit.executor.run.array_instance import ArrayInstance
-from graphkit.executor.run.array_program import ArrayProgram
+from graphkit.executor.run.arrays.instance import ArrayInstance
+from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram
 from graphkit.executor.run.compile import SingleProgram
 

@@ -13,7 +13,7 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.errors import NotFinite, OutOfMemory, RuntimeFailure
-from graphkit.executor.run import array_instance
+from graphkit.executor.run.arrays import instance
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value
@@ -262,7 +262,7 @@ def test_what_values_size_comes_after_a_look_at_faults(card: Card, monkeypatch: 
         ran.append(node.op.name)
         return run_node(node, *given)
 
-    monkeypatch.setattr(array_instance, "run_node", watched)
+    monkeypatch.setattr(instance, "run_node", watched)
     assert exe.run({"x": X[:5, :4], "at": np.array([0, 2, 1])})["y"].shape == (2, 12)
     assert ran == ["NonZero"]
     with pytest.raises(RuntimeFailure, match=r"pick.*: an index is outside axis 0"):

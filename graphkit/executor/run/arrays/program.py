@@ -24,7 +24,7 @@ from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
-from graphkit.executor.run.array_instance import ArrayInstance
+from graphkit.executor.run.arrays.instance import ArrayInstance
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.sequence.elements import holds_maps

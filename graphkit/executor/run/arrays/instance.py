@@ -1,0 +1,261 @@
+"""One arena and one stream of a program on a device, and how its steps are run there.
+
+Runs of steps that do nothing but launch kernels on memory that stays are recorded: once two runs have met the same
+arrays, all of them are one call to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import GraphkitError
+from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.interpreted import check_result
+from graphkit.executor.lower.arrays.body import flattened, looks_at_values, prepare
+from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Start, SumQueue
+from graphkit.executor.lower.arrays.loop import PreparedLoop
+from graphkit.executor.lower.arrays.staged import Landing, StagedStep
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering
+from graphkit.executor.lower.python_step import kept
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.memory.resident import Handed, Resident
+from graphkit.executor.run.arrays.faults import Faults
+from graphkit.executor.run.arrays.segments import Segment, committed, divided, sums_of
+from graphkit.executor.run.arrays.storages import Storages
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops.evaluate import run_node
+
+
+class ArrayInstance:
+    """For one run at a time.
+
+    handed: inputs that are read where another instance of the device has them.
+    """
+
+    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools, handed: Collection[Value] = ()):
+        self._lowered, self._device = lowered, device
+        self._placement = lowered.placement
+        self._stream = device.stream()
+        self._landing: Landing = {}
+        self._queue = _sum_queue(lowered, device, self._stream)
+        with device.on(self._stream):
+            self._faults = Faults(lowered, device)
+            words = self._faults.words()
+            self._kernels = [self._prepared(*step, words) for step in lowered.steps]
+            self._storages = Storages(lowered, device, self._stream, pools, handed)
+            device.synchronize(self._stream)
+        # What was handed on, by the result's position, with the array that it is a view of.
+        self._views: dict[int, tuple[Any, Any]] = {}
+        self._ready: Any = None  # behind the steps
+        # Faults are looked at before a step writes over a state; and behind all, if they must be.
+        self._commit = committed(lowered)
+        self._looks_last = self._commit == len(self._placement.steps) or self._faults.may_come_from(self._commit)
+        self._segments = [*divided(lowered, self._kernels, self._storages.staying, self._commit)]
+        if self._queue is not None:
+            self._queue.describe(sums_of(segment, lowered, self._commit) for segment in self._segments)
+
+    def _prepared(self, node: Node, lowering: Lowering, words: Iterator[Any]) -> ArrayKernel | None:
+        """None for a step whose results are arrays that it makes."""
+        if isinstance(lowering, StagedStep):
+            return lowering.prepared(self._device, self._landing)
+        if isinstance(lowering, LaunchedSum):
+            assert self._queue is not None, "the program has sums"
+            return lowering.prepared(self._device, self._queue)
+        return prepare(self._device, node, lowering, words)
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        """See ArrayProgram.run."""
+        taking_part = nullcontext() if self._queue is None else self._queue.taking_part()
+        with self._device.on(self._stream), taking_part:
+            try:
+                self._storages.begin(inputs)
+                self._run_segments()
+                self._settle()
+                self._check_last_faults()
+                # Outputs may be old values of states.
+                results, first = self._placement.results, len(self._lowered.graph.updates)
+                outputs = [
+                    self._storages.output(results[position].value, buffers.get(position))
+                    for position in range(first, len(results))
+                ]
+                return [*self._storages.new_states(), *outputs]
+            except GraphkitError:
+                # What came of the first fault may be what a later step has failed of.
+                if self._queue is None or not self._queue.is_broken:
+                    self._check_faults()
+                raise
+            finally:
+                self._end()
+
+    def _settle(self) -> None:
+        """The stream's work is done, as far as there are sums among it, in which other processes take part."""
+        if self._queue is not None:
+            self._queue.settle()
+
+    def _check_faults(self) -> None:
+        self._faults.check(self._settle)
+
+    def _check_last_faults(self) -> None:
+        """The steps behind the last look at faults are done."""
+        if self._looks_last:
+            self._check_faults()
+
+    def _end(self) -> None:
+        # Whatever becomes of the run: nobody reads or frees what is still being written.
+        if self._queue is None or self._queue.settled():
+            self._device.synchronize(self._stream)
+        self._storages.end()
+
+    # --- segments -----------------------------------------------------------------------------------------------
+
+    def _run_segments(self) -> None:
+        is_known, self._storages.moved = not self._storages.moved, False
+        anew = False
+        if self._queue is not None:
+            is_known, anew = self._queue.meet(is_known)
+        for segment in self._segments:
+            if segment.positions[0] == self._commit:
+                self._check_faults()
+            if anew or not is_known:
+                segment.replay = None
+            if is_known and segment.is_recorded and segment.replay is None:
+                self._record(segment)
+            if segment.replay is None:
+                self._run_steps(segment)
+            else:
+                segment.replay()
+                if self._queue is not None:
+                    self._queue.resume(segment.progress)
+
+    def _record(self, segment: Segment) -> None:
+        steps = [*self._bound_steps(segment)]
+        if self._queue is None:
+            segment.replay = self._device.record(self._stream, steps)
+            return
+        with self._queue.recording():
+            segment.replay = self._device.record(self._stream, [*steps, self._queue.joined])
+        segment.progress = self._queue.progress
+
+    def _bound_steps(self, segment: Segment) -> Iterator[BoundStep]:
+        """Steps that can be recorded, with their memory, all of which stays."""
+        for position in segment.positions:
+            index = self._lowered.memory.order[position]
+            kernel = self._kernels[index]
+            assert kernel is not None, "results of others are arrays that they make"
+            node = self._placement.steps[index]
+            yield from flattened(BoundStep(kernel, *self._storages.operands(node), self._storages.scratch(index)))
+
+    def _run_steps(self, segment: Segment) -> None:
+        memory, steps = self._lowered.memory, self._placement.steps
+        if not segment.is_recorded:
+            self._settle()  # what is interpreted, or copied, may wait for the device
+        for position in segment.positions:
+            index = memory.order[position]
+            self._step(steps[index], index)
+            self._storages.release(memory.releases.get(position, ()))
+        if self._queue is not None:
+            self._queue.join()
+
+    def _step(self, node: Node, index: int) -> None:
+        kernel, (operands, outputs) = self._kernels[index], self._storages.operands(node)
+        if kernel is None or looks_at_values(kernel):
+            # How large results are, or how often a loop runs: what no kernel could compute must not tell.
+            self._check_faults()
+        if isinstance(kernel, PreparedLoop):
+            for position, array in kernel.made(operands, outputs, self._storages.scratch(index)).items():
+                self._storages.put(node.outputs[position], array)
+        elif kernel is not None:
+            kernel(operands, outputs, self._storages.scratch(index))
+        else:
+            self._place(node, kept(node, operands, run_node(node, operands, self._device.xp)))
+
+    def _place(self, node: Node, results: Sequence[Any]) -> None:
+        """Have arrays that a step has made be its outputs."""
+        for position, (value, result) in enumerate(zip(node.outputs, results, strict=True)):
+            if value not in self._placement.used:
+                continue
+            if value in self._storages.kept:
+                # Recorded steps read it where it was planned.
+                planned = self._storages[value]
+                check_result(node, position, result, planned.shape, planned.dtype)
+                self._device.xp.copyto(planned, result)
+            else:
+                self._storages.put(value, result)
+
+    # --- a run beside others, of which it hands values on -------------------------------------------------------
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Take the inputs of a run, as `run` does, or Handed ones; `end` has to follow, whatever happens."""
+        with self._device.on(self._stream):
+            self._storages.begin(inputs)
+
+    def launch(self) -> None:
+        """Have the steps done, without a wait for those that are kernels."""
+        with self._device.on(self._stream):
+            self._run_segments()
+            self._ready = self._device.event()
+
+    def handed(self, position: int) -> Handed:
+        """A result, for programs of this kind of device; it is there, as long as no run follows, and may be a list."""
+        value = self._placement.results[position].value
+        root = self._placement.root[value]
+        source = self._storages[root]
+        held = self._views.get(position)
+        if held is None or held[0] is not source:
+            array = self._storages.read(value)
+            # What others have may be written over behind them, and be something else in the next run.
+            if isinstance(value.type, TensorType) and (root in self._storages.handed or not array.flags.c_contiguous):
+                source = None
+                with self._device.on(self._stream):
+                    array = self._storages.copied(array)
+                    self._ready = self._device.event()
+            held = self._views[position] = source, array
+        return Handed(self._device, held[1], self._ready)
+
+    def received(self, position: int) -> Handed:
+        """An input that was copied here, as `handed` hands on a result."""
+        return Handed(self._device, self._storages[self._lowered.graph.inputs[position]], self._ready)
+
+    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+        """A result on the host, once it is there."""
+        with self._device.on(self._stream):
+            return self._storages.output(self._placement.results[position].value, out)
+
+    def check(self) -> None:
+        """Wait for all steps; raises RuntimeFailure as `run` does."""
+        with self._device.on(self._stream):
+            self._check_last_faults()
+            self._device.synchronize(self._stream)
+
+    def first_fault(self) -> None:
+        """Raise RuntimeFailure where a step that was begun has met what no kernel can compute."""
+        with self._device.on(self._stream):
+            self._check_faults()
+
+    def new_states(self) -> list[Resident | None]:
+        """The new values of states, in the memory of the old ones."""
+        with self._device.on(self._stream):
+            return self._storages.new_states()
+
+    def end(self) -> None:
+        """The run is over, or given up."""
+        with self._device.on(self._stream):
+            self._end()
+
+
+def _sum_queue(lowered: LoweredGraph, device: Device, stream: Any) -> SumQueue | None:
+    """Of the sums that the device launches itself; None where it launches none."""
+    launched = {node: lowering for node, lowering in lowered.steps if isinstance(lowering, LaunchedSum)}
+    if not launched:
+        return None
+    nodes = [node for node in lowered.graph.nodes if node in launched and isinstance(node.op, Start)]
+    order = [node for index in lowered.memory.order if (node := lowered.placement.steps[index]) in launched]
+    steps = [(node.op.key, None) if isinstance(node.op, Start) else (None, launched[node].keys) for node in order]
+    return SumQueue(device, stream, next(iter(launched.values())).sums, nodes, steps)

@@ -1,0 +1,238 @@
+"""What the storages of one instance of a program on a device hold: its arena, what was fed, parameters and states."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.device import Device
+from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.lower.arrays.body import as_stored, laid, stored
+from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.memory.resident import Handed, Resident
+from graphkit.executor.run.params import ParameterArray
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType, dtype_of
+
+
+class Storages:
+    """Arrays by storage, on the current stream, which is `stream`.
+
+    Those in `kept` are laid out once; what else there is lies elsewhere until the run ends, or is a parameter, a state
+    or an array of another instance, where that is. moved: whether other memory stands for one of these than in the
+    latest run.
+    """
+
+    def __init__(
+        self, lowered: LoweredGraph, device: Device, stream: Any, pools: Pools, handed: Collection[Value]
+    ) -> None:
+        self._lowered, self._device, self._stream, self._pools = lowered, device, stream, pools
+        self._root, self._used = lowered.placement.root, lowered.placement.used
+        memory = lowered.memory
+        self._stamp = -1
+        # In the order of the updates; None before the first run.
+        self._residents: dict[Value, Resident | None] = {state: None for state, _ in lowered.graph.updates}
+        self.handed = frozenset(handed)
+        arena = device.alloc(memory.layout.arena_bytes)
+        self._scratch = {
+            index: device.view(arena, offset, (lowering.scratch_bytes,), np.dtype(np.uint8))
+            for index, (_, lowering) in enumerate(lowered.steps)
+            if (offset := memory.scratch_offset(index)) is not None
+        }
+        self._arrays: dict[Value, Any] = {
+            storage: laid(device, arena, memory.offset(storage) or 0, storage.tensor) for storage in memory.request_of
+        }
+        for storage in self._separate():
+            if storage not in self._arrays:
+                self._arrays[storage] = laid(device, device.alloc(storage.tensor.nbytes), 0, storage.tensor)
+        self.kept = frozenset(self._arrays)
+        self.moved = True
+        self._passing: list[Value] = []
+
+    def _separate(self) -> Iterable[Value]:
+        """Storages with memory of their own: fed arrays, and results but for those that are written over a state."""
+        lowered, placement = self._lowered, self._lowered.placement
+        over_states = {*lowered.memory.donated.values()}
+        results = (placement.root[r.value] for r in placement.results if r.owned)
+        fed = (
+            value
+            for value in lowered.graph.inputs
+            if not (value in lowered.fixed or value in self._residents or value in self.handed) and _is_array(value)
+        )
+        return (storage for storage in (*fed, *results) if storage not in over_states)
+
+    @property
+    def staying(self) -> frozenset[Value]:
+        """Those that are the same memory in every run, unless they have moved."""
+        over_states = self._lowered.memory.donated.values()
+        return frozenset({*self.kept, *self._lowered.fixed, *self._residents, *self.handed, *over_states})
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, storage: Value) -> Any:
+        return self._arrays[storage]
+
+    def read(self, value: Value) -> Any:
+        """The array of any value; None for what is not there."""
+        storage = self._root[value]
+        array = self._arrays.get(storage)
+        if value is storage or array is None:
+            return array
+        return self._shaped(array, value.tensor)
+
+    def operands(self, node: Node) -> tuple[list[Any], list[Any]]:
+        """The arrays that a node reads and writes; None for what is absent, or nobody reads."""
+        read = [None if v is None else self.read(v) for v in node.inputs]
+        return read, [self.read(v) if v in self._used else None for v in node.outputs]
+
+    def scratch(self, index: int) -> Any:
+        """Working memory of the step with this index; None for who asked for none."""
+        return self._scratch.get(index)
+
+    def _shaped(self, array: Any, kind: TensorType) -> Any:
+        """The memory of an array as one of another type."""
+        wanted = stored(self._device, kind)
+        if array.dtype != wanted:
+            array = array.reshape(-1).view(wanted)
+        return array.reshape(kind.static_shape)
+
+    def copied(self, array: Any) -> Any:
+        """The same elements in memory of their own."""
+        made = self._device.view(self._device.alloc(array.nbytes), 0, array.shape, array.dtype)
+        self._device.xp.copyto(made, array)
+        return made
+
+    def output(self, value: Value, out: np.ndarray | None) -> Any:
+        """A value on the host, in `out` or on its own, when the stream's work has come to that."""
+        array, kind = self.read(value), value.type
+        if not isinstance(kind, TensorType) or self._device.supports(kind.dtype):
+            return _copied_out(self._device, array, out)
+        bits = self._device.copy_out(array, None if out is None else as_stored(out, array.dtype))
+        return as_stored(bits, kind.dtype.numpy) if out is None else out
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Take the inputs of a run: arrays of the host, Resident states, or what other instances have Handed."""
+        self._refresh()
+        for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
+            if given is not self._residents.get(value) and value not in self._lowered.fixed and given is not None:
+                self._receive(value, given)
+
+    def put(self, storage: Value, array: Any) -> None:
+        """Have an array stand for a storage until the run ends."""
+        self._arrays[storage] = array
+        self._passing.append(storage)
+
+    def release(self, storages: Iterable[Value]) -> None:
+        """Nobody reads them any more in this run."""
+        for storage in storages:
+            if storage not in self.kept:
+                self._arrays.pop(storage, None)
+
+    def end(self) -> None:
+        """The run is over; nothing is under way."""
+        self.release(self._passing)
+        self._passing.clear()
+
+    def _receive(self, value: Value, given: Any) -> None:
+        if isinstance(given, Handed):
+            self._take_over(value, given)
+        elif value in self.kept:
+            self._sent(value, given, self._arrays[value])
+        elif value in self._residents:
+            self._bind(value, given if isinstance(given, Resident) else self._resident(value, self._sent(value, given)))
+        else:
+            self.moved |= value in self.handed
+            self.put(value, self._sent(value, given))
+
+    def _take_over(self, value: Value, given: Handed) -> None:
+        """Read what another instance has where it is, or, from another device, in a copy."""
+        if given.ready is not None:
+            self._device.wait_for(given.ready)
+        if given.device is self._device and value in self.handed:
+            self.moved |= self._arrays.get(value) is not given.array
+            self._arrays[value] = given.array
+            return
+        array = given.array
+        if value not in self.kept:
+            memory = self._device.alloc(array.nbytes)
+            self.put(value, self._device.view(memory, 0, array.shape, array.dtype))
+        self._device.copy_across(array, self._arrays[value])
+
+    def _sent(self, value: Value, given: Any, target: Any = None) -> Any:
+        """A fed array on the device, in `target` or on its own; or a sequence of arrays. Maps stay on the host."""
+        if isinstance(value.type, TensorType):
+            return self._device.copy_in(as_stored(given, stored(self._device, value.tensor)), target)
+        return _copied_in(self._device, given)
+
+    # --- states and parameters ----------------------------------------------------------------------------------
+
+    def new_states(self) -> list[Resident | None]:
+        """The states' memory with the new values in it."""
+        root, donated = self._root, self._lowered.memory.donated
+        new: dict[Value, Any] = {}
+        for state, result in zip(self._residents, self._lowered.placement.results, strict=False):
+            if state not in donated:
+                array = self.read(result.value)
+                # Another state's old value is about to go.
+                new[state] = self.copied(array) if root[result.value] in self._residents else array
+        for state, array in new.items():
+            held = self._arrays[state]
+            if (held.shape, held.dtype) == (array.shape, array.dtype):
+                self._device.xp.copyto(held, array)
+            else:
+                self._bind(state, self._resident(state, self.copied(array)))
+        return [*self._residents.values()]
+
+    def _resident(self, state: Value, array: Any) -> Resident:
+        return Resident(self._device, array, state.dtype.numpy)
+
+    def _bind(self, state: Value, resident: Resident) -> None:
+        """Have the run read a state where it is, and write its new value over it if it may."""
+        if self._residents[state] is resident:
+            return
+        self._residents[state] = resident
+        self._arrays[state] = resident.array
+        self.moved = True
+        target = self._lowered.memory.donated.get(state)
+        if target is not None:
+            self._arrays[target] = self._shaped(resident.array, target.tensor)
+
+    def _refresh(self) -> None:
+        """Copy parameters and constants that have changed to the device."""
+        if (stamp := self._pools.stamp()) == self._stamp:
+            return
+        for storage, source in self._lowered.fixed.items():
+            array = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
+            self.moved |= self._arrays.get(storage) is not array
+            self._arrays[storage] = array
+        self._stamp = stamp
+
+    def _uploaded(self, source: VersionedArray) -> Any:
+        if isinstance(source, ParameterArray) and (resident := source.resident(self._device)) is not None:
+            return resident.array
+        array = source.array
+        array = self._device.copy_in(as_stored(array, self._device.stored(dtype_of(array.dtype)) or array.dtype))
+        self._device.synchronize(self._stream)  # other streams read it as well
+        return array
+
+
+def _is_array(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.is_static
+
+
+def _copied_in(device: Device, given: Any) -> Any:
+    """A fed array, or a sequence of them, on the device; maps stay on the host."""
+    if isinstance(given, (list, tuple)):
+        return [_copied_in(device, item) for item in given]
+    return given if isinstance(given, dict) else device.copy_in(given)
+
+
+def _copied_out(device: Device, result: Any, out: np.ndarray | None) -> Any:
+    if isinstance(result, (list, tuple)):
+        return [_copied_out(device, item, None) for item in result]
+    return result if result is None or isinstance(result, dict) else device.copy_out(result, out)
