@@ -11,7 +11,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import address_of
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.arrays.launched_sum import LaunchedGather, LaunchedStart, LaunchedSum, LaunchedWait
-from graphkit.executor.lower.arrays.staged import Begins, Exchanges, StagedStep, Waits
+from graphkit.executor.lower.arrays.staged import Begins, BeginsRows, Exchanges, StagedStep, Waits, WaitsForRows
 from graphkit.executor.lower.lowering import Collectives, DeviceSums, Lowering, Site
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.ir.graph import Node
@@ -77,7 +77,11 @@ def _staged(node: Node, carrier: Collectives) -> Lowering:
             return StagedStep(partial(Waits, node=node, run=_kernel(node, carrier), keys=(key,)))
         case AllMoments() | AllSum():
             return StagedStep(partial(Exchanges, node=node, run=_kernel(node, carrier)))
-    raise UnsupportedError(f"{node.describe()}: sums of rows over processes are of tables in the host's memory")
+        case RowSumStart(key=key):
+            return StagedStep(partial(BeginsRows, node=node, begin=partial(carrier.start_rows, key)))
+        case RowSumWait(key=key):
+            return StagedStep(partial(WaitsForRows, node=node, wait=partial(carrier.wait_rows, key)))
+    raise AssertionError(f"{node.op.name} is no such operator")
 
 
 def _launched(node: Node, sums: DeviceSums) -> Lowering:

@@ -43,6 +43,20 @@ class SubgraphKernel(ABC):
         is asked for."""
 
 
+class ArrayMaker(ABC):
+    """A kernel some of whose results may be arrays that it makes: a run tells how large they are."""
+
+    can_be_recorded: bool
+
+    @abstractmethod
+    def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
+        """Run; the results without planned memory, by their position."""
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        """Run, where all results have planned memory."""
+        self.made(inputs, outputs, scratch)
+
+
 def launches_of(kernel: ArrayKernel | None) -> int:
     """About how many steps a call of a kernel runs."""
     return kernel.launches if isinstance(kernel, SubgraphKernel) else 1

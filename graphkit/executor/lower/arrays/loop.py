@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.device import BoundStep, Device
-from graphkit.executor.lower.arrays.body import ArrayBody, Copied, SubgraphKernel, SubgraphStep, laid
+from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, Copied, SubgraphKernel, SubgraphStep, laid
 from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, layout_of
 from graphkit.executor.lower.lowering import NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size
@@ -55,7 +55,7 @@ class ArrayLoop(SubgraphStep):
         return layout.trips if going else 0
 
 
-class PreparedLoop(SubgraphKernel):
+class PreparedLoop(ArrayMaker, SubgraphKernel):
     """An ArrayLoop on a device."""
 
     def __init__(self, device: Device, loop: ArrayLoop, faults: Iterator[Any]):
@@ -76,7 +76,7 @@ class PreparedLoop(SubgraphKernel):
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """Run; the outputs of which a run tells the size, by their position."""
+        """See ArrayMaker."""
         stacks = {s.output: _Stack(self._device, s.row.tensor) for s in self._loop.grown}
         targets = [stacks.get(position, output) for position, output in enumerate(outputs)]
         for step in self.steps(inputs, targets, scratch):

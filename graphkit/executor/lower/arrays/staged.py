@@ -13,6 +13,7 @@ import numpy as np
 
 from graphkit.executor.devices.device import ArrayKernel, Device
 from graphkit.executor.devices.kernel import Kernel
+from graphkit.executor.lower.arrays.body import ArrayMaker, as_stored, stored
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.executor.memory.planner import ALIGNMENT
 from graphkit.ir.graph import Node, Value
@@ -93,6 +94,37 @@ class Exchanges(_Staged):
         for host, array in zip(self._made, outputs, strict=True):
             if array is not None:
                 self._copy_in(host, array)
+
+
+class BeginsRows:
+    """Begins a sum of rows, by `begin(indices, rows)`, which reads neither behind that."""
+
+    can_be_recorded = False
+
+    def __init__(self, device: Device, landing: Landing, node: Node, begin: Callable[[np.ndarray, np.ndarray], None]):
+        self._device, self._begin = device, begin
+        self._kinds = [v.dtype.numpy for v in node.operands]
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        copied = (as_stored(self._device.copy_out(x, None), k) for x, k in zip(inputs, self._kinds, strict=True))
+        self._begin(*copied)
+        for started in outputs:
+            if started is not None:
+                self._device.copy_in(np.zeros((), np.int64), started)
+
+
+class WaitsForRows(ArrayMaker):
+    """Waits for a sum of rows; `wait` returns the indices and the rows that there are."""
+
+    can_be_recorded = False
+
+    def __init__(self, device: Device, landing: Landing, node: Node, wait: Callable[[], tuple[np.ndarray, np.ndarray]]):
+        self._device, self._wait = device, wait
+        self._stored = [stored(device, v.tensor) for v in node.outputs]
+
+    def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
+        found = zip(self._wait(), self._stored, strict=True)
+        return {i: self._device.copy_in(as_stored(array, kind)) for i, (array, kind) in enumerate(found)}
 
 
 def _side_by_side(device: Device, values: Sequence[Value]) -> list[np.ndarray]:

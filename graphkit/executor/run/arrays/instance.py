@@ -15,9 +15,8 @@ import numpy as np
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.interpreted import check_result
-from graphkit.executor.lower.arrays.body import flattened, looks_at_values, prepare
+from graphkit.executor.lower.arrays.body import ArrayMaker, flattened, looks_at_values, prepare
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Start, SumQueue
-from graphkit.executor.lower.arrays.loop import PreparedLoop
 from graphkit.executor.lower.arrays.staged import Landing, StagedStep
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import kept
@@ -168,7 +167,7 @@ class ArrayInstance:
         if kernel is None or looks_at_values(kernel):
             # How large results are, or how often a loop runs: what no kernel could compute must not tell.
             self._check_faults()
-        if isinstance(kernel, PreparedLoop):
+        if isinstance(kernel, ArrayMaker):
             for position, array in kernel.made(operands, outputs, self._storages.scratch(index)).items():
                 self._storages.put(node.outputs[position], array)
         elif kernel is not None:
