@@ -64,8 +64,8 @@ class Executor:
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
     is, `graphkit.passes.layout.round_products` says) and sums in float32; on a card, attention is rounded too, `"f16"`
-    does the same with float16, and `"tf32"` multiplies float32 elements of products and convolutions by their leading
-    11 bits (each off by a relative 2^-11 at most);
+    does the same with float16, and `"tf32"` multiplies float32 elements of products, convolutions and attention by
+    their leading 11 bits (each off by a relative 2^-11 at most);
     `deterministic=True` gives the same bits for any number of threads.
     `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning. `collectives`
     carry the sums over processes that the graph has, each without them being that of one process; `channels` carry

@@ -13,22 +13,22 @@ from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node
 
 
-def kernel_of(node: Node, used: tuple[bool, ...] = (True,) * 5) -> CardKernel:
-    kernel = make_launched("cuda", node, KernelContext(used_outputs=used))
+def kernel_of(node: Node, used: tuple[bool, ...] = (True,) * 5, tf32: bool = False) -> CardKernel:
+    kernel = make_launched("cuda", node, KernelContext(used_outputs=used, tf32=tf32))
     assert isinstance(kernel, CardKernel)
     return kernel
 
 
-def own_kernel_of(node: Node) -> CardKernel:
+def own_kernel_of(node: Node, tf32: bool = False) -> CardKernel:
     """The card's own, for what its library has no way to compute."""
-    *_, own = kernel_of(node).ways
+    *_, own = kernel_of(node, tf32=tf32).ways
     return own
 
 
-def run_own(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
+def run_own(emulator: Emulator, node: Node, arrays: list[Any], tf32: bool = False) -> np.ndarray:
     """The result of the card's own kernel."""
     result: np.ndarray
-    (result,) = run(emulator, node, arrays, kernel=own_kernel_of(node))
+    (result,) = run(emulator, node, arrays, kernel=own_kernel_of(node, tf32))
     return result
 
 

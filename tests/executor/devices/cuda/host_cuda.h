@@ -135,26 +135,44 @@ static inline unsigned __match_any_sync(unsigned, unsigned x) {
     return found;
 }
 
-// d += a b of a warp, as PTX's mma.m16n8k16 has its operands. value: the float of a half float's bits.
+// d += a b of a warp, sums of so many terms, by the four words of `a` and the two of `b` that each lane has. value: of a
+// row (of b, a column, in the words from the fourth on) at a term, by a function that reads a lane's words.
 template <typename Value>
-static void gk_host_multiply(float* d, const unsigned* a, const unsigned* b, Value value) {
+static void host_multiply(float* d, const unsigned* a, const unsigned* b, unsigned terms, Value value) {
     const unsigned self = threadIdx.x, first = self / kHostWarp * kHostWarp, lane = self % kHostWarp;
     memcpy(host_fibers[self].slot, a, 16);
     memcpy(host_fibers[self].slot + 16, b, 8);
     host_wait(HOST_AT_WARP);
-    const auto half = [&](unsigned of_lane, unsigned word, unsigned number) {
-        unsigned short bits;
-        memcpy(&bits, host_fibers[first + of_lane].slot + word * 4 + number * 2, sizeof bits);
-        return value(bits);
-    };
+    const auto words = [&](unsigned of_lane) { return host_fibers[first + of_lane].slot; };
     for (unsigned i = 0; i < 4; ++i) {
         const unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        for (unsigned k = 0; k < 16; ++k) {
-            const unsigned pair = k % 8 / 2, far = k / 8;
-            d[i] += half(row % 8 * 4 + pair, row / 8 + far * 2, k % 2) * half(column * 4 + pair, 4 + far, k % 2);
+        for (unsigned k = 0; k < terms; ++k) {
+            d[i] += value(words, row % 8, row / 8, 2, k) * value(words, column, 4, 1, k);
         }
     }
     host_wait(HOST_AT_WARP);
+}
+
+// As PTX's mma.m16n8k16 has its operands; half: the float of a half float's bits.
+template <typename Half>
+static void gk_host_multiply(float* d, const unsigned* a, const unsigned* b, Half half) {
+    host_multiply(d, a, b, 16, [&](auto words, unsigned line, unsigned word, unsigned step, unsigned k) {
+        unsigned short bits;
+        memcpy(&bits, words(line * 4 + k % 8 / 2) + (word + k / 8 * step) * 4 + k % 2 * 2, sizeof bits);
+        return half(bits);
+    });
+}
+
+// As mma.m16n8k8 has them, but for the order of the terms, by the leading 11 bits of floats.
+static void gk_host_multiply(float* d, const unsigned* a, const unsigned* b) {
+    host_multiply(d, a, b, 8, [](auto words, unsigned line, unsigned word, unsigned step, unsigned k) {
+        unsigned bits;
+        memcpy(&bits, words(line * 4 + k / 2) + (word + k % 2 * step) * 4, sizeof bits);
+        bits &= 0xffffe000u;
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        return number;
+    });
 }
 
 static void host_fiber() {

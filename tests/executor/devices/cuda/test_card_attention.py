@@ -41,6 +41,7 @@ HALVES = [
     (1, 1, 20, 50, 200, 16),
 ]
 TOLERANCES = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 2e-6, "float64": 1e-14}
+TF32 = 2e-3
 
 
 def drawn(size: tuple[int, ...], kind: str = "float32", layout: str = "NHLD") -> list[Any]:
@@ -61,10 +62,10 @@ def wide(op: FusedAttention, arrays: list[Any]) -> np.ndarray:
     return np.asarray(result)
 
 
-def check(emulator: Emulator, op: FusedAttention, arrays: list[Any]) -> np.ndarray:
+def check(emulator: Emulator, op: FusedAttention, arrays: list[Any], tf32: bool = False) -> np.ndarray:
     node = node_of(op, *arrays)
-    found = run(emulator, node, arrays)
-    tolerance = TOLERANCES[node.output.dtype.value]
+    found = run(emulator, node, arrays, tf32)
+    tolerance = TF32 if tf32 else TOLERANCES[node.output.dtype.value]
     np.testing.assert_allclose(found.astype(np.float64), wide(op, arrays), rtol=5 * tolerance, atol=tolerance)
     return found
 
@@ -83,6 +84,31 @@ def test_sizes(size: tuple[int, ...], causal: bool, emulator: Emulator) -> None:
 @pytest.mark.parametrize("size", HALVES, ids=str)
 def test_types(size: tuple[int, ...], kind: str, emulator: Emulator) -> None:
     check(emulator, FusedAttention(scale=0.25, causal=True), drawn((*size[:3], max(size[2:4]), *size[4:]), kind))
+
+
+@pytest.mark.parametrize("size", [size for size in HALVES if size[2] >= 16], ids=str)
+def test_floats_by_11_bits(size: tuple[int, ...], emulator: Emulator) -> None:
+    """Rows of up to 64 elements are multiplied by tensor cores; NaN, and what a mask adds, go where they do in full."""
+    n, h, rows, keys, depth, width = size
+    arrays, op = drawn((n, h, rows, max(rows, keys), depth, width)), FusedAttention(scale=0.25, causal=True)
+    by_tensor_cores = "attention_tensor" in kernel_of(node_of(op, *arrays), tf32=True).sources[0].entry
+    assert by_tensor_cores == (depth <= 64)
+    found = check(emulator, op, arrays, tf32=True)
+    assert by_tensor_cores == (found.tobytes() != run(emulator, node_of(op, *arrays), arrays).tobytes())
+    mask = np.where(np.arange(max(rows, keys)) % 7, 0.5, -np.inf).astype(np.float32)
+    arrays[0][0, 0, 3, 0] = np.nan
+    found = check(emulator, op, [*arrays, mask], tf32=True)
+    assert np.isnan(found[0, 0, 3]).all()
+
+
+def test_a_factor_is_the_nearest_number_of_11_bits(emulator: Emulator) -> None:
+    """Where a query sees one key, the result is that key's value, rounded."""
+    q, k, v = drawn((1, 1, 16, 1, 8, 64))
+    v[0, 0, 0, :6] = [1 + 2**-11, 1 - 2**-12, -(2 - 2**-12), np.inf, 1e-40, np.float32(3.0e38)]
+    found = run(emulator, node_of(FusedAttention(), q, k, v), [q, k, v], tf32=True)
+    bits = v.view(np.uint32)
+    wanted = np.where(np.isinf(v), bits, (bits + 0x1000) & 0xFFFFE000).astype(np.uint32).view(np.float32)
+    np.testing.assert_array_equal(found, np.broadcast_to(wanted, found.shape))
 
 
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
@@ -217,7 +243,8 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     sources = []
     for size in TILES:
         for attributes in ({}, {"causal": True}):
-            sources += kernel_of(node(size, kind, **attributes)).sources
+            for tf32 in (False, True):
+                sources += kernel_of(node(size, kind, **attributes), tf32).sources
         q, k, v = node(size, kind).operands
         for mask in (Value(TensorType("bool", size[2:4])), Value(TensorType(kind, size[2:4]))):
             sources += kernel_of(Node(FusedAttention(causal=True), [q, k, v, mask])).sources
@@ -226,4 +253,5 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
-    registers.check([source for size in TILES[2:4] for source in kernel_of(node(size, kind)).sources], "sm_90")
+    kernels = [kernel_of(node(size, kind), tf32) for size in TILES[2:4] for tf32 in (False, True)]
+    registers.check([source for kernel in kernels for source in kernel.sources], "sm_90")

@@ -53,13 +53,13 @@ def _attention(node: Node, context: KernelContext) -> CardKernel | None:
         return CardKernel(())
     if of.keys == 0:
         return CardKernel((_nothing(of),))
-    own = _own(of)
+    own = _own(of, context.tf32)
     return _by_library(of, own) if _is_known(of) else own
 
 
-def _own(of: Attended, guard: Scratch | None = None) -> CardKernel:
+def _own(of: Attended, tf32: bool, guard: Scratch | None = None) -> CardKernel:
     """Of few queries most of a tile would be empty, and there would be few tiles."""
-    if TensorFlash.computes(of) and of.rows >= _FEW:
+    if TensorFlash.computes(of, tf32) and of.rows >= _FEW:
         return TensorFlash(of, guard).kernel()
     return Flash(of, guard).kernel()
 
@@ -87,7 +87,7 @@ def _is_known(of: Attended) -> bool:
 def _by_library(of: Attended, own: CardKernel) -> CardKernel:
     """With `own` for what the library has no plan for, and behind it for operands that it is not asked for."""
     guard, working = Scratch(0), Scratch(aligned(4))
-    again = _own(of, guard)
+    again = _own(of, False, guard)
     n, h = of.batch, of.heads
     work = Attention(
         of.kind,

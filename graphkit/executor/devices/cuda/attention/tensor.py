@@ -1,4 +1,4 @@
-"""Attention of half floats by the units that multiply small matrices, in the tiles of `flash`.
+"""Attention of half floats, and of floats by 11 bits, by the units that multiply small matrices, in tiles.
 
 A warp has 16 queries of its block's 128. Queries, keys, and values that lie with their keys side by side, are in shared
 memory; scores, and the result, stay in the registers of the lanes that compute them: as `gk_multiply` gives scores out,
@@ -13,14 +13,15 @@ from graphkit.executor.devices.cuda.attention.sizes import Attended, pack_of
 from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles, indented
 from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Launch, Output, source_of
 from graphkit.executor.devices.cuda.text.expressions import STORED
-from graphkit.ir.types import HALVES
+from graphkit.ir.types import HALVES, DType
 
-# Sides of a product: rows and steps, columns.
-_SIDE, _NARROW = 16, 8
+# Sides of a product: rows, columns. Its sums are of so many bytes of each operand.
+_SIDE, _NARROW, _TERMS = 16, 8, 32
 _QUERIES = THREADS // 32 * _SIDE
 # Elements between rows in shared memory, so that lanes read from different banks.
 _PAD = 8
-_WIDEST = 128
+# Bytes of a row in shared memory, of which a block has 48 KiB.
+_WIDEST = 256
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,15 @@ class TensorFlash(Tiles):
     """Products are those of small matrices. `of` is one that `computes`."""
 
     @staticmethod
-    def computes(of: Attended) -> bool:
-        return of.kind in HALVES and 0 < of.depth <= _WIDEST
+    def computes(of: Attended, tf32: bool) -> bool:
+        """tf32: whether elements of float32 may be rounded to 11 bits."""
+        known = of.kind in HALVES or (tf32 and of.kind is DType.FLOAT32)
+        return known and 0 < of.depth <= _WIDEST // of.kind.itemsize
+
+    @property
+    def terms(self) -> int:
+        """Of the sums of a product."""
+        return _TERMS // self.of.kind.itemsize
 
     @property
     def depth(self) -> int:
@@ -39,12 +47,12 @@ class TensorFlash(Tiles):
     @property
     def width(self) -> int:
         """Columns of the result that a block has."""
-        return min(max(_SIDE, 1 << (self.of.width - 1).bit_length()), _WIDEST)
+        return min(max(_SIDE, 1 << (self.of.width - 1).bit_length()), _WIDEST // self.of.kind.itemsize)
 
     @property
     def keys(self) -> int:
         """Of a tile."""
-        return 32 if max(self.depth, self.width) <= 64 else 16
+        return 32 if max(self.depth, self.width) * self.of.kind.itemsize <= _WIDEST // 2 else 16
 
     @property
     def chunks(self) -> int:
@@ -107,8 +115,10 @@ class TensorFlash(Tiles):
             f"for (unsigned at = thread; at < {count * parts}u; at += {THREADS}u) {{",
             f"    const unsigned part = at % {parts}u * {pack}u, to = at / {parts}u;",
             f"    const {self.index} row = {begin} + to;",
-            f"    *reinterpret_cast<gk_pack<T, {pack}>*>(&{into}[to][part]) = gk_load<T, {pack}>"
-            f"({name} + row * {name}row + part, row < {end} && part < depth ? {pack} : 0);",
+            f"    gk_pack<T, {pack}> x = gk_load<T, {pack}>({name} + row * {name}row + part, "
+            f"row < {end} && part < depth ? {pack} : 0);",
+            *indented(_factors("x", pack)),
+            f"    *reinterpret_cast<gk_pack<T, {pack}>*>(&{into}[to][part]) = x;",
             "}",
         ]
 
@@ -126,18 +136,13 @@ class TensorFlash(Tiles):
             "    scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0;",
             "}",
             "#pragma unroll",
-            f"for (unsigned d = 0; d < {self.depth}u; d += {_SIDE}u) {{",
+            f"for (unsigned d = 0; d < {self.depth}u; d += {self.terms}u) {{",
             "    gk_u32 a[4];",
-            "    a[0] = *reinterpret_cast<const gk_u32*>(&queries[line][d + pair]);",
-            "    a[1] = *reinterpret_cast<const gk_u32*>(&queries[line + 8u][d + pair]);",
-            "    a[2] = *reinterpret_cast<const gk_u32*>(&queries[line][d + pair + 8u]);",
-            "    a[3] = *reinterpret_cast<const gk_u32*>(&queries[line + 8u][d + pair + 8u]);",
+            "    gk_rows(a, &queries[line][d + pair], &queries[line + 8u][d + pair]);",
             "    #pragma unroll",
             f"    for (unsigned n = 0; n < {tiles}u; ++n) {{",
-            "        const T* column = &near[n * 8u + thread % 32u / 4u][d + pair];",
             "        gk_u32 b[2];",
-            "        b[0] = *reinterpret_cast<const gk_u32*>(column);",
-            "        b[1] = *reinterpret_cast<const gk_u32*>(column + 8);",
+            "        gk_column(b, &near[n * 8u + thread % 32u / 4u][d + pair]);",
             "        gk_multiply(scores[n], a, b, T());",
             "    }",
             "}",
@@ -207,26 +212,18 @@ class TensorFlash(Tiles):
             f"    const gk_pack<T, {pack}> other = {other};",
             "    #pragma unroll",
             f"    for (int e = 0; e < {pack}; ++e) {{",
-            "        *reinterpret_cast<gk_u32*>(&values[part + e][two]) = gk_two(one.e[e], other.e[e]);",
+            "        gk_put_two(&values[part + e][two], gk_factor(one.e[e]), gk_factor(other.e[e]));",
             "    }",
             "}",
             "__syncthreads();",
             "#pragma unroll",
-            f"for (unsigned s = 0; s < {self.keys // _SIDE}u; ++s) {{",
+            f"for (unsigned s = 0; s < {self.keys // self.terms}u; ++s) {{",
             "    gk_u32 a[4];",
-            "    #pragma unroll",
-            "    for (int i = 0; i < 4; ++i) {",
-            "        T low, high;",
-            "        gk_write(low, scores[s * 2 + i / 2][i % 2 * 2]);",
-            "        gk_write(high, scores[s * 2 + i / 2][i % 2 * 2 + 1]);",
-            "        a[i] = gk_two(low, high);",
-            "    }",
+            f"    gk_given(a, &scores[s * {self.terms // _NARROW}u], T());",
             "    #pragma unroll",
             f"    for (unsigned n = 0; n < {self.width // _NARROW}u; ++n) {{",
-            f"        const T* column = &values[n * 8u + thread % 32u / 4u][s * {_SIDE}u + pair];",
             "        gk_u32 b[2];",
-            "        b[0] = *reinterpret_cast<const gk_u32*>(column);",
-            "        b[1] = *reinterpret_cast<const gk_u32*>(column + 8);",
+            f"        gk_column(b, &values[n * 8u + thread % 32u / 4u][s * {self.terms}u + pair]);",
             "        gk_multiply(result[n], a, b, T());",
             "    }",
             "}",
@@ -258,3 +255,8 @@ class TensorFlash(Tiles):
             "    }",
             "}",
         ]  # fmt: skip
+
+
+def _factors(name: str, pack: int) -> list[str]:
+    """Rounds the elements of a pack as products take them."""
+    return ["#pragma unroll", f"for (int e = 0; e < {pack}; ++e) {{", f"    {name}.e[e] = gk_factor({name}.e[e]);", "}"]
