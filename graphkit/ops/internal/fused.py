@@ -220,8 +220,9 @@ class FusedAttention(Op):
 
     q: [N, H, L, D], k: [N, H, S, D], v: [N, H, S, Dv] -> [N, H, L, Dv]; with layout="NLHD" the operands are
     [N, L, H, D] and so on, with output_layout="NLHD" the result is [N, L, H, Dv]. The mask broadcasts to [N, H, L, S]:
-    floats are added to the scores; where a boolean one is false, the score is replaced by `mask_value`. `causal`
-    hides from query i the keys after i + S - L, as if by scores of minus infinity.
+    floats, of q's type or float32, are added to the scores, which have the mask's type from there on; where a boolean
+    one is false, the score is replaced by `mask_value`. `causal` hides from query i the keys after i + S - L, as if by
+    scores of minus infinity.
     """
 
     scale: float = 1.0
@@ -246,7 +247,7 @@ class FusedAttention(Op):
     def infer(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None) -> TensorType:
         if self.layout not in _LAYOUTS or self.output_layout not in _LAYOUTS:
             raise UsageError(f"layouts are {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}")
-        if mask is not None and mask.dtype not in (q.dtype, DType.BOOL):
+        if mask is not None and mask.dtype not in (q.dtype, DType.BOOL, DType.FLOAT32):
             raise TypeMismatch(f"the mask {mask} has another element type than {q}")
         batch, heads, rows, _ = q_shape = self._heads_first(q)
         keys, values = self._heads_first(k), self._heads_first(v)
@@ -277,17 +278,17 @@ class FusedAttention(Op):
         if mask is not None and mask.dtype == bool:
             scores = xp.where(mask, scores, xp.asarray(self.mask_value, dtype=q.dtype))
         elif mask is not None:
-            scores = scores + mask
+            scores = scores.astype(mask.dtype, copy=False) + mask
         if self.causal:
             rows, keys = scores.shape[2:]
             hidden = xp.arange(keys)[None, :] > xp.arange(rows)[:, None] + (keys - rows)
-            scores = xp.where(hidden, xp.asarray(-xp.inf, dtype=q.dtype), scores)
+            scores = xp.where(hidden, xp.asarray(-xp.inf, dtype=scores.dtype), scores)
         if scores.size == 0:
             weights = scores
         else:
             raised = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
             weights = raised / xp.sum(raised, axis=-1, keepdims=True)
-        y = xp.matmul(weights, v)
+        y = xp.matmul(weights.astype(v.dtype, copy=False), v)
         return xp.array(xp.swapaxes(y, 1, 2)) if self.output_layout == "NLHD" else y
 
     def expand(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
@@ -300,11 +301,15 @@ class FusedAttention(Op):
         if mask is not None and mask.dtype is DType.BOOL:
             scores = F.where(mask, scores, scalar_like(self.mask_value, scores))
         elif mask is not None:
-            scores = F.add(scores, mask)
+            scores = F.add(_of_type(scores, mask.dtype), mask)
         if self.causal:
             scores = F.where(_visible(scores), scores, scalar_like(-math.inf, scores))
-        y = F.mat_mul(F.softmax(scores, axis=-1), v)
+        y = F.mat_mul(_of_type(F.softmax(scores, axis=-1), v.dtype), v)
         return F.transpose(y, perm=(0, 2, 1, 3)) if self.output_layout == "NLHD" else y
+
+
+def _of_type(x: Any, kind: DType) -> Any:
+    return x if x.dtype is kind else F.cast(x, to=kind)
 
 
 def _visible(scores: Any) -> Any:

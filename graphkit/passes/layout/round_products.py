@@ -44,11 +44,12 @@ def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16, attention: boo
     """Round the operands and the result of every float32 product to `kind`.
 
     A value rounded to bfloat16 has a relative error of at most 2^-8, to float16 of at most 2^-11 unless it is below
-    2^-14 or above 65504. Casts that meet each other vanish in `simplify`, so that products which follow each other hand
-    half floats on. The gradient of a convolution's weights is not rounded: it has
-    the type of the weights, of which it reads the shape alone. Convolutions with one filter for each channel that have
-    nothing fused behind them, and their gradients, are bound by memory and stay as they are, and so do transposed
-    convolutions over an odd number of channels, gradients in the input among them. Linear.
+    2^-14 or above 65504. Casts that meet each other vanish in `simplify`, so that products which follow each other
+    hand half floats on. What a mask adds to the scores of attention stays float32. The gradient of a convolution's
+    weights is not rounded: it has the type of the weights, of which it reads the shape alone. Convolutions with one
+    filter for each channel that have nothing fused behind them, and their gradients, are bound by memory and stay as
+    they are, and so do transposed convolutions over an odd number of channels, gradients in the input among them.
+    Linear.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -67,9 +68,8 @@ def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16, attention: boo
 
 def _attention(node: Node, operands: Sequence[Value | None], kind: DType) -> Sequence[Value] | None:
     q, *_ = operands
-    mask = operands[3] if len(operands) > 3 else None
     assert q is not None
-    if q.dtype is not DType.FLOAT32 or (mask is not None and mask.dtype is not DType.BOOL):
+    if q.dtype is not DType.FLOAT32:
         return None
     op = operator(node, FusedAttention)
     if math.isfinite(op.mask_value):

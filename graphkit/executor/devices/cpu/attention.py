@@ -16,7 +16,6 @@ def _attention(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, FusedAttention)
     if node.output.dtype is not DType.FLOAT32:
         return None
-    q, k, v = (shape(v) for v in node.inputs[:3])
     mask = operand(node, 3)
     q, k, v = (shape(x) for x in node.inputs[:3])
     return native.Attention(

@@ -9,10 +9,13 @@ from graphkit.checks.samples import all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_kernel
-from graphkit.ir.types import DType
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.ops import registry
 from graphkit.ops._base import DOMAIN
-from graphkit.ops.evaluate import run_node
+from graphkit.ops.evaluate import evaluate, run_node
+from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.xp import numpy_xp
 
 
 def plain(q, k, v, mask=None, scale=1.0, hidden_score=0.0, causal=False):
@@ -170,3 +173,17 @@ def test_the_fused_operator_runs_natively(isa):
         y = np.full(node.output.tensor.static_shape, 77, np.float32)
         make_kernel("cpu", node, KernelContext(threads=2))(case.arrays, [y])
         np.testing.assert_allclose(y, run_node(node, case.arrays)[0], rtol=1e-5, atol=2e-6, err_msg=case.name)
+
+
+def test_a_float32_mask_of_half_floats() -> None:
+    """What it adds is not rounded, by the definition and by the standard operators that stand for it."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 5, 4)).astype(np.float16) for _ in range(3))
+    mask = np.float32(-2000.7) - np.arange(5, dtype=np.float32)
+    wide = [a.astype(np.float64) for a in (q, k, v, mask)]
+    inputs = [Value(TensorType(dtype_of(a.dtype), a.shape)) for a in (q, k, v, mask)]
+    op = FusedAttention(scale=0.5, causal=True)
+    expanded = Graph(inputs, [op.expand(*inputs)])
+    for found in (op.reference(numpy_xp, q, k, v, mask), *evaluate(expanded, (q, k, v, mask))):
+        assert found.dtype == np.float16
+        np.testing.assert_allclose(found, op.reference(numpy_xp, *wide), rtol=4e-3, atol=2e-3)

@@ -140,6 +140,7 @@ def test_masks(shape: tuple[int, ...], kind: str, emulator: Emulator) -> None:
     arrays, rng = drawn((2, 3, 37, 101, 20, 12), kind), np.random.default_rng(2)
     added = rng.standard_normal(shape).astype(kind)
     check(emulator, FusedAttention(scale=0.25, causal=True), [*arrays, added])
+    check(emulator, FusedAttention(scale=0.25), [*arrays, added.astype(np.float32)])
     seen = np.asarray(rng.random(shape) < 0.7)
     for value in (-1e4, -np.inf, 2.0):
         check(emulator, FusedAttention(scale=0.25, mask_value=value), [*arrays, seen])
@@ -246,7 +247,7 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
             for tf32 in (False, True):
                 sources += kernel_of(node(size, kind, **attributes), tf32).sources
         q, k, v = node(size, kind).operands
-        for mask in (Value(TensorType("bool", size[2:4])), Value(TensorType(kind, size[2:4]))):
+        for mask in (Value(TensorType(stored, size[2:4])) for stored in ("bool", kind, "float32")):
             sources += kernel_of(Node(FusedAttention(causal=True), [q, k, v, mask])).sources
     registers.check(sources, architecture)
 

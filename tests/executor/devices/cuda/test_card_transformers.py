@@ -10,7 +10,7 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.ir.graph import Node
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import HALVES, TensorType
 from graphkit.ops.internal.fused import FusedAttention
 
 SIZES = dict(vocab=12, width=16, heads=2, layers=2, length=90)
@@ -54,7 +54,7 @@ def test_inference(name: str, precision: str, card: Card, steps: list[Node]) -> 
         steps.clear()
         feeds = fed(net, batch, length)
         found, wanted = exe.run(feeds)["logits"], plain.run(feeds)["logits"]
-        tolerance = {"f16": 1e-3, "bf16": 1e-2}.get(precision, 1e-5)
+        tolerance = {"f16": 1e-3, "tf32": 1e-3, "bf16": 1e-2}.get(precision, 1e-5)
         np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
         made = attention(steps)
         assert len(made) == SIZES["layers"]
@@ -79,6 +79,23 @@ def test_training_keeps_the_products(card: Card, steps: list[Node]) -> None:
     assert not attention(steps)
     assert {"Softmax", "SoftmaxGrad"} <= {node.op.name for node in steps}
     assert not card.interpreted
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+def test_what_is_added_to_scores_stays_float32(precision: str, card: Card, steps: list[Node]) -> None:
+    """Distances up to 300 (Press et al. 2022, arXiv:2108.12409) would be off by 1 in bfloat16."""
+    q, k, v = (gk.input(name, ["N", 2, "T", 8]) for name in "qkv")
+    distance = gk.input("distance", ["T", "T"])
+    scores = gk.add(gk.mat_mul(q, gk.transpose(k, perm=(0, 1, 3, 2))), distance)
+    net = gk.Model({"y": gk.mat_mul(gk.softmax(scores, axis=-1), v)})
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((1, 2, 300, 8), np.float32) for name in "qkv"}
+    feeds["distance"] = np.float32(-1.03) * abs(np.arange(300)[:, None] - np.arange(300)[::-1]).astype(np.float32)
+    found, wanted = (net.compile(d, precision=p).run(feeds)["y"] for d, p in (("cuda", precision), ("cpu", "f32")))
+    np.testing.assert_allclose(found, wanted, atol={"f16": 5e-3, "bf16": 4e-2}[precision])
+    (node,) = (node for node in steps if isinstance(node.op, FusedAttention))
+    assert node.output.dtype in HALVES
+    assert node.operands[3].dtype is gk.DType.FLOAT32
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

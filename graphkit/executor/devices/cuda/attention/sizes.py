@@ -33,7 +33,8 @@ class Strides(NamedTuple):
 class Attended:
     """q: [batch, heads, rows, depth], k: [batch, heads, keys, depth], v: [batch, heads, keys, width], of type `kind`.
 
-    mask: its strides along [batch, heads, rows, keys], 0 where it is repeated; None where there is none.
+    mask: its strides along [batch, heads, rows, keys], 0 where it is repeated, and `mask_kind` its type; None where
+    there is none.
     """
 
     kind: DType
@@ -48,7 +49,7 @@ class Attended:
     v: Strides
     y: Strides
     mask: tuple[int, int, int, int] | None
-    mask_is_boolean: bool
+    mask_kind: DType | None
     op: FusedAttention
 
     @classmethod
@@ -67,8 +68,12 @@ class Attended:
             node.output.dtype, batch, heads, rows, keys, depth, width,
             q=Strides.of(op.layout, heads, rows, depth), k=Strides.of(op.layout, heads, keys, depth),
             v=Strides.of(op.layout, heads, keys, width), y=Strides.of(op.output_layout, heads, rows, width),
-            mask=strides, mask_is_boolean=mask is not None and mask.dtype is DType.BOOL, op=op,
+            mask=strides, mask_kind=None if mask is None else mask.dtype, op=op,
         )  # fmt: skip
+
+    @property
+    def mask_is_boolean(self) -> bool:
+        return self.mask_kind is DType.BOOL
 
     @property
     def results(self) -> int:

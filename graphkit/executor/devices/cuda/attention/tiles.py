@@ -57,9 +57,8 @@ class Tiles:
             found += self.strides(name, strides)
         found += self.numbers(heads=of.heads, rows=of.rows, keys=of.keys, depth=of.depth, width=of.width)
         found.append((f"{held} scale", self._held(of.op.scale)))
-        if of.mask is not None:
-            stored = STORED[DType.BOOL] if of.mask_is_boolean else kind
-            found.append((f"const {stored}* mask", Input(3)))
+        if of.mask is not None and of.mask_kind is not None:
+            found.append((f"const {STORED[of.mask_kind]}* mask", Input(3)))
             found += self.numbers(**{f"mask{axis}": stride for axis, stride in enumerate(of.mask)})
         if of.mask is not None and of.mask_is_boolean:
             with np.errstate(over="ignore"):
