@@ -11,6 +11,9 @@ What the loops share:
   number T. With a number k, only the states at the borders of blocks of k iterations are, and one block at a time is
   computed again: memory for T / k + k iterations. "sqrt" chooses k near sqrt(T), for a T that is known. The results
   are the same. What is saved of a block of 1 is its state.
+- `swap_memory`: on a card, what the loop saves for the backward pass may wait in the host's memory until it is read, as
+  `gk.attr_scope(swap_memory=True)` says of other nodes (see docs/cards.md). Elsewhere it means nothing. The results are
+  the same bits.
 - `parallel_iterations`: a bound on the iterations in flight, as TensorFlow has it. Iterations run one after the other
   here, each on all threads, which keeps any bound; the results are the same for every number.
 - `name`: of the node, and in messages.
@@ -18,7 +21,8 @@ What the loops share:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +43,7 @@ from graphkit.frontend._leaves import (
     stacked_axes,
     without,
 )
+from graphkit.frontend.scopes import attr_scope
 from graphkit.ir.graph import Value
 from graphkit.ir.subgraph import checkpoint, close_over, inline
 from graphkit.ir.types import DType, TensorType
@@ -47,6 +52,7 @@ from graphkit.ops.control.loop_state import StableStates, may_keep, without_valu
 from graphkit.ops.sequence.map import element_types
 from graphkit.ops.sequence.map import sequence_map as mapped_sequences
 from graphkit.passes.control.block_loops import Block, in_blocks
+from graphkit.passes.training.swap import MARK
 
 # TensorFlow's default.
 PARALLEL_ITERATIONS = 10
@@ -94,6 +100,7 @@ def while_loop(
     *,
     parallel_iterations: int = PARALLEL_ITERATIONS,
     recompute: Block | None = None,
+    swap_memory: bool = False,
     name: str = "while_loop",
 ) -> Any:
     """Repeat state = body_fn(state) while cond_fn(state) holds, at most `maximum_iterations` times; return the state.
@@ -127,8 +134,9 @@ def while_loop(
     (again,) = inline(condition, [*following, *outer])
     body, captured = close_over([again, *following], [iteration, going, *inside], mark, name="body")
     limit = None if maximum_iterations is None else count(maximum_iterations, name, "maximum_iterations")
-    results = outputs(F.loop(limit, first, *start, *captured, body=body, captures=len(captured), name=name))
-    return tree.unflatten(shape, _recomputed(results, recompute))
+    with _marked(name, swap_memory):
+        found = F.loop(limit, first, *start, *captured, body=body, captures=len(captured), name=name)
+    return tree.unflatten(shape, _recomputed(outputs(found), recompute))
 
 
 def scan(
@@ -142,6 +150,7 @@ def scan(
     length: int | Value | None = None,
     parallel_iterations: int = PARALLEL_ITERATIONS,
     recompute: Block | None = None,
+    swap_memory: bool = False,
     name: str = "scan",
 ) -> tuple[Any, Any]:
     """carry, y = fn(carry, x) for every x along `axis` of xs; return the last carry and ys stacked along `out_axis`.
@@ -172,8 +181,8 @@ def scan(
         raise UsageError(f"{name}: the function returns no value")
     body, captured = close_over([*following, *stacked], [*inside, *elements], mark, name="body")
     out_axes = stacked_axes(name, list(tree.paths(result[1])), stacked, axes_of(name, "out_axis", out_axis, result[1]))
-    results = outputs(
-        F.scan(
+    with _marked(name, swap_memory):
+        found = F.scan(
             *start,
             *sequences,
             *captured,
@@ -186,8 +195,7 @@ def scan(
             captures=len(captured),
             name=name,
         )
-    )
-    values = _recomputed(results, recompute)
+    values = _recomputed(outputs(found), recompute)
     carry = tree.unflatten(carry_shape, values[: len(start)])
     return carry, tree.unflatten(tree.skeleton(result[1]), values[len(start) :])
 
@@ -226,10 +234,13 @@ def map(
     out_axis: Any = 0,
     parallel_iterations: int = PARALLEL_ITERATIONS,
     recompute: Block | None = None,
+    swap_memory: bool = False,
     name: str = "map",
 ) -> Any:
     """fn applied to every element along `axis` of the tree xs; the results stacked along `out_axis`. See `scan`."""
-    options: dict[str, Any] = {"parallel_iterations": parallel_iterations, "recompute": recompute, "name": name}
+    options: dict[str, Any] = {
+        "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
+    }  # fmt: skip
     return scan(lambda carry, x: (None, fn(x)), None, xs, axis=axis, out_axis=out_axis, **options)[1]
 
 
@@ -260,6 +271,7 @@ def foreach(
     out_axis: Any = 0,
     parallel_iterations: int = PARALLEL_ITERATIONS,
     recompute: Block | None = None,
+    swap_memory: bool = False,
     name: str = "foreach",
 ) -> tuple[Any, Any]:
     """output, states = body(element, states) for every element of data; return (stacked outputs, last states).
@@ -273,7 +285,9 @@ def foreach(
             raise UsageError(f"{name}: the body returns (outputs, states), not {tree.skeleton(result)}; * is a value")
         return result[1], result[0]
 
-    options: dict[str, Any] = {"parallel_iterations": parallel_iterations, "recompute": recompute, "name": name}
+    options: dict[str, Any] = {
+        "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
+    }  # fmt: skip
     last, stacked = scan(step, init_states, data, reverse, axis=axis, out_axis=out_axis, **options)
     return stacked, last
 
@@ -287,10 +301,13 @@ def fold(
     axis: Any = 0,
     parallel_iterations: int = PARALLEL_ITERATIONS,
     recompute: Block | None = None,
+    swap_memory: bool = False,
     name: str = "fold",
 ) -> Any:
     """carry = fn(carry, x) for every element along `axis` of the tree xs; return the last carry. See `scan`."""
-    options: dict[str, Any] = {"parallel_iterations": parallel_iterations, "recompute": recompute, "name": name}
+    options: dict[str, Any] = {
+        "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
+    }  # fmt: skip
     return scan(lambda carry, x: (fn(carry, x), None), init, xs, reverse, axis=axis, **options)[0]
 
 
@@ -298,6 +315,15 @@ def _recomputed(results: Sequence[Value], block: Block | None) -> Sequence[Value
     node = results[0].node
     assert node is not None, "a loop has made it"
     return results if block is None else in_blocks(node, block)
+
+
+@contextlib.contextmanager
+def _marked(name: str, swap_memory: Any) -> Iterator[None]:
+    """Nodes that are made inside are marked, if they are to be. Raises UsageError."""
+    if not isinstance(swap_memory, bool):
+        raise UsageError(f"{name}: swap_memory is True or False, not {swap_memory!r}")
+    with attr_scope(**{MARK: True}) if swap_memory else contextlib.nullcontext():
+        yield
 
 
 def _check_parallel(name: str, given: Any) -> None:

@@ -78,9 +78,15 @@ class _Expansion(Scope):
 
 
 class expanding(detached):  # noqa: N801 - as above
-    """As `detached`, for the nodes of one operator's expansion: more than MOST_EXPANDED are an UnsupportedError."""
+    """As `detached`, for the nodes of one operator's expansion: more than MOST_EXPANDED are an UnsupportedError.
 
-    __slots__ = ()
+    attrs: what their metadata has.
+    """
+
+    __slots__ = ("_attrs",)
+
+    def __init__(self, attrs: Mapping[str, str] | None = None) -> None:
+        self._attrs = attrs or _EMPTY
 
     def __enter__(self) -> None:
-        self._token = _scope.set(_Expansion())
+        self._token = _scope.set(_Expansion(attrs=self._attrs))

@@ -47,6 +47,7 @@ class _Apart(Stepper):
         kvstore: KVStore | None,
         accumulate: int,
         recompute: recomputation.Recompute | None,
+        swap_memory: bool = False,
         options: dict[str, Any],
         shard: bool = False,
     ):
@@ -57,8 +58,9 @@ class _Apart(Stepper):
         assert isinstance(kvstore, RemoteStore), "stepper_for has looked"
         self._remote = kvstore
         super().__init__(
-            graph, trained, rule, params, kvstore=None, accumulate=accumulate, recompute=recompute, options=options
-        )
+            graph, trained, rule, params,
+            kvstore=None, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory, options=options,
+        )  # fmt: skip
         self._params = params
         self._placed = False
 

@@ -23,6 +23,7 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.ops.internal.moments import AllMoments, AllSum
+from graphkit.passes.training.swap import mark_forward
 from graphkit.train import finite, loss_scale, recomputation, residuals, sharded, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
@@ -53,6 +54,7 @@ class Stepper:
         kvstore: KVStore | None,
         accumulate: int,
         recompute: recomputation.Recompute | None,
+        swap_memory: bool = False,
         options: dict[str, Any],
         shard: bool = False,
     ):
@@ -84,6 +86,8 @@ class Stepper:
             )
             self._options["collectives"] = self.collectives
         self.programs = self._made(graph, trained, rule)
+        if swap_memory:
+            self.programs[0] = mark_forward(self.programs[0])
         self.programs[0] = recomputation.marked(self.programs[0], options["device"])
         self.slots = self._starts(params)
         self.store = JointStore([params, self.slots])

@@ -78,6 +78,8 @@ class Trainer:
     the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
     recompute: "sqrt" to compute most activations again in the backward pass in place of keeping them, or the number of
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
+    swap_memory: on a card, what the forward pass saves may wait in the host's memory until the backward pass reads it
+    (see docs/cards.md); without, what `gk.attr_scope(swap_memory=True)` marks. On the processor it means nothing.
     precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
     slots and all else are float32. On a card, "f16" does the same with float16, and multiplies losses before the
@@ -136,6 +138,7 @@ class Trainer:
         mixup: float | None = None,
         cutmix: float | None = None,
         recompute: recomputation.Recompute | None = None,
+        swap_memory: bool = False,
         seed: int | None = None,
         precision: str = "f32",
         deterministic: bool = False,
@@ -148,6 +151,8 @@ class Trainer:
         sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
+        if not isinstance(swap_memory, bool):
+            raise UsageError(f"Trainer: swap_memory is True or False, not {swap_memory!r}")
         on_nonfinite = finite.choice(on_nonfinite)
         micro_batches = integer("Trainer", "micro_batches", micro_batches, 1)
         accumulate = integer("Trainer", "accumulate", accumulate, 1)
@@ -184,6 +189,7 @@ class Trainer:
         self._inputs = Inputs(net.input_types)
         refused = {
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
+            "swap_memory": swap_memory,
             "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm, "mixup or cutmix": bool(alphas),
             "compression": kvstore is not None and kvstore.compresses, "precision='f16'": precision == "f16",
         }  # fmt: skip
@@ -236,7 +242,8 @@ class Trainer:
         else:
             self._stepper = stepper_for(kvstore)(
                 graph, trained, rule, net.params,
-                kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options, shard=shard_optimizer,
+                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory, options=options,
+                shard=shard_optimizer,
             )  # fmt: skip
             self._inference = Executor(self._inference_graph, net.params, **options)
         self._evaluation = Evaluation(self, options)

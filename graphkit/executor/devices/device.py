@@ -109,6 +109,14 @@ class Device(Protocol):
         of this device's. Both are C-contiguous."""
         ...
 
+    def copy_to_host(self, source: Any, host: np.ndarray) -> None:
+        """Queue the copy of an array's bytes to an array in `host_memory`, of as many. Both are C-contiguous."""
+        ...
+
+    def copy_from_host(self, host: np.ndarray, target: Any) -> None:
+        """The same in the other direction."""
+        ...
+
     def event(self) -> Any:
         """A mark behind all work that the current stream has been given."""
         ...

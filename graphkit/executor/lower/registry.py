@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
@@ -10,6 +10,7 @@ from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.arrays.branch import array_branch
 from graphkit.executor.lower.arrays.loop import array_loop
+from graphkit.executor.lower.arrays.swapped import SwapStep
 from graphkit.executor.lower.branch import branch
 from graphkit.executor.lower.channel import channel, check_channels
 from graphkit.executor.lower.collective import collective
@@ -54,14 +55,15 @@ def lower_graph(
     misfits: Misfits,
     *,
     inner: bool = False,
+    order: Sequence[Node] | None = None,
 ) -> LoweredGraph:
     """Choose how each node runs, order the steps, lay out the arena. `fixed` gives operands that change with a version.
 
     The inputs have static types; those of an `inner` graph may have sizes that only a run tells. `misfits` are the
-    subgraphs that specialisation left alone.
+    subgraphs that specialisation left alone. order: that of the steps, where it is chosen.
     """
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
-    placement = place_values(graph)
+    placement = place_values(graph, swaps=settings.device != "cpu" and not inner)
     for node in graph.nodes:
         require_shapes_for(node)
     # Beforehand: what prepares a kernel may take as much time and memory as its results.
@@ -72,7 +74,9 @@ def lower_graph(
         return _lower_subgraph(subgraph, arrays, settings, misfits)
 
     lowerings = [
-        choose(
+        SwapStep(node)
+        if placement.swapped_by(node) is not None
+        else choose(
             Site(
                 node,
                 settings,
@@ -87,8 +91,15 @@ def lower_graph(
     ]
     needs = [StepMemory(lowering.scratch_bytes, lowering.inplace) for lowering in lowerings]
     # Devices with arrays of their own make one launch of updates that stand together.
+    place = {node: index for index, node in enumerate(placement.steps)}
     memory = plan_graph(
-        graph, placement, needs, inplace=settings.inplace, share=settings.share, together=not settings.native
+        graph,
+        placement,
+        needs,
+        inplace=settings.inplace,
+        share=settings.share,
+        together=not settings.native,
+        order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)
 

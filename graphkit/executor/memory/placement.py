@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,14 +10,16 @@ from graphkit.ir import dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops.internal.swap import SwapIn, SwapOut
 from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.sweep import read_positions
 
 # Kinds of memory. "result" is memory of its own, made for every run (outputs) or kept between runs (new values of
 # states); "dynamic" is an array whose size is known only when it has been computed.
-# "shape": small integers that follow from the sizes of the inputs, as the types say.
-Place = Literal["arena", "input", "parameter", "constant", "shape", "result", "dynamic"]
+# "shape": small integers that follow from the sizes of the inputs, as the types say. "host" is memory of the host's
+# where the others are a device's.
+Place = Literal["arena", "input", "parameter", "constant", "shape", "result", "dynamic", "host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,24 @@ class Placement:
         """Whether the value is a tensor whose bytes are known, for known `symbols`, before it is computed."""
         return _is_sized(value, self.symbols)
 
+    def swapped_by(self, node: Node) -> Value | None:
+        """Where what a SwapOut writes, or a SwapIn reads, lies in the host's memory; None for other nodes."""
+        if not isinstance(node.op, (SwapOut, SwapIn)):
+            return None
+        stored = self.root[node.output if isinstance(node.op, SwapOut) else node.operands[0]]
+        return stored if self.place[stored] == "host" else None
 
-def place_values(graph: Graph, symbols: Set[str] = frozenset()) -> Placement:
+
+def place_values(graph: Graph, symbols: Set[str] = frozenset(), *, swaps: bool = False) -> Placement:
     """Place every value of `graph`. Linear.
 
     Tensors of unknown size, strings, sequences and optionals are dynamic: what a step makes. With `symbols`, sizes in
     which no others occur are known, and so are elements that the types tell. A view is one whatever they stand for,
-    as long as it has as many bytes as its root.
+    as long as it has as many bytes as its root. swaps: whether SwapOut and SwapIn are steps, as they are on devices
+    with memory of their own; else they are views.
     """
     wanted = [*(new for _, new in graph.updates), *graph.outputs]
+    swapped = _swapped(graph, wanted) if swaps else frozenset()
     used = {v for node in graph.nodes for v in node.inputs if v is not None}.union(wanted)
     root: dict[Value, Value] = {v: v for v in graph.inputs}
     place: dict[Value, Place] = {v: "parameter" if v.role in ("parameter", "state") else "input" for v in graph.inputs}
@@ -69,6 +80,11 @@ def place_values(graph: Graph, symbols: Set[str] = frozenset()) -> Placement:
         if symbols and _is_told(node, used, symbols):
             root.update((v, v) for v in node.outputs)
             place.update(dict.fromkeys(node.outputs, "shape"))
+            continue
+        if not swapped.isdisjoint((*node.outputs, *node.inputs)):
+            root[node.output] = node.output
+            place[node.output] = "host" if node.output in swapped else "arena"
+            steps.append(node)
             continue
         sources = _view_sources(node, used, root, place, symbols)
         if sources is not None:
@@ -101,6 +117,16 @@ def has_fixed_size(value: Value) -> bool:
 def has_run_time_size(value: Value) -> bool:
     """Whether the value is a tensor that only its shape, known once it is computed, tells the bytes of."""
     return isinstance(value.type, TensorType) and not value.type.is_static and value.type.dtype is not DType.STRING
+
+
+def _swapped(graph: Graph, wanted: Sequence[Value]) -> frozenset[Value]:
+    """What SwapOut makes and SwapIn alone reads."""
+    found = {n.output for n in graph.nodes if isinstance(n.op, SwapOut) and has_fixed_size(n.output)}
+    if found:
+        found.difference_update(wanted)
+        found.difference_update(v for n in graph.nodes if not isinstance(n.op, SwapIn) for v in n.operands)
+        found.difference_update(n.operands[1] for n in graph.nodes if isinstance(n.op, SwapIn))
+    return frozenset(found)
 
 
 def _is_sized(value: Value, symbols: Set[str]) -> bool:

@@ -10,7 +10,8 @@ from graphkit.executor.memory.donation import awaited, donated_states
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
-from graphkit.executor.memory.schedule import Task, updates_last
+from graphkit.executor.memory.schedule import Task, is_order, measured, updates_last
+from graphkit.executor.memory.swapping import awaited_copies
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.passes.core.sweep import elements_read
 
@@ -29,7 +30,8 @@ class MemoryPlan:
     `requests` are the blocks of the arena, which `layout` gives offsets: `request_of` those of values, `within` where a
     value begins in a block that has several, `scratch_of` the working memory of steps. `donated` maps states to the
     storage of the new value that takes their memory; `releases` lists what no step reads after the one at a position
-    of `order`, of values whose memory is not planned.
+    of `order`, of values whose memory is not planned. `copies` lists, by position, the copies to the host's memory and
+    back (see `awaited_copies`) that are done before the step there.
     """
 
     order: tuple[int, ...]
@@ -40,6 +42,7 @@ class MemoryPlan:
     scratch_of: Mapping[int, int]
     donated: Mapping[Value, Value]
     releases: Mapping[int, Sequence[Value]]
+    copies: Mapping[int, Sequence[Value]]
     plain_lower_bound: int
 
     def offset(self, storage: Value) -> int | None:
@@ -62,17 +65,25 @@ def plan_graph(
     share: bool,
     nbytes: Callable[[Value], int] = lambda v: v.tensor.nbytes,
     together: bool = False,
+    order: Sequence[int] | None = None,
 ) -> MemoryPlan:
     """Plan the memory of `graph`, whose steps have these `needs`; `nbytes` of each value. n log n in steps.
 
-    together: updates of states stand at the end as far as they need no memory there.
+    together: updates of states stand at the end as far as they need no memory there. order: that of the steps, where it
+    is chosen.
     """
     planning = _Planning(graph, placement, needs, inplace, nbytes)
     sizes = [aligned(size) for size in planning.sizes]
-    schedule = cached_schedule(planning.tasks, sizes)
-    if together:
-        schedule = updates_last(planning.tasks, sizes, schedule)
+    if order is not None:
+        assert is_order(planning.tasks, order), "steps of the order that was chosen wait for later ones"
+        schedule = measured(planning.tasks, sizes, order)
+    else:
+        schedule = cached_schedule(planning.tasks, sizes)
+        if together:
+            schedule = updates_last(planning.tasks, sizes, schedule)
+    copies = awaited_copies(placement, schedule.order)
     lives = _Lives(planning.tasks, schedule.order, len(planning.sizes))
+    planning.keep_until_copied(lives, schedule.order, copies)
     requests, request_of, within, scratch_of = planning.requests(schedule.order, lives)
     return MemoryPlan(
         schedule.order,
@@ -83,6 +94,7 @@ def plan_graph(
         scratch_of,
         planning.donated,
         planning.releases(lives),
+        copies,
         schedule.plain_peak_bytes,
     )
 
@@ -134,6 +146,22 @@ class _Planning:
             )
             for node, before, pairs, need in zip(placement.steps, after, permitted, needs, strict=True)
         ]
+
+    def keep_until_copied(
+        self, lives: _Lives, order: Sequence[int], copies: Mapping[int, Sequence[Value]]
+    ) -> None:
+        """What is copied to the host's memory lives until the step before which the copy is done.
+
+        That step is none that reads it last, or the copy is done before it: none writes over it too early.
+        """
+        steps, place = self._placement.steps, self._placement.place
+        done = {value: position for position, values in copies.items() for value in values}
+        for index in order:
+            for value in steps[index].outputs:
+                if place[value] == "host":
+                    until = done.get(value, len(order) - 1)
+                    for source in self.tasks[index].reads:
+                        lives.last[source] = max(lives.last[source], until)
 
     def requests(
         self, order: Sequence[int], lives: _Lives

@@ -63,6 +63,7 @@ class _Description:
             parameter_bytes=sum(_bytes(v) for v in lowered.graph.inputs if place[v] == "parameter"),
             packed_bytes=sum(_packed(lowered).values()),
             constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
+            host_bytes=sum(_bytes(v) for v, p in place.items() if p == "host"),
             result_bytes=sum(_bytes(r.value) for r in lowered.placement.results),
             peak_node=lowered.graph.node_name(self._nodes[memory.order[peak]]) if memory.requests else "",
             inner_fallbacks=tuple(

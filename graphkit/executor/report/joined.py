@@ -64,6 +64,7 @@ def join(parts: Sequence[PartPlan]) -> Plan:
         packed_bytes=sum(p.plan.packed_bytes for p in parts),
         constant_bytes=sum(p.plan.constant_bytes for p in parts),
         result_bytes=sum(p.plan.result_bytes for p in parts),
+        host_bytes=sum(p.plan.host_bytes for p in parts),
         peak_node=largest.peak_node,
         inner_fallbacks=tuple(name for p in parts for name in p.plan.inner_fallbacks),
     )

@@ -19,6 +19,7 @@ from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
+from graphkit.executor.memory.swapping import swap_marked
 from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.executor.run.program import Program
@@ -27,7 +28,7 @@ from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
-from graphkit.passes.control.specialise import specialise_subgraphs
+from graphkit.passes.control.specialise import Misfits, specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
@@ -59,7 +60,19 @@ def compile_graph(
         specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
         lowered = lower_graph(specialised, arrays, settings, misfits)
+        if settings.device != "cpu":
+            lowered = _with_swaps(lowered, arrays, misfits)
         return _program(lowered, pools, [specialised.inputs[position] for position in handed])
+
+
+def _with_swaps(lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], misfits: Misfits) -> LoweredGraph:
+    """The graph with values in the host's memory where its nodes are marked so; itself where none are worth it."""
+    swapped = swap_marked(lowered.graph, lowered.placement, lowered.memory.order)
+    if swapped is None:
+        return lowered
+    became = swapped.became
+    moved = {(became.get(node, node), attribute): why for (node, attribute), why in misfits.items()}
+    return lower_graph(swapped.graph, fixed, lowered.settings, moved, order=swapped.order)
 
 
 def find_batch(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Batch | None:

@@ -49,7 +49,7 @@ def _expanded(node: Node, is_composite: Predicate) -> Sequence[Any]:
     if not ranked:
         return node.outputs
     try:
-        with context.expanding():
+        with context.expanding(node.meta):
             found = op.expand(*node.inputs)
     except UnsupportedError:
         return node.outputs

@@ -77,13 +77,9 @@ def recompute_marked(graph: Graph) -> Graph:
     return mirrored(graph, [frozenset(run) for run in runs]) if runs else graph
 
 
-def is_marked(node: Node) -> bool:
-    """Whether a node is to be computed again."""
-    return _is_true(node.meta.get(MARK))
-
-
-def _is_true(text: str | None) -> bool:
-    return text is not None and text.lower() in ("1", "true", "yes")
+def is_marked(node: Node, mark: str = MARK) -> bool:
+    """Whether a node is to be computed again; or has another mark of `gk.attr_scope`."""
+    return node.meta.get(mark, "").lower() in ("1", "true", "yes")
 
 
 @dataclass

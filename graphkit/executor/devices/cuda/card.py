@@ -168,6 +168,12 @@ class CudaDevice:
         # From card to card where they reach each other, else by way of the host: CuPy finds out.
         target.data.copy_from_device_async(source.data, source.nbytes)
 
+    def copy_to_host(self, source: Any, host: np.ndarray) -> None:
+        source.data.copy_to_host_async(host.ctypes.data, source.nbytes)
+
+    def copy_from_host(self, host: np.ndarray, target: Any) -> None:
+        target.data.copy_from_host_async(host.ctypes.data, target.nbytes)
+
     def event(self) -> Any:
         made = self._cupy.cuda.Event(disable_timing=True)
         # By itself an event is one of the null stream.

@@ -38,8 +38,8 @@ class _Staged:
 
     def __init__(self, device: Device, inputs: Iterable[Value | None], outputs: Iterable[Value]):
         self._device = device
-        self._given = _side_by_side(device, [v for v in inputs if v is not None])
-        self._made = _side_by_side(device, list(outputs))
+        self._given = host_arrays(device, [v for v in inputs if v is not None])
+        self._made = host_arrays(device, list(outputs))
 
     def _copy_out(self, arrays: Sequence[Any], to: Sequence[np.ndarray]) -> None:
         for array, host in zip((a for a in arrays if a is not None), to, strict=True):
@@ -127,7 +127,7 @@ class WaitsForRows(ArrayMaker):
         return {i: self._device.copy_in(as_stored(array, kind)) for i, (array, kind) in enumerate(found)}
 
 
-def _side_by_side(device: Device, values: Sequence[Value]) -> list[np.ndarray]:
+def host_arrays(device: Device, values: Sequence[Value]) -> list[np.ndarray]:
     """Arrays of the host, one behind the other in one piece of memory, from which the device copies at its best.
 
     They begin where those of a program of the processor would: another process of the job may be one.

@@ -18,6 +18,7 @@ from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.lower.arrays.body import ArrayMaker, flattened, looks_at_values, prepare
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Start, SumQueue
 from graphkit.executor.lower.arrays.staged import Landing, StagedStep
+from graphkit.executor.lower.arrays.swapped import SwapQueue, SwapStep
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import kept
 from graphkit.executor.memory.pools import Pools
@@ -42,6 +43,8 @@ class ArrayInstance:
         self._stream = device.stream()
         self._landing: Landing = {}
         self._queue = _sum_queue(lowered, device, self._stream)
+        swaps = any(isinstance(lowering, SwapStep) for lowering in lowered.lowerings)
+        self._swaps = SwapQueue(device) if swaps else None
         with device.on(self._stream):
             self._faults = Faults(lowered, device)
             words = self._faults.words()
@@ -65,6 +68,9 @@ class ArrayInstance:
         if isinstance(lowering, LaunchedSum):
             assert self._queue is not None, "the program has sums"
             return lowering.prepared(self._device, self._queue)
+        if isinstance(lowering, SwapStep):
+            assert self._swaps is not None, "the program has copies"
+            return lowering.prepared(self._device, self._swaps)
         return prepare(self._device, node, lowering, words)
 
     # --- a run --------------------------------------------------------------------------------------------------
@@ -110,6 +116,8 @@ class ArrayInstance:
         # Whatever becomes of the run: nobody reads or frees what is still being written.
         if self._queue is None or self._queue.settled():
             self._device.synchronize(self._stream)
+            if self._swaps is not None:
+                self._swaps.settle()
         self._storages.end()
 
     # --- segments -----------------------------------------------------------------------------------------------
@@ -135,6 +143,8 @@ class ArrayInstance:
 
     def _record(self, segment: Segment) -> None:
         steps = [*self._bound_steps(segment)]
+        if self._swaps is not None:
+            steps.append(self._swaps.joined)
         if self._queue is None:
             segment.replay = self._device.record(self._stream, steps)
             return
@@ -146,6 +156,9 @@ class ArrayInstance:
         """Steps that can be recorded, with their memory, all of which stays."""
         for position in segment.positions:
             index = self._lowered.memory.order[position]
+            if (copies := self._lowered.memory.copies.get(position)) is not None:
+                assert self._swaps is not None, "the program has copies"
+                yield self._swaps.awaits(copies)
             kernel = self._kernels[index]
             assert kernel is not None, "results of others are arrays that they make"
             node = self._placement.steps[index]
@@ -157,8 +170,12 @@ class ArrayInstance:
             self._settle()  # what is interpreted, or copied, may wait for the device
         for position in segment.positions:
             index = memory.order[position]
+            if self._swaps is not None:
+                self._swaps.follow(memory.copies.get(position, ()))
             self._step(steps[index], index)
             self._storages.release(memory.releases.get(position, ()))
+        if self._swaps is not None:
+            self._swaps.join()
         if self._queue is not None:
             self._queue.join()
 

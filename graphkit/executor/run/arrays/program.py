@@ -18,6 +18,7 @@ from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum
 from graphkit.executor.lower.arrays.staged import StagedStep
+from graphkit.executor.lower.arrays.swapped import SwapStep
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.errors import out_of_memory
@@ -114,7 +115,7 @@ class ArrayProgram:
 
 def _check_lowered(lowered: LoweredGraph, device: Device) -> None:
     """Raises UnsupportedError for element types that the device's arrays cannot have."""
-    own = (LaunchedStep, LaunchedSum, StagedStep, SubgraphStep)
+    own = (LaunchedStep, LaunchedSum, StagedStep, SubgraphStep, SwapStep)
     launched = {node for node, lowering in lowered.steps if isinstance(lowering, own)}
     _check_types(lowered.graph, device, launched, lowered.placement.steps)
     for _, lowering in lowered.steps:

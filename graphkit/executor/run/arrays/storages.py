@@ -10,7 +10,9 @@ import numpy as np
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.lower.arrays.body import as_stored, laid, stored
+from graphkit.executor.lower.arrays.staged import host_arrays
 from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.params import ParameterArray
@@ -45,12 +47,24 @@ class Storages:
         self._arrays: dict[Value, Any] = {
             storage: laid(device, arena, memory.offset(storage) or 0, storage.tensor) for storage in memory.request_of
         }
+        self._arrays |= self._swapped()
         for storage in self._separate():
             if storage not in self._arrays:
                 self._arrays[storage] = laid(device, device.alloc(storage.tensor.nbytes), 0, storage.tensor)
         self.kept = frozenset(self._arrays)
         self.moved = True
         self._passing: list[Value] = []
+
+    def _swapped(self) -> dict[Value, np.ndarray]:
+        """What lies in the host's memory while a run goes on. Raises OutOfMemory."""
+        lowered = self._lowered
+        stored = [value for value, place in lowered.placement.place.items() if place == "host"]
+        if not stored:
+            return {}
+        nbytes = sum(value.tensor.nbytes for value in stored)
+        what = f"values that are swapped to the host's pinned memory, {nbytes} bytes for device {self._device.name!r}"
+        with out_of_memory(lowered.graph, what):
+            return dict(zip(stored, host_arrays(self._device, stored), strict=True))
 
     def _separate(self) -> Iterable[Value]:
         """Storages with memory of their own: fed arrays, and results but for those that are written over a state."""

@@ -260,6 +260,19 @@ class Card:
         given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))
         self.current.queue(lambda: np.copyto(to[: len(given)], given))
 
+    def copy_to_host(self, source: Any, host: np.ndarray) -> None:
+        self._copy_host(source, host, host)
+
+    def copy_from_host(self, host: np.ndarray, target: Any) -> None:
+        self._copy_host(host, target, host)
+
+    def _copy_host(self, source: np.ndarray, target: np.ndarray, host: np.ndarray) -> None:
+        """Queue a copy of bytes where one side is memory of the host's that the card knows."""
+        assert any(np.shares_memory(host, memory) for memory in self._late) or not host.nbytes
+        assert source.nbytes == target.nbytes
+        given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))
+        self.current.queue(lambda: np.copyto(to, given))
+
     def event(self) -> Point:
         return self.current.mark()
 

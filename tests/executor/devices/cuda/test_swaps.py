@@ -1,0 +1,314 @@
+"""What a forward pass saves waits in the host's memory, on a stand-in for the card that copies as late as it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_in import Card
+from test_array_programs import random_graph
+
+import graphkit as gk
+from graphkit.errors import NotFinite, OutOfMemory, UsageError
+from graphkit.executor.lower.arrays.swapped import SwapQueue
+from graphkit.executor.memory import swapping
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ops.internal.swap import SwapIn, SwapOut
+
+ROWS, WIDTH = 16, 16  # of a KiB
+X = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+LABELS = np.arange(ROWS) % 4
+SHAPES = {"x": X.shape, "target": LABELS.shape}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations of these networks are large enough, and the copies of some have their time."""
+    monkeypatch.setattr(swapping, "LEAST_BYTES", X.nbytes)
+
+
+def layers(count: int = 9) -> gk.Model:
+    h = gk.input("x", ["N", WIDTH])
+    for i in range(count):
+        h = gk.tanh(gk.nn.linear(h, WIDTH, name=f"fc{i}"))
+    return gk.Model({"y": gk.nn.linear(h, 4, name="out")}, seed=1)
+
+
+def trainer(net: gk.Model | None = None, **options: Any) -> gk.Trainer:
+    optimizer = gk.optim.SGD(0.1, momentum=0.9)
+    options = {"device": "cuda", "seed": 1, **options}
+    return gk.Trainer(layers() if net is None else net, "softmax_cross_entropy", optimizer, **options)
+
+
+def bits(run: gk.Trainer) -> dict[str, bytes]:
+    return {name: np.asarray(array).tobytes() for name, array in run.net.params.items()}
+
+
+def losses(run: gk.Trainer, sizes: Sequence[int] = (ROWS,) * 4) -> list[float]:
+    return [float(run.step(np.resize(X, (size, WIDTH)), np.resize(LABELS, size))) for size in sizes]
+
+
+# --- training ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_training_is_the_same_to_the_bit(early: bool, card: Card) -> None:
+    card.early = early
+    plain, swapped = trainer(), trainer(swap_memory=True)
+    before, after = plain.plan(SHAPES), swapped.plan(SHAPES)
+    assert after.arena_bytes < 0.8 * before.arena_bytes
+    assert after.host_bytes >= 4 * X.nbytes
+    assert f"{after.host_bytes // X.nbytes} values" in after.summary()
+    assert before.host_bytes == 0
+    assert losses(swapped) == losses(plain)
+    assert bits(swapped) == bits(plain)
+    assert card.replays
+    assert card.staging == after.host_bytes
+
+
+def test_batches_of_other_sizes(card: Card) -> None:
+    plain, swapped = trainer(), trainer(swap_memory=True)
+    sizes = (ROWS, 17, ROWS, ROWS, 2, 33, 17, ROWS)
+    assert losses(swapped, sizes) == losses(plain, sizes)
+    assert bits(swapped) == bits(plain)
+
+
+@pytest.mark.full
+def test_accumulated_batches_and_recomputed_ones(card: Card) -> None:
+    for options in ({"accumulate": 2}, {"recompute": "sqrt"}):
+        plain, swapped = trainer(**options), trainer(swap_memory=True, **options)
+        assert losses(swapped) == losses(plain)
+        assert bits(swapped) == bits(plain)
+
+
+def test_what_is_not_finite_goes_there_and_back(card: Card) -> None:
+    spoilt = X.copy()
+    spoilt[3, 5], spoilt[4, 6] = np.nan, np.inf
+    plain, swapped = trainer(on_nonfinite="ignore"), trainer(on_nonfinite="ignore", swap_memory=True)
+    for _ in range(3):
+        np.testing.assert_equal(float(swapped.step(spoilt, LABELS)), float(plain.step(spoilt, LABELS)))
+    assert bits(swapped) == bits(plain)
+
+
+def test_on_the_processor_marks_mean_nothing() -> None:
+    plain, marked = trainer(device="cpu"), trainer(device="cpu", swap_memory=True)
+    before, after = plain.plan(SHAPES), marked.plan(SHAPES)
+    assert (after.arena_bytes, after.host_bytes) == (before.arena_bytes, 0)
+    assert not any(step.kernel == "swap" for step in after.steps)
+    assert losses(marked) == losses(plain)
+
+
+def test_another_value_is_an_error() -> None:
+    with pytest.raises(UsageError, match="swap_memory is True or False, not 'all'"):
+        trainer(device="cpu", swap_memory="all")
+
+
+# --- which values -----------------------------------------------------------------------------------
+
+
+def swapped_by(run: gk.Trainer) -> int:
+    return sum(step.op.endswith("SwapOut") for step in run.plan(SHAPES).steps)
+
+
+def marked(count: int = 9) -> gk.Model:
+    """The first half of the layers, but for the second."""
+    h = gk.input("x", ["N", WIDTH])
+    with gk.attr_scope(swap_memory=True):
+        for i in range(count // 2):
+            with gk.attr_scope(swap_memory=i != 1):
+                h = gk.tanh(gk.nn.linear(h, WIDTH, name=f"fc{i}"))
+    for i in range(count // 2, count):
+        h = gk.tanh(gk.nn.linear(h, WIDTH, name=f"fc{i}"))
+    return gk.Model({"y": gk.nn.linear(h, 4, name="out")}, seed=1)
+
+
+def test_what_is_marked(card: Card) -> None:
+    assert swapped_by(trainer()) == 0
+    assert swapped_by(trainer(marked())) == 3
+    # What says that it does not want to does not.
+    assert swapped_by(trainer(marked(), swap_memory=True)) == swapped_by(trainer(swap_memory=True)) - 1
+
+
+@pytest.mark.parametrize("suffix", ["json", pytest.param("onnx", marks=pytest.mark.full)])
+def test_marks_are_saved(suffix: str, card: Card, tmp_path: Any) -> None:
+    marked().save(tmp_path / f"net.{suffix}")
+    again = trainer(gk.load(tmp_path / f"net.{suffix}"))
+    assert swapped_by(again) == 3
+    assert losses(again) == losses(trainer(marked()))
+
+
+def test_small_values_stay(card: Card) -> None:
+    run = trainer(swap_memory=True)
+    shapes = {"x": (ROWS - 1, WIDTH), "target": (ROWS - 1,)}
+    assert run.plan(shapes).host_bytes == 0
+
+
+@pytest.mark.parametrize("seed", [2, 3, *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 16))])
+def test_any_graph(seed: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little time copies have, and whatever views are read."""
+    card.early = seed % 2 == 0
+    with gk.attr_scope(swap_memory=True):
+        graph = random_graph(seed)
+    feeds = {"x": np.random.default_rng(seed).standard_normal((4, 6)).astype(np.float32)}
+    plain = Executor(graph, ParamStore({}), device="cuda", optimize=False).run(feeds)  # nothing is large enough
+    monkeypatch.setattr(swapping, "LEAST_BYTES", 0)
+    monkeypatch.setattr(swapping, "COPIES", seed % 3)
+    swapped = Executor(graph, ParamStore({}), device="cuda", optimize=False)
+    for _ in range(3):
+        for name, array in swapped.run(feeds).items():
+            np.testing.assert_array_equal(array, plain[name])
+    assert swapped.plan.host_bytes
+    assert card.replays
+
+
+def test_without_room_for_copies_nothing_is_swapped(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swapping, "COPIES", 10**6)
+    assert swapped_by(trainer(swap_memory=True)) == 0
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", [SwapIn, SwapOut])
+def test_a_wait_that_is_missing_shows(missing: type, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that has not come back, and memory that is written over before it has been copied."""
+    follow = SwapQueue.follow
+
+    def forgetful(queue: SwapQueue, values: Sequence[gk.Value]) -> None:
+        follow(queue, [v for v in values if v.node is None or not isinstance(v.node.op, missing)])
+
+    right = trainer()
+    monkeypatch.setattr(SwapQueue, "follow", forgetful)
+    wrong = trainer(swap_memory=True, on_nonfinite="ignore")
+    losses(right, [ROWS])
+    losses(wrong, [ROWS])
+    assert bits(wrong) != bits(right)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------
+
+
+def raising(error: BaseException, calls: int) -> Callable[..., None]:
+    begin, left = SwapQueue.begin, iter(range(calls))
+
+    def begun(queue: SwapQueue, *given: Any) -> None:
+        begin(queue, *given)
+        if next(left, None) == calls - 1:
+            raise error
+
+    return begun
+
+
+@pytest.mark.parametrize("ran", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("in a step")], ids=["interrupt", "error"])
+def test_a_step_that_ends_early_leaves_nothing_under_way(
+    error: BaseException, ran: int, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first run, and while steps are recorded."""
+    plain, swapped = trainer(), trainer(swap_memory=True)
+    assert losses(swapped, [ROWS] * ran) == losses(plain, [ROWS] * ran)
+    before = bits(swapped)
+    with monkeypatch.context() as patch:
+        patch.setattr(SwapQueue, "begin", raising(error, 5))
+        with pytest.raises(type(error)):
+            swapped.step(X, LABELS)
+    assert bits(swapped) == before
+    assert not any(stream.work for stream in card.streams)
+    assert losses(swapped) == losses(plain)
+    assert bits(swapped) == bits(plain)
+
+
+def test_a_loss_that_is_no_number_leaves_states_as_they_were(card: Card) -> None:
+    plain, swapped = trainer(), trainer(swap_memory=True)
+    for _ in range(3):
+        assert losses(swapped, [ROWS]) == losses(plain, [ROWS])
+        before = bits(swapped)
+        with pytest.raises(NotFinite):
+            swapped.step(np.full_like(X, np.nan), LABELS)
+        assert bits(swapped) == before
+
+
+def test_memory_of_the_host_that_is_not_there(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(nbytes: int) -> Any:
+        raise MemoryError(f"{nbytes} bytes")
+
+    run = trainer(swap_memory=True)
+    monkeypatch.setattr(card, "host_memory", none)
+    with pytest.raises(OutOfMemory, match=r"no memory for values that are swapped to the host's pinned memory, \d+ byt"):
+        run.step(X, LABELS)
+
+
+# --- beside others ----------------------------------------------------------------------------------
+
+
+def test_each_instance_has_memory_of_its_own(card: Card) -> None:
+    """Runs at one time, of a network and its gradients."""
+    with gk.attr_scope(swap_memory=True):
+        h = x = gk.input("x", [ROWS, WIDTH])
+        for i in range(8):
+            h = gk.tanh(gk.nn.linear(h, WIDTH, name=f"fc{i}"))
+        net = gk.Model({"loss": gk.reduce_mean(h * h, keepdims=False)}, seed=1)
+    exe = gk.grad(net, of="loss", wrt=[x]).compile("cuda")
+    feeds = [X * scale for scale in np.linspace(0.5, 2, 12, dtype=np.float32)]
+    wanted = [exe.run({"x": x}) for x in feeds]
+    staging = card.staging
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda x: exe.run({"x": x}), feeds))
+    for one, other in zip(found, wanted, strict=True):
+        for name, array in other.items():
+            np.testing.assert_array_equal(one[name], array)
+    assert exe.plan.host_bytes
+    assert card.staging % exe.plan.host_bytes == 0
+    assert card.staging >= staging
+
+
+def test_in_a_piece_of_a_divided_graph(cards: list[Card]) -> None:
+    """The last group's forward and backward part are one piece."""
+
+    def net() -> gk.Model:
+        h = gk.input("x", ["N", WIDTH])
+        with gk.attr_scope(ctx_group="first"):
+            h = gk.tanh(gk.nn.linear(h, WIDTH, name="before"))
+        with gk.attr_scope(ctx_group="second"):
+            for i in range(8):
+                h = gk.tanh(gk.nn.linear(h, WIDTH, name=f"fc{i}"))
+            return gk.Model({"y": gk.nn.linear(h, 4, name="out")}, seed=1)
+
+    devices = {"first": "cuda:0", "second": "cuda:1"}
+    plain, swapped = trainer(net(), device=devices), trainer(net(), device=devices, swap_memory=True)
+    before, after = plain.plan(SHAPES), swapped.plan(SHAPES)
+    assert after.host_bytes
+    assert after.arena_bytes < before.arena_bytes
+    assert losses(swapped) == losses(plain)
+    assert bits(swapped) == bits(plain)
+
+
+# --- other networks ---------------------------------------------------------------------------------
+
+
+def transformer() -> gk.Model:
+    return gk.models.build("transformer_lm", vocabulary=16, width=16, heads=2, layers=3, length=8)
+
+
+def scanned(loop: str, swap_memory: bool) -> gk.Model:
+    """A loop between layers that take longer than the copies of what it stacks."""
+    h = x = gk.input("x", ["N", WIDTH])
+    w = gk.parameter("w", (WIDTH, WIDTH), init=gk.init.Normal(0.3))
+    if loop == "scan":
+        h, _ = gk.scan(lambda c, i: (gk.tanh((c @ w) + x), None), x, None, length=3, swap_memory=swap_memory)
+    else:
+
+        def keep(state: Any) -> gk.Value:
+            return (state[0] < 3) & (gk.reduce_max(gk.abs(state[1]), keepdims=False) < 100.0)
+
+        start = (gk.constant(np.int64(0)), x)
+        body = lambda state: (state[0] + 1, gk.tanh((state[1] @ w) + x))  # noqa: E731
+        _, h = gk.while_loop(keep, body, start, swap_memory=swap_memory)
+    h = gk.reshape(h, np.array([-1, WIDTH]))
+    for i in range(9):
+        h = gk.tanh(gk.nn.linear(h, WIDTH, name=f"fc{i}"))
+    return gk.Model({"y": gk.nn.linear(h, 4, name="out")}, seed=1)
