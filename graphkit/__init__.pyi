@@ -339,6 +339,8 @@ from graphkit.ops._functions import sum as sum
 from graphkit.ops._functions import sumlogdiag as sumlogdiag
 from graphkit.ops._functions import svm_classifier as svm_classifier
 from graphkit.ops._functions import svm_regressor as svm_regressor
+from graphkit.ops._functions import swap_in as swap_in
+from graphkit.ops._functions import swap_out as swap_out
 from graphkit.ops._functions import swi_glu as swi_glu
 from graphkit.ops._functions import swish as swish
 from graphkit.ops._functions import syevd as syevd

@@ -2759,6 +2759,12 @@ def svm_regressor(
 ) -> Value:
     """The kernel of x and each support vector times its coefficient, summed up, plus rho; float32."""
 
+def swap_in(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """x itself, after `token`, of which nothing is read; on a device with memory of its own, a copy of what ..."""
+
+def swap_out(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """x itself; on a device with memory of its own, x in the host's, as long as nothing but SwapIn reads it."""
+
 def swi_glu(
     a: Operand, b: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:

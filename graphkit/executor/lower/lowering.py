@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
 # How a node is computed, for people. Views and constants are no steps of a program; copies, from one device to another,
-# are no nodes. "swap" is a copy to the host's memory or back, beside the steps of a device. A sum over processes is one of a device's own ("nccl") or goes by way of the host ("staged") where
-# programs are a device's.
+# are no nodes. "swap" is a copy to the host's memory or back, beside the steps. A sum over processes is one of a
+# device's own ("nccl") or goes by way of the host ("staged") where programs are a device's.
 KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap"]
 
 # Where a value lies: (external memory, offset in bytes); the arena and "no operand" have numbers of their own. A buffer

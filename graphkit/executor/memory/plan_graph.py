@@ -147,9 +147,7 @@ class _Planning:
             for node, before, pairs, need in zip(placement.steps, after, permitted, needs, strict=True)
         ]
 
-    def keep_until_copied(
-        self, lives: _Lives, order: Sequence[int], copies: Mapping[int, Sequence[Value]]
-    ) -> None:
+    def keep_until_copied(self, lives: _Lives, order: Sequence[int], copies: Mapping[int, Sequence[Value]]) -> None:
         """What is copied to the host's memory lives until the step before which the copy is done.
 
         That step is none that reads it last, or the copy is done before it: none writes over it too early.

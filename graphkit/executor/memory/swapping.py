@@ -37,11 +37,12 @@ class _Time:
     def after(self, position: int, nbytes: int) -> int:
         """The first position before which a copy of so many bytes is done that begins behind a step; it may be behind
         the last one."""
-        return min(bisect.bisect_left(self._until, self._until[position + 1] + COPIES * nbytes), len(self._until) - 1)
+        begin = position + 1
+        return min(bisect.bisect_left(self._until, self._until[begin] + COPIES * nbytes, begin), len(self._until) - 1)
 
     def before(self, position: int, nbytes: int) -> int:
         """The last position behind which a copy has to begin that is done before a step; it may be -1."""
-        return bisect.bisect_right(self._until, self._until[position] - COPIES * nbytes) - 2
+        return bisect.bisect_right(self._until, self._until[position] - COPIES * nbytes, 0, position + 1) - 2
 
 
 def _touched(node: Node, placement: Placement) -> int:
@@ -150,47 +151,59 @@ class _Rewriting:
             self._comes.setdefault(swap.begin, []).append(swap.value)
         # What stands for a value; with True, for one that has come back, or a view of one.
         self._now: dict[tuple[Value, bool], Value] = {(value, False): value for value in graph.inputs}
+        self._stored: dict[Value, Value] = {}
+        self._waiting = {*placement.steps}
         self._became: dict[Node, Node] = {}
+        self._made: list[Node] = []
 
     @uncollected
     def result(self) -> Swapped:
-        made: list[Node] = []
-        stored: dict[Value, Value] = {}
         steps = self._placement.steps
         with context.detached():
             for position, index in enumerate(self._order):
-                made.append(self._step(steps[index], position))
-                for value in self._leaves.get(steps[index], ()):
-                    stored[value] = _added(made, SwapOut(), [self._now[value, False]], value)
+                if steps[index] in self._waiting:
+                    self._make(steps[index], position)
                 token = _token(steps[index], self._placement)
                 for value in self._comes.get(position, ()):
                     assert token is not None, "they begin behind a step that has one"
-                    operands = [stored[value], self._now[token, False]]
-                    self._now[value, True] = _added(made, SwapIn(), operands, value)
+                    operands = [self._stored[value], self._now[token, False]]
+                    self._now[value, True] = self._added(SwapIn(), operands, value)
+            last = len(self._order)
             graph = Graph(
                 self._graph.inputs,
-                [self._standing(v, False) for v in self._graph.outputs],
-                [(state, self._standing(new, False)) for state, new in self._graph.updates],
+                [self._standing(v, False, last) for v in self._graph.outputs],
+                [(state, self._standing(new, False, last)) for state, new in self._graph.updates],
                 self._graph.name,
                 output_names=self._graph.output_names,
                 meta=self._graph.meta,
             )
-        return Swapped(graph, made, self._became)
+        return Swapped(graph, self._made, self._became)
 
-    def _step(self, node: Node, position: int) -> Node:
+    def _make(self, node: Node, position: int) -> None:
+        """Make a step, where the program is at a position, and what lets go of its results."""
+        self._waiting.discard(node)
         read = {v for v in elements_read(node) if self._is_back(v, position)}
-        rebuilt = node.rebuilt([None if v is None else self._standing(v, v in read) for v in node.inputs])
+        rebuilt = node.rebuilt([None if v is None else self._standing(v, v in read, position) for v in node.inputs])
         self._became[node] = rebuilt
+        self._made.append(rebuilt)
         self._now.update(((old, False), new) for old, new in zip(node.outputs, rebuilt.outputs, strict=True))
-        return rebuilt
+        for value in self._leaves.get(node, ()):
+            self._stored[value] = self._added(SwapOut(), [self._now[value, False]], value)
+
+    def _added(self, op: SwapOut | SwapIn, operands: Sequence[Value], value: Value) -> Value:
+        """The result of another step, for a value of the graph."""
+        assert value.node is not None, "a step has made it"
+        self._made.append(Node(op, operands, value.node.name and f"{value.node.name}_{op.name.lower()}"))
+        return self._made[-1].output
 
     def _is_back(self, value: Value, position: int) -> bool:
         """Whether the step there reads a value that was away, or a view of one."""
         read = self._read.get(self._placement.root[value])
         return read is not None and position >= read
 
-    def _standing(self, value: Value, back: bool) -> Value:
-        """What stands for a value that is there; views and constants are made when they are met."""
+    def _standing(self, value: Value, back: bool, position: int) -> Value:
+        """What stands for a value: views and constants are made when they are met, and so are steps that tell sizes of
+        views, which may come later in the order, since nobody has to know."""
         stack = [(value, back)]
         while (value, back) not in self._now:
             at, back_there = stack[-1]
@@ -198,6 +211,9 @@ class _Rewriting:
                 stack.pop()
                 continue
             assert at.node is not None, "inputs are there"
+            if at.node in self._waiting:
+                self._make(at.node, position)
+                continue
             before = [None if v is None else (v, back_there and self._is_of(v, at)) for v in at.node.inputs]
             missing = [key for key in before if key is not None and key not in self._now]
             if missing:
@@ -212,10 +228,3 @@ class _Rewriting:
         """Whether a view is one of the memory that an operand lies in."""
         root = self._placement.root
         return root.get(operand) is root[view]
-
-
-def _added(made: list[Node], op: SwapOut | SwapIn, operands: Sequence[Value], value: Value) -> Value:
-    """The result of another step, for a value that one was made for."""
-    assert value.node is not None, "a step has made it"
-    made.append(Node(op, operands, value.node.name and f"{value.node.name}_{op.name.lower()}"))
-    return made[-1].output

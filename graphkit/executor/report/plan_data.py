@@ -71,8 +71,8 @@ class PlanData:
     `packed_bytes` is what kernels keep of parameters and constants in layouts of their own. `examples`, of a batch that
     is computed in parts: how many the plan is for, of how many. `arenas`: how many parts are computed at once. Of a
     device with memory of its own, the kernel of a step that sums over processes is "nccl" or "staged", by way of the
-    host: `staged_because` says why; `host_bytes` are in the host's pinned memory, of values that wait there between their
-    readers, to which and from which steps of the kernel "swap" copy.
+    host: `staged_because` says why; `host_bytes` are pinned memory of the host, where values wait between their
+    readers; steps of the kernel "swap" copy to it and from it.
     """
 
     steps: tuple[PlanStep, ...]

@@ -1,4 +1,4 @@
-"""Copies to the host's memory and back in programs of devices with memory of their own, on a queue beside the program's.
+"""Copies to the host's memory and back in programs of devices with memory of their own, on a queue beside the steps.
 
 All of a program are in one order, that of its steps, so that what comes back has arrived there before. See
 `graphkit.executor.memory.swapping` for which values are copied, and when a step waits for a copy.

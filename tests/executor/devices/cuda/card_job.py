@@ -23,6 +23,7 @@ from graphkit.errors import MissingDependency
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.lower.arrays import launched_sum
+from graphkit.executor.memory import swapping
 
 
 def network(*, lazy: bool) -> gk.Value:
@@ -48,14 +49,15 @@ class Job(NamedTuple):
     """What a job does beside training with the options of a Trainer.
 
     mixed: rank 0 is on a processor. nccl: ranks that have NCCL. places: of the cards of ranks. early: what is beside a
-    stream is done early. sizes: of rank 0's batches, and of rank 1's. ends: a way for rank 1 to end before the second
-    step.
+    stream is done early. swaps: activations wait in the host's memory on cards. sizes: of rank 0's batches, and of
+    rank 1's. ends: a way for rank 1 to end before the second step.
     """
 
     mixed: bool = False
     nccl: tuple[int, ...] = ()
     places: tuple[str, ...] = ("0000:01:00.0", "0000:02:00.0")
     early: bool = False
+    swaps: bool = False
     sizes: tuple[tuple[int, ...], ...] = ((4, 4, 6),) * 2
     ends: str = ""
     compression: str = ""
@@ -69,8 +71,9 @@ def trained(device: str, kv: Any, job: Job, options: dict[str, Any]) -> Trained:
     net = gk.Model({"y": network(lazy=lazy)}, name="net", seed=3)
     optimizer = gk.optim.SGD(0.1, momentum=0.9)
     trainer = gk.Trainer(
-        net, "softmax_cross_entropy", optimizer, device=device, seed=1, kvstore=kv, threads=1, **options
-    )
+        net, "softmax_cross_entropy", optimizer, device=device, seed=1, kvstore=kv, threads=1,
+        swap_memory=job.swaps, **options,
+    )  # fmt: skip
     for number, count in enumerate(job.sizes[kv.rank]):
         if number and device != "cpu" and kv.rank == 1:
             end(job.ends, trainer)
@@ -119,6 +122,8 @@ def main(folder: str, options: str) -> None:
     card = Card(Emulator(own), place=job.places[kv.rank], early=job.early)
     cuda.device = cuda.card.device = lambda number=0: card
     cuda.cards = lambda: 1
+    if job.swaps:
+        swapping.LEAST_BYTES = swapping.COPIES = 0
     library = Nccl([card], Path(folder) / "nccl")
     nccl.bindings = bindings_of(library if kv.rank in job.nccl else None)
     second = "cpu" if job.mixed and kv.rank == 0 else "cuda"

@@ -216,6 +216,24 @@ def test_what_goes_from_card_to_card_waits_for_an_event() -> None:
     assert asked == [("record", event, stream), ("wait", event), ("copy", "there", 24)]
 
 
+def test_copies_to_the_host_s_memory_and_back() -> None:
+    """CuPy is asked for copies in the current stream, of as many bytes as there are on the card."""
+    asked: list[Any] = []
+
+    class Memory:
+        def copy_to_host_async(self, address: int, nbytes: int) -> None:
+            asked.append(("out", address, nbytes))
+
+        def copy_from_host_async(self, address: int, nbytes: int) -> None:
+            asked.append(("in", address, nbytes))
+
+    one, array = object.__new__(cuda.CudaDevice), SimpleNamespace(data=Memory(), nbytes=24)
+    host = np.zeros((2, 3), np.float32)
+    one.copy_to_host(array, host)
+    one.copy_from_host(host, array)
+    assert asked == [("out", host.ctypes.data, 24), ("in", host.ctypes.data, 24)]
+
+
 @pytest.mark.parametrize(("status", "kind"), [(2, MemoryError), (35, CUDARuntimeError)])
 def test_memory_of_the_host_that_is_not_there(status: int, kind: type[Exception]) -> None:
     """Of CUDA's errors that of memory is Python's."""

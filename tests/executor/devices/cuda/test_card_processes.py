@@ -106,6 +106,22 @@ def compared(options: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     return ranks[0]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("early", [False, True])
+def test_sums_beside_copies_to_the_host(early: bool, tmp_path: Path) -> None:
+    """Both are beside the steps, each on a stream of its own, in the same recordings."""
+    found = {}
+    for swaps in (False, True):
+        own = tmp_path / str(swaps)
+        own.mkdir()
+        options = {"nccl": (0, 1), "early": early, "swaps": swaps, "sizes": [[4, 4, 4, 4, 6]] * 2}
+        found[swaps] = facts(job(own, options))
+    for plain, swapped in zip(found[False], found[True], strict=True):
+        assert swapped["bits"] == plain["bits"]
+        assert swapped["staging"] > plain["staging"] == 0
+        assert swapped["captured"] == plain["captured"] > 0
+
+
 @pytest.mark.parametrize(
     "options",
     [
