@@ -7,7 +7,7 @@ beside this file, and `graphkit.executor.lower.registry` tries them in turn.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
@@ -281,7 +281,7 @@ class Site:
     """What is known of a node where a way for it is chosen.
 
     `inner`: it lies in a subgraph. `dynamic`: the memory of a result in use is not planned. `misfits` say which
-    subgraphs could not be specialised.
+    subgraphs could not be specialised. `hosted`: stacks that lie in the host's memory, of a device's program.
     """
 
     node: Node
@@ -291,6 +291,7 @@ class Site:
     dynamic: bool
     misfits: Misfits
     lower: LowerSubgraph
+    hosted: Set[Value] = frozenset()
 
     @property
     def static(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
@@ -56,14 +56,16 @@ def lower_graph(
     *,
     inner: bool = False,
     order: Sequence[Node] | None = None,
+    hosted: Set[Value] = frozenset(),
 ) -> LoweredGraph:
     """Choose how each node runs, order the steps, lay out the arena. `fixed` gives operands that change with a version.
 
     The inputs have static types; those of an `inner` graph may have sizes that only a run tells. `misfits` are the
-    subgraphs that specialisation left alone. order: that of the steps, where it is chosen.
+    subgraphs that specialisation left alone. order: that of the steps, where it is chosen. hosted: what
+    loops stack in the host's memory (see `stacks_on_host`).
     """
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
-    placement = place_values(graph, swaps=settings.device != "cpu" and not inner)
+    placement = place_values(graph, swaps=settings.device != "cpu" and not inner, hosted=hosted)
     for node in graph.nodes:
         require_shapes_for(node)
     # Beforehand: what prepares a kernel may take as much time and memory as its results.
@@ -85,6 +87,7 @@ def lower_graph(
                 any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used),
                 misfits,
                 lower,
+                hosted,
             )
         )
         for node in placement.steps

@@ -61,13 +61,15 @@ class Placement:
         return stored if self.place[stored] == "host" else None
 
 
-def place_values(graph: Graph, symbols: Set[str] = frozenset(), *, swaps: bool = False) -> Placement:
+def place_values(
+    graph: Graph, symbols: Set[str] = frozenset(), *, swaps: bool = False, hosted: Set[Value] = frozenset()
+) -> Placement:
     """Place every value of `graph`. Linear.
 
     Tensors of unknown size, strings, sequences and optionals are dynamic: what a step makes. With `symbols`, sizes in
     which no others occur are known, and so are elements that the types tell. A view is one whatever they stand for,
     as long as it has as many bytes as its root. swaps: whether SwapOut and SwapIn are steps, as they are on devices
-    with memory of their own; else they are views.
+    with memory of their own; else they are views. hosted: what other steps write to the host's memory there.
     """
     wanted = [*(new for _, new in graph.updates), *graph.outputs]
     swapped = _swapped(graph, wanted) if swaps else frozenset()
@@ -98,6 +100,7 @@ def place_values(graph: Graph, symbols: Set[str] = frozenset(), *, swaps: bool =
             place[node.output] = "constant"
             continue
         place.update((v, "arena" if _is_sized(v, symbols) else "dynamic") for v in node.outputs)
+        place.update((v, "host") for v in node.outputs if v in hosted)
         steps.append(node)
     results: list[Result] = []
     for value in wanted:

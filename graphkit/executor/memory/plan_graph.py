@@ -13,6 +13,7 @@ from graphkit.executor.memory.planner import Layout, Request, aligned
 from graphkit.executor.memory.schedule import Task, is_order, measured, updates_last
 from graphkit.executor.memory.swapping import awaited_copies
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops.internal.swap import SwapOut
 from graphkit.passes.core.sweep import elements_read
 
 
@@ -152,14 +153,13 @@ class _Planning:
 
         That step is none that reads it last, or the copy is done before it: none writes over it too early.
         """
-        steps, place = self._placement.steps, self._placement.place
+        steps = self._placement.steps
         done = {value: position for position, values in copies.items() for value in values}
         for index in order:
-            for value in steps[index].outputs:
-                if place[value] == "host":
-                    until = done.get(value, len(order) - 1)
-                    for source in self.tasks[index].reads:
-                        lives.last[source] = max(lives.last[source], until)
+            if isinstance(steps[index].op, SwapOut):
+                until = done.get(steps[index].output, len(order) - 1)
+                for source in self.tasks[index].reads:
+                    lives.last[source] = max(lives.last[source], until)
 
     def requests(
         self, order: Sequence[int], lives: _Lives

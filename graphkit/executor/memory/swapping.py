@@ -8,7 +8,7 @@ memory that it reads is not used again; as long before a value is read, the copy
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -77,11 +77,13 @@ def awaited_copies(placement: Placement, order: Sequence[int]) -> dict[int, list
 
 
 class Swapped(NamedTuple):
-    """A graph in which values wait in the host's memory: the order of its steps, and what nodes have become."""
+    """A graph in which values wait in the host's memory: the order of its steps, what nodes have become, and what
+    stacks have."""
 
     graph: Graph
     order: Sequence[Node]
     became: Mapping[Node, Node]
+    stacks: Sequence[Value]
 
 
 class _Swap(NamedTuple):
@@ -93,27 +95,30 @@ class _Swap(NamedTuple):
     read: int
 
 
-def swap_marked(graph: Graph, placement: Placement, order: Sequence[int]) -> Swapped | None:
+def swap_marked(
+    graph: Graph, placement: Placement, order: Sequence[int], stacks: Set[Value] = frozenset()
+) -> Swapped | None:
     """Put SwapOut and SwapIn around the longest time in which nothing reads a value, of nodes that are marked
     (`is_swapped`): where both copies have their time within, and the value has LEAST_BYTES.
 
-    placement, order: of the steps of `graph` as they would run without. None where there is nothing to swap. Inputs,
-    parameters and results stay; so does what is inside of loops and branches. n log n.
+    placement, order: of the steps of `graph` as they would run without; stacks: what loops put into the host's memory
+    row by row. None where there is nothing to swap. Inputs, parameters and results stay; so does what is inside of
+    branches and loops. n log n.
     """
     marked = [node for node in placement.steps if is_swapped(node)]
-    if not marked:
-        return None
-    swaps = _chosen(marked, placement, order)
-    return _Rewriting(graph, placement, order, swaps).result() if swaps else None
+    swaps = _chosen(marked, placement, order, stacks) if marked else []
+    return _Rewriting(graph, placement, order, swaps).result(stacks) if swaps or stacks else None
 
 
-def _chosen(marked: Sequence[Node], placement: Placement, order: Sequence[int]) -> list[_Swap]:
+def _chosen(marked: Sequence[Node], placement: Placement, order: Sequence[int], stacks: Set[Value]) -> list[_Swap]:
     steps, place = placement.steps, placement.place
     found: dict[Value, list[int]] = {}  # where each is written and read
     for node in marked:
         for value in node.outputs:
             if value in placement.used and place[value] == "arena" and value.tensor.nbytes >= LEAST_BYTES:
                 found[value] = []
+    for value in stacks:
+        del found[value]
     for position, index in enumerate(order):
         for value in (*elements_read(steps[index]), *steps[index].outputs):
             if (touched := found.get(placement.root.get(value, value))) is not None:
@@ -157,7 +162,7 @@ class _Rewriting:
         self._made: list[Node] = []
 
     @uncollected
-    def result(self) -> Swapped:
+    def result(self, stacks: Set[Value]) -> Swapped:
         steps = self._placement.steps
         with context.detached():
             for position, index in enumerate(self._order):
@@ -177,7 +182,7 @@ class _Rewriting:
                 output_names=self._graph.output_names,
                 meta=self._graph.meta,
             )
-        return Swapped(graph, self._made, self._became)
+        return Swapped(graph, self._made, self._became, [self._now[stack, False] for stack in stacks])
 
     def _make(self, node: Node, position: int) -> None:
         """Make a step, where the program is at a position, and what lets go of its results."""

@@ -82,7 +82,7 @@ class Plan(PlanData):
             listed = ", ".join(f"{human(nbytes)} {way}" for way, nbytes in self.copied_bytes().items())
             lines.append(f"copies       {len(self.copies)}: {listed}")
         if self.host_bytes:
-            swapped = sum(step.op.endswith("SwapOut") for step in self.steps)
+            swapped = sum(v is not None and v.place == "host" for step in self.steps for v in step.outputs)
             lines.append(f"swapped      {swapped} values, {human(self.host_bytes)} of the host's pinned memory")
         if self.staged_because:
             lines.append(f"sums         by way of the host: {self.staged_because}")

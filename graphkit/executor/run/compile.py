@@ -13,6 +13,7 @@ from graphkit import config
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import with_arrays
+from graphkit.executor.lower.arrays.swapped_stacks import stacks_on_host
 from graphkit.executor.lower.batch import Batch, batch_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
@@ -67,12 +68,15 @@ def compile_graph(
 
 def _with_swaps(lowered: LoweredGraph, fixed: Mapping[Value, VersionedArray], misfits: Misfits) -> LoweredGraph:
     """The graph with values in the host's memory where its nodes are marked so; itself where none are worth it."""
-    swapped = swap_marked(lowered.graph, lowered.placement, lowered.memory.order)
+    stacks = stacks_on_host(lowered)
+    swapped = swap_marked(lowered.graph, lowered.placement, lowered.memory.order, stacks)
     if swapped is None:
         return lowered
     became = swapped.became
     moved = {(became.get(node, node), attribute): why for (node, attribute), why in misfits.items()}
-    return lower_graph(swapped.graph, fixed, lowered.settings, moved, order=swapped.order)
+    return lower_graph(
+        swapped.graph, fixed, lowered.settings, moved, order=swapped.order, hosted=frozenset(swapped.stacks)
+    )
 
 
 def find_batch(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Batch | None:

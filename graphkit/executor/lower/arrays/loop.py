@@ -6,13 +6,14 @@ else the host looks at the condition after each one, and what is stacked grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from graphkit.executor.devices.device import BoundStep, Device
 from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, Copied, SubgraphKernel, SubgraphStep, laid
+from graphkit.executor.lower.arrays.swapped import SwapQueue
 from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, layout_of
 from graphkit.executor.lower.lowering import NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size
@@ -31,17 +32,26 @@ MOST_RECORDED = 1 << 16
 
 class ArrayLoop(SubgraphStep):
     """A Loop or a Scan. slices: offsets of the memory for slices that are copied, by the value in the body. grown: the
-    outputs of which a run tells how much is stacked."""
+    outputs of which a run tells how much is stacked. hosted: the slices that come from the host's memory, or go there,
+    beside the iterations."""
 
-    def __init__(self, node: Node, layout: LoopLayout, scratch_bytes: int, slices: Mapping[Value, Sequence[int]]):
+    def __init__(
+        self,
+        node: Node,
+        layout: LoopLayout,
+        scratch_bytes: int,
+        slices: Mapping[Value, Sequence[int]],
+        hosted: Set[Value],
+    ):
         super().__init__()
-        self.node, self.layout, self.slices = node, layout, slices
+        self.node, self.layout, self.slices, self.hosted = node, layout, slices, hosted
         self.grown = tuple(s for s in layout.stacked if not has_fixed_size(node.outputs[s.output]))
         self.scratch_bytes = scratch_bytes
         self.subgraphs = {"body": layout.body}
 
-    def prepared(self, device: Device, faults: Iterator[Any]) -> PreparedLoop:
-        return PreparedLoop(device, self, faults)
+    def prepared(self, device: Device, faults: Iterator[Any], copies: SwapQueue | None = None) -> PreparedLoop:
+        """copies: where there are hosted slices."""
+        return PreparedLoop(device, self, faults, copies)
 
     @property
     def trips(self) -> int | None:
@@ -58,8 +68,9 @@ class ArrayLoop(SubgraphStep):
 class PreparedLoop(ArrayMaker, SubgraphKernel):
     """An ArrayLoop on a device."""
 
-    def __init__(self, device: Device, loop: ArrayLoop, faults: Iterator[Any]):
+    def __init__(self, device: Device, loop: ArrayLoop, faults: Iterator[Any], copies: SwapQueue | None):
         self._device, self._loop = device, loop
+        self._rows = None if copies is None else SwappedRows(copies, loop.hosted)
         self._layout, self._trips = loop.layout, loop.trips
         self._body = ArrayBody(device, loop.layout.body, faults)
         self._copied = Copied(device)
@@ -93,11 +104,17 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             limits.check_iterations(trip)
             limits.check_time()
             yield from (self._copied.step(*pair) for pair in memory.scanned(trip))
+            if self._rows is not None:
+                yield from self._rows.before(trip, memory)
             yield from self._body.steps(arena, [*self._entry(memory, trip), *memory.entry(trip)], memory.written(trip))
             yield from (self._copied.step(*pair) for pair in memory.stacked(trip))
+            if self._rows is not None:
+                yield from self._rows.behind(trip, memory)
             trip += 1
             if (flag := memory.flag) is not None and not self._device.copy_out(flag, None).any():
                 break
+        if self._rows is not None:
+            yield self._rows.joined
         yield from (self._copied.step(*pair) for pair in memory.finals(trip))
 
     def _limit(self, inputs: Sequence[Any]) -> int | None:
@@ -175,7 +192,9 @@ class _Memory:
             return self._before(self._states[value], trip)
         if value in self._scans:
             copied = self._loop.slices.get(value)
-            return self._slice(value, trip) if copied is None else self.view(copied[0], value.tensor)
+            if copied is None:
+                return self._slice(value, trip)
+            return self.view(copied[trip % 2 if value in self._loop.hosted else 0], value.tensor)
         given = self._inputs[position]
         return laid(self._device, given, 0, value.tensor) if has_fixed_size(value) else given
 
@@ -188,6 +207,8 @@ class _Memory:
         if isinstance(whole, _Stack):
             return whole.row(trip)
         number = whole.shape[0] - 1 - trip if backwards else trip
+        if type(whole) is np.ndarray:
+            return whole[number]
         return laid(self._device, whole, number * kind.nbytes, kind)
 
     def _before(self, state: CarriedState, trip: int) -> Any:
@@ -216,15 +237,28 @@ class _Memory:
     def scanned(self, trip: int) -> Iterator[tuple[Any, Any]]:
         """Slices that are copied before an iteration, and where to."""
         for row in self._scans:
-            if (copied := self._loop.slices.get(row)) is not None:
+            if row not in self._loop.hosted and (copied := self._loop.slices.get(row)) is not None:
                 yield self._slice(row, trip), self.view(copied[0], row.tensor)
 
     def stacked(self, trip: int) -> Iterator[tuple[Any, Any]]:
         """Slices that are copied after an iteration, and where to."""
         for number, stack in enumerate(self._layout.stacked):
-            if stack.row in self._loop.slices:
+            if stack.row in self._loop.slices and stack.row not in self._loop.hosted:
                 target = self._row(self._outputs[stack.output], stack.row.tensor, trip, stack.backwards)
                 yield self._written_row(number, trip), target
+
+    def from_host(self, trip: int) -> Iterator[tuple[Value, Any, Any]]:
+        """Of an iteration, the slices that come from the host's memory: which, where from, and where to."""
+        for scan in self._layout.scanned:
+            if scan.row in self._loop.hosted and trip < self._inputs[scan.operand].shape[0]:
+                yield scan.row, self._slice(scan.row, trip), self._given(scan.row, scan.operand, trip)
+
+    def to_host(self, trip: int) -> Iterator[tuple[Value, Any, Any]]:
+        """The same of those that go there."""
+        for number, stack in enumerate(self._layout.stacked):
+            if stack.row in self._loop.hosted:
+                target = self._row(self._outputs[stack.output], stack.row.tensor, trip, stack.backwards)
+                yield stack.row, self._written_row(number, trip), target
 
     def finals(self, trips: int) -> Iterator[tuple[Any, Any]]:
         """The states after all iterations, and where the node returns them."""
@@ -259,8 +293,37 @@ def array_loop(site: Site) -> ArrayLoop | None:
     if layout.flag_after is not None and any(has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
         raise NotNative("what is stacked has a known size, and the condition may end it earlier")
     slices: dict[Value, Sequence[int]] = {}
+    hosted = {s.row for s in layout.scanned if node.inputs[s.operand] in site.hosted}
+    hosted |= {s.row for s in layout.stacked if node.outputs[s.output] in site.hosted}
     for row in (*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)):
-        if row.tensor.nbytes % UNIT and row not in slices:
+        if (row in hosted or row.tensor.nbytes % UNIT) and row not in slices:
             # Two, of which a state may be in the one while the next is written to the other.
             slices[row] = block.take(row.tensor.nbytes), block.take(row.tensor.nbytes)
-    return ArrayLoop(node, layout, block.size, slices)
+    return ArrayLoop(node, layout, block.size, slices, hosted)
+
+
+class SwappedRows:
+    """Slices that come from the host's memory, or go there, beside the iterations of a loop: each has memory for two,
+    which take turns."""
+
+    def __init__(self, copies: SwapQueue, hosted: Set[Value]):
+        self._copies, self._hosted = copies, hosted
+
+    def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
+        """What comes before an iteration: its slices are there, the next ones are on their way, and the memory that it
+        writes has been copied."""
+        for row, source, target in memory.from_host(trip) if trip == 0 else ():
+            yield self._copies.begins((row, 0), source, target, to_host=False)
+        yield self._copies.awaits([(row, trip % 2) for row, _, _ in (*memory.from_host(trip), *memory.to_host(trip))])
+        for row, source, target in memory.from_host(trip + 1):
+            yield self._copies.begins((row, (trip + 1) % 2), source, target, to_host=False)
+
+    def behind(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
+        """What comes behind it."""
+        for row, source, target in memory.to_host(trip):
+            yield self._copies.begins((row, trip % 2), source, target, to_host=True)
+
+    @property
+    def joined(self) -> BoundStep:
+        """What comes behind all iterations: others may have their memory."""
+        return self._copies.awaits([(row, turn) for row in self._hosted for turn in range(2)])

@@ -6,13 +6,13 @@ All of a program are in one order, that of its steps, so that what comes back ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.lower.python_step import PythonStep
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Node
 from graphkit.ops.internal.swap import SwapOut
 
 
@@ -25,20 +25,22 @@ class SwapStep(PythonStep):
         self._node = node
 
     def prepared(self, device: Device, queue: SwapQueue) -> ArrayKernel:
-        copy = device.copy_to_host if isinstance(self._node.op, SwapOut) else device.copy_from_host
-        return _Begins(queue, self._node.output, copy)
+        return queue.beginning(self._node.output, to_host=isinstance(self._node.op, SwapOut))
 
 
 class SwapQueue:
-    """The copies of one instance of a program. Runs of it follow each other."""
+    """The copies of one instance of a program. Runs of it follow each other.
+
+    A copy is known by the value that it makes, or by what else its user calls it, which is one copy at a time.
+    """
 
     def __init__(self, device: Device):
         self._device = device
         self._beside = device.stream()
         # Behind each copy that the program's stream does not follow yet, in their order.
-        self._points: dict[Value, Any] = {}
+        self._points: dict[Hashable, Any] = {}
 
-    def begin(self, value: Value, copy: Callable[[], None]) -> None:
+    def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
         """Queue a copy behind what the program's stream has come to."""
         here = self._device.event()
         with self._device.on(self._beside):
@@ -46,7 +48,7 @@ class SwapQueue:
             copy()
             self._points[value] = self._device.event()
 
-    def follow(self, values: Iterable[Value]) -> None:
+    def follow(self, values: Iterable[Hashable]) -> None:
         """What comes next on the program's stream comes behind the copies of these."""
         wanted = {value for value in values if value in self._points}
         if not wanted:
@@ -61,7 +63,15 @@ class SwapQueue:
         """The same of all copies: points of a recording are for no other."""
         self.follow([*self._points])
 
-    def awaits(self, values: Sequence[Value]) -> BoundStep:
+    def beginning(self, value: Hashable, *, to_host: bool) -> ArrayKernel:
+        """What begins a copy from its operand to its result, of which one is in the host's memory."""
+        return _Begins(self, value, self._device.copy_to_host if to_host else self._device.copy_from_host)
+
+    def begins(self, value: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
+        """The step that begins a copy."""
+        return BoundStep(self.beginning(value, to_host=to_host), [source], [target], None)
+
+    def awaits(self, values: Sequence[Hashable]) -> BoundStep:
         """The step that follows these."""
         return BoundStep(_Follows(partial(self.follow, values)), (), (), None)
 
@@ -93,7 +103,7 @@ class _Begins:
 
     can_be_recorded = True
 
-    def __init__(self, queue: SwapQueue, value: Value, copy: Callable[[Any, Any], None]):
+    def __init__(self, queue: SwapQueue, value: Hashable, copy: Callable[[Any, Any], None]):
         self._queue, self._value, self._copy = queue, value, copy
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:

@@ -17,6 +17,7 @@ from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.lower.arrays.body import ArrayMaker, flattened, looks_at_values, prepare
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Start, SumQueue
+from graphkit.executor.lower.arrays.loop import ArrayLoop
 from graphkit.executor.lower.arrays.staged import Landing, StagedStep
 from graphkit.executor.lower.arrays.swapped import SwapQueue, SwapStep
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
@@ -43,7 +44,7 @@ class ArrayInstance:
         self._stream = device.stream()
         self._landing: Landing = {}
         self._queue = _sum_queue(lowered, device, self._stream)
-        swaps = any(isinstance(lowering, SwapStep) for lowering in lowered.lowerings)
+        swaps = "host" in lowered.placement.place.values()
         self._swaps = SwapQueue(device) if swaps else None
         with device.on(self._stream):
             self._faults = Faults(lowered, device)
@@ -71,6 +72,8 @@ class ArrayInstance:
         if isinstance(lowering, SwapStep):
             assert self._swaps is not None, "the program has copies"
             return lowering.prepared(self._device, self._swaps)
+        if isinstance(lowering, ArrayLoop) and lowering.hosted:
+            return lowering.prepared(self._device, words, self._swaps)
         return prepare(self._device, node, lowering, words)
 
     # --- a run --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from test_array_programs import random_graph
 
 import graphkit as gk
 from graphkit.errors import NotFinite, OutOfMemory, UsageError
+from graphkit.executor.lower.arrays.loop import SwappedRows
 from graphkit.executor.lower.arrays.swapped import SwapQueue
 from graphkit.executor.memory import swapping
 from graphkit.executor.run.params import ParamStore
@@ -306,7 +307,7 @@ def test_a_transformer(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bits(swapped) == bits(plain)
 
 
-def looped(loop: str, swap_memory: bool) -> gk.Model:
+def looped(loop: str, swap_memory: bool, length: int = 2) -> gk.Model:
     """A loop, and behind it layers that take as long as copies of what it saves."""
     x = gk.input("x", ["N", WIDTH])
     w = gk.parameter("w", (WIDTH, WIDTH), init=gk.init.Normal(0.3))
@@ -315,25 +316,88 @@ def looped(loop: str, swap_memory: bool) -> gk.Model:
         return gk.tanh((h @ w) + x)
 
     if loop == "scan":
-        h, _ = gk.scan(lambda c, _: (step(c), None), x, None, length=2, swap_memory=swap_memory)
+        h, _ = gk.scan(lambda c, _: (step(c), None), x, None, length=length, swap_memory=swap_memory)
     elif loop == "fold":
-        rows = gk.constant(np.ones((2, WIDTH), np.float32))
-        h = gk.fold(lambda c, row: step(c) + row, x, rows, swap_memory=swap_memory)
+        rows = gk.constant(np.ones((length, WIDTH), np.float32))
+        h = gk.fold(lambda c, row: step(c) + row, x, rows, reverse=True, swap_memory=swap_memory)
     else:
-        _, h = gk.while_loop(
-            lambda s: s[0] < 2, lambda s: (s[0] + 1, step(s[1])), (gk.constant(np.int64(0)), x), swap_memory=swap_memory
-        )
+        start = gk.constant(np.int64(0)), x
+        _, h = gk.while_loop(lambda s: s[0] < length, lambda s: (s[0] + 1, step(s[1])), start, swap_memory=swap_memory)
         h = gk.reshape(h, np.array([-1, WIDTH]))
-    for i in range(12):
+    for i in range(12 if length == 2 else 1):
         h = gk.tanh(gk.nn.linear(h, WIDTH, name=f"fc{i}"))
     return gk.Model({"y": gk.nn.linear(h, 4, name="out")}, seed=1)
 
 
 @pytest.mark.parametrize("loop", ["scan", pytest.param("fold", marks=pytest.mark.full), "while"])
-def test_what_a_loop_saves(loop: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks are swapped as all values are."""
     monkeypatch.setattr(swapping, "COPIES", 2)
     plain, swapped = trainer(looped(loop, False)), trainer(looped(loop, True))
     assert losses(swapped) == losses(plain)
     assert bits(swapped) == bits(plain)
     assert plain.plan(SHAPES).host_bytes == 0
+    assert swapped_by(swapped)
+
+
+# --- stacks of loops --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("loop", ["scan", pytest.param("fold", marks=pytest.mark.full)])
+def test_stacks_row_by_row(loop: str, early: bool, card: Card) -> None:
+    card.early = early
+    plain, swapped = trainer(looped(loop, False, 7)), trainer(looped(loop, True, 7))
+    assert swapped.plan(SHAPES).host_bytes >= 7 * X.nbytes
+    sizes = (ROWS, 17, ROWS, ROWS, 17, ROWS)
+    assert losses(swapped, sizes) == losses(plain, sizes)
+    assert bits(swapped) == bits(plain)
+    assert card.replays
+
+
+@pytest.mark.parametrize("loop", ["scan", "fold"])
+def test_the_arena_does_not_grow_with_iterations(loop: str, card: Card) -> None:
+    arenas: dict[bool, list[int]] = {}
+    for swap_memory in (False, True):
+        runs = [trainer(looped(loop, swap_memory, length)) for length in (8, 16, 64)]
+        arenas[swap_memory] = [run.plan(SHAPES).arena_bytes for run in runs]
+    assert len(set(arenas[True])) == 1
+    assert arenas[False] == sorted(set(arenas[False]))
+    assert arenas[False][1] > 2 * arenas[True][1]
+
+
+@pytest.mark.parametrize("missing", ["in", "out"])
+def test_a_row_that_nobody_waits_for_shows(missing: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SwappedRows.before
+
+    def forgetful(rows: SwappedRows, trip: int, memory: Any) -> Any:
+        coming = {row for row, _, _ in memory.from_host(trip)}
+        for step in before(rows, trip, memory):
+            if not step.inputs and bool(coming) == (missing == "in"):
+                continue
+            yield step
+
+    right = trainer(looped("scan", False, 7))
+    monkeypatch.setattr(SwappedRows, "before", forgetful)
+    wrong = trainer(looped("scan", True, 7), on_nonfinite="ignore")
+    losses(right, [ROWS])
+    losses(wrong, [ROWS])
+    assert bits(wrong) != bits(right)
+
+
+def test_stacks_that_others_read_stay(card: Card) -> None:
+    """A stack that is the network's output is on the card; what the gradient alone reads is not."""
+
+    def net(swap_memory: bool) -> gk.Model:
+        x = gk.input("x", ["N", WIDTH])
+        w = gk.parameter("w", (WIDTH, WIDTH), init=gk.init.Normal(0.3))
+        last, states = gk.scan(
+            lambda c, _: ((new := gk.tanh(c @ w)), new * 2.0), x, None, length=6, swap_memory=swap_memory
+        )
+        mean = gk.reduce_mean(states, np.array([0]), keepdims=False)
+        return gk.Model({"y": gk.nn.linear(last + mean, 4, name="out"), "states": states}, seed=1)
+
+    plain, swapped = (trainer(net(swap_memory), output="y") for swap_memory in (False, True))
     assert swapped.plan(SHAPES).host_bytes
+    assert losses(swapped) == losses(plain)
+    assert bits(swapped) == bits(plain)

@@ -1,0 +1,44 @@
+"""What a loop stacks for its gradient, row by row in the host's memory: a card holds two rows of it at a time."""
+
+from __future__ import annotations
+
+from graphkit.executor.lower.arrays.loop import ArrayLoop
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering
+from graphkit.executor.memory import swapping
+from graphkit.ir.graph import Node, Value
+from graphkit.passes.core.sweep import elements_read
+from graphkit.passes.training.swap import is_swapped
+
+# A loop that writes rows holds two of them, and so does one that reads them.
+LEAST_ROWS = 5
+
+
+def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
+    """Stacks of marked loops (`is_swapped`) that loops alone scan, where it is known how often all of these run.
+
+    lowered: a graph as it would run without. Linear.
+    """
+    placement = lowered.placement
+    found = {
+        node.outputs[stack.output]
+        for node, lowering in lowered.steps
+        if isinstance(lowering, ArrayLoop) and is_swapped(node) and (lowering.trips or 0) >= LEAST_ROWS
+        for stack in lowering.layout.stacked
+        if stack.row not in {scan.row for scan in lowering.layout.scanned}
+    }
+    found = {v for v in found if placement.place[v] == "arena" and v.tensor.nbytes >= swapping.LEAST_BYTES}
+    for node, lowering in lowered.steps if found else ():
+        scanned = _scanned(node, lowering)
+        found.difference_update(
+            root for v in elements_read(node) if v not in scanned and (root := placement.root[v]) in found
+        )
+    return frozenset(found)
+
+
+def _scanned(node: Node, lowering: Lowering) -> frozenset[Value]:
+    """What a step reads row by row, and not otherwise."""
+    if not isinstance(lowering, ArrayLoop) or lowering.trips is None:
+        return frozenset()
+    rows = {scan.operand for scan in lowering.layout.scanned}
+    whole = {v for position, v in enumerate(node.inputs) if position not in rows}
+    return frozenset(v for position in rows if (v := node.inputs[position]) is not None and v not in whole)
