@@ -90,9 +90,12 @@ class CudaDevice:
         try:
             for step in merged:
                 step.run()
-        finally:
-            graph = stream.end_capture()
-        return _Recording(graph, stream, merged)
+        except BaseException:
+            # CUDA may say of what was begun beside the stream that nothing joins it.
+            with contextlib.suppress(self._cupy.cuda.runtime.CUDARuntimeError):
+                stream.end_capture()
+            raise
+        return _Recording(stream.end_capture(), stream, merged)
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> ArrayKernel:
         return Interpreted(node, self.xp) if made is None else _Launched(self, node, made, fault)

@@ -74,7 +74,8 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._layout, self._trips = loop.layout, loop.trips
         self._body = ArrayBody(device, loop.layout.body, faults)
         self._copied = Copied(device)
-        self.launches = self._body.launches * (self._trips or 1)
+        # A hosted slice is waited for and copied.
+        self.launches = (self._body.launches + 2 * len(loop.hosted)) * (self._trips or 1)
         known = self._trips is not None and not loop.grown and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
         head = loop.layout.body.graph.inputs[:2] if loop.layout.iteration is not None else ()

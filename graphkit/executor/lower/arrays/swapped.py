@@ -43,6 +43,7 @@ class SwapQueue:
     def begin(self, value: Hashable, copy: Callable[[], None]) -> None:
         """Queue a copy behind what the program's stream has come to."""
         here = self._device.event()
+        assert value not in self._points, "a copy of this name is under way"
         with self._device.on(self._beside):
             self._device.wait_for(here)
             copy()
@@ -80,9 +81,12 @@ class SwapQueue:
         """The last step of a recording."""
         return BoundStep(_Follows(self.join), (), (), None)
 
-    def settle(self) -> None:
-        """Wait for all copies, also those of a run that was given up."""
+    def forget(self) -> None:
+        """The run is over, or given up, wherever it was."""
         self._points.clear()
+
+    def settle(self) -> None:
+        """Wait for all copies that were begun."""
         self._device.synchronize(self._beside)
 
 

@@ -12,6 +12,9 @@ from graphkit.passes.training.swap import is_swapped
 # A loop that writes rows holds two of them, and so does one that reads them.
 LEAST_ROWS = 5
 
+# Of what is worth a copy, a row is such a part at least: one copy for each iteration takes its time too.
+ROW_PARTS = 16
+
 
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
     """Stacks of marked loops (`is_swapped`) that loops alone scan, where it is known how often all of these run.
@@ -24,7 +27,8 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
         for node, lowering in lowered.steps
         if isinstance(lowering, ArrayLoop) and is_swapped(node) and (lowering.trips or 0) >= LEAST_ROWS
         for stack in lowering.layout.stacked
-        if stack.row not in {scan.row for scan in lowering.layout.scanned}
+        if ROW_PARTS * stack.row.tensor.nbytes >= swapping.LEAST_BYTES
+        and stack.row not in {scan.row for scan in lowering.layout.scanned}
     }
     found = {v for v in found if placement.place[v] == "arena" and v.tensor.nbytes >= swapping.LEAST_BYTES}
     for node, lowering in lowered.steps if found else ():

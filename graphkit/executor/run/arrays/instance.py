@@ -117,6 +117,8 @@ class ArrayInstance:
 
     def _end(self) -> None:
         # Whatever becomes of the run: nobody reads or frees what is still being written.
+        if self._swaps is not None:
+            self._swaps.forget()
         if self._queue is None or self._queue.settled():
             self._device.synchronize(self._stream)
             if self._swaps is not None:

@@ -21,6 +21,7 @@ from graphkit.checks.verify import compare
 from graphkit.errors import MissingDependency, UnsupportedError
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, Table, source_of
+from graphkit.executor.devices.device import BoundStep
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Node, Value
@@ -232,6 +233,30 @@ def test_copies_to_the_host_s_memory_and_back() -> None:
     one.copy_to_host(array, host)
     one.copy_from_host(host, array)
     assert asked == [("out", host.ctypes.data, 24), ("in", host.ctypes.data, 24)]
+
+
+def test_what_ends_a_recording_early_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what CUDA makes of it."""
+    asked: list[str] = []
+
+    class Stream:
+        def begin_capture(self) -> None:
+            asked.append("begin")
+
+        def end_capture(self) -> None:
+            asked.append("end")
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: capturing stream has unjoined work")
+
+    def interrupted(inputs: Any, outputs: Any, scratch: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cuda.card.cudnn, "be_ready", lambda number: None)
+    one = object.__new__(cuda.CudaDevice)
+    one.number = 0
+    one._cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(CUDARuntimeError=CUDARuntimeError)))
+    with pytest.raises(KeyboardInterrupt):
+        one.record(Stream(), [BoundStep(interrupted, (), (), None)])  # type: ignore[arg-type]
+    assert asked == ["begin", "end"]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(2, MemoryError), (35, CUDARuntimeError)])
