@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphkit.executor.lower.arrays.loop import ArrayLoop
+from graphkit.executor.lower.loop_layout import LoopLayout
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.memory import swapping
 from graphkit.ir.graph import Node, Value
@@ -27,8 +28,7 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
         for node, lowering in lowered.steps
         if isinstance(lowering, ArrayLoop) and is_swapped(node) and (lowering.trips or 0) >= LEAST_ROWS
         for stack in lowering.layout.stacked
-        if ROW_PARTS * stack.row.tensor.nbytes >= swapping.LEAST_BYTES
-        and stack.row not in {scan.row for scan in lowering.layout.scanned}
+        if ROW_PARTS * stack.row.tensor.nbytes >= swapping.LEAST_BYTES and _is_alone(stack.row, lowering.layout)
     }
     found = {v for v in found if placement.place[v] == "arena" and v.tensor.nbytes >= swapping.LEAST_BYTES}
     for node, lowering in lowered.steps if found else ():
@@ -37,6 +37,11 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
             root for v in elements_read(node) if v not in scanned and (root := placement.root[v]) in found
         )
     return frozenset(found)
+
+
+def _is_alone(row: Value, layout: LoopLayout) -> bool:
+    """Whether a slice goes to one stack, and comes from none."""
+    return [part.row for part in (*layout.scanned, *layout.stacked)].count(row) == 1
 
 
 def _scanned(node: Node, lowering: Lowering) -> frozenset[Value]:

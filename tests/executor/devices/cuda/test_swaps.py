@@ -395,11 +395,15 @@ def test_stacks_that_others_read_stay(card: Card) -> None:
     def net(swap_memory: bool) -> gk.Model:
         x = gk.input("x", ["N", WIDTH])
         w = gk.parameter("w", (WIDTH, WIDTH), init=gk.init.Normal(0.3))
-        last, states = gk.scan(
-            lambda c, _: ((new := gk.tanh(c @ w)), new * 2.0), x, None, length=6, swap_memory=swap_memory
-        )
-        mean = gk.reduce_mean(states, np.array([0]), keepdims=False)
-        return gk.Model({"y": gk.nn.linear(last + mean, 4, name="out"), "states": states}, seed=1)
+
+        def step(c: gk.Value, _: Any) -> tuple[Any, Any]:
+            new = gk.tanh(c @ w)
+            return new, (new * 2.0, new, new)
+
+        last, (doubled, states, _) = gk.scan(step, x, None, length=6, swap_memory=swap_memory)
+        mean = gk.reduce_mean(doubled + states, np.array([0]), keepdims=False)
+        y = gk.nn.linear(last + mean, 4, name="out")
+        return gk.Model({"y": y, "doubled": doubled, "states": states}, seed=1)
 
     plain, swapped = (trainer(net(swap_memory), output="y") for swap_memory in (False, True))
     assert swapped.plan(SHAPES).host_bytes
