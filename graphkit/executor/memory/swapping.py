@@ -40,6 +40,11 @@ class _Time:
         begin = position + 1
         return min(bisect.bisect_left(self._until, self._until[begin] + COPIES * nbytes, begin), len(self._until) - 1)
 
+    def between(self, positions: tuple[int, int]) -> int:
+        """The time of the steps behind one position and before another."""
+        first, last = positions
+        return self._until[last] - self._until[first + 1]
+
     def before(self, position: int, nbytes: int) -> int:
         """The last position behind which a copy has to begin that is done before a step; it may be -1."""
         return bisect.bisect_right(self._until, self._until[position] - COPIES * nbytes, 0, position + 1) - 2
@@ -126,8 +131,8 @@ def _chosen(marked: Sequence[Node], placement: Placement, order: Sequence[int], 
     time = _Time(placement, order)
     swaps = []
     for value, touched in found.items():
-        last, read = max(pairwise(touched), key=lambda pair: pair[1] - pair[0], default=(0, 0))
-        left = max(last, time.after(touched[0], value.tensor.nbytes)) if touched else 0
+        last, read = max(pairwise(touched), key=time.between, default=(0, 0))
+        left = max(last, time.after(touched[0], value.tensor.nbytes))
         begin = time.before(read, value.tensor.nbytes)
         # Whatever the token is, it lies in the arena, as no result of an update does.
         while begin > left and _token(steps[order[begin]], placement) is None:

@@ -41,6 +41,18 @@ def test_composites_are_known_by_their_expansion() -> None:
     assert all(cls.expand is not None for cls in COMPOSITES)
 
 
+def test_attributes_stay() -> None:
+    """What a scope says of a node, it says of what the node consists of."""
+    x = gk.input("x", [2, 4, 8])
+    with gk.attr_scope(ctx_group="first", swap_memory=True):
+        y = F.einsum(x, x, equation="bij,bkj->bik")
+    graph = expand_composites(Graph([x], [F.neg(y)]))
+    assert "Einsum" not in names(graph)
+    *made, last = graph.nodes
+    assert all(node.meta == {"ctx_group": "first", "swap_memory": "True"} for node in made)
+    assert not last.meta
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_same_results(case: Case) -> None:
     graph = case.graph()
