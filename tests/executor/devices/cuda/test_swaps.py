@@ -389,6 +389,24 @@ def test_a_row_that_nobody_waits_for_shows(missing: str, card: Card, monkeypatch
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("calls", [2, 10])
+@pytest.mark.parametrize("ran", [0, 1])
+def test_a_loop_that_ends_early(ran: int, calls: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among the rows that leave, and among those that come back."""
+    plain, swapped = trainer(looped("scan", False, 7)), trainer(looped("scan", True, 7))
+    assert losses(swapped, [ROWS] * ran) == losses(plain, [ROWS] * ran)
+    before = bits(swapped)
+    with monkeypatch.context() as patch:
+        patch.setattr(SwapQueue, "begin", raising(KeyboardInterrupt(), calls))
+        with pytest.raises(KeyboardInterrupt):
+            swapped.step(X, LABELS)
+    assert bits(swapped) == before
+    assert not any(stream.work for stream in card.streams)
+    assert losses(swapped) == losses(plain)
+    assert bits(swapped) == bits(plain)
+
+
+@pytest.mark.full
 def test_stacks_that_others_read_stay(card: Card) -> None:
     """A stack that is the network's output is on the card; what the gradient alone reads is not."""
 
