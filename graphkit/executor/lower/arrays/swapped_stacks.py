@@ -41,7 +41,7 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
 
 def _is_alone(row: Value, layout: LoopLayout) -> bool:
     """Whether a slice goes to one stack, and comes from none."""
-    return [part.row for part in (*layout.scanned, *layout.stacked)].count(row) == 1
+    return [*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)].count(row) == 1
 
 
 def _scanned(node: Node, lowering: Lowering) -> frozenset[Value]:
