@@ -184,7 +184,9 @@ def _differentiate(
 def _in_group_of(node: Node) -> AbstractContextManager[object]:
     """Nodes that are made inside are in the group of this one (`ctx_group`), whose gradient they compute."""
     group = node.meta.get(context.GROUP)
-    return nullcontext() if group is None else context.entered(context.Scope(attrs={context.GROUP: group}))
+    if group is None:
+        return nullcontext()
+    return context.entered(context.Scope(attrs={**context.current().attrs, context.GROUP: group}))
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:

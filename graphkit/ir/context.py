@@ -16,6 +16,9 @@ MOST_EXPANDED = 100_000
 # The attribute that says which nodes one process computes, where several do.
 GROUP = "ctx_group"
 
+# The attribute of nodes that are made when a loss is differentiated.
+GRADIENT = "gradient"
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:

@@ -26,6 +26,7 @@ from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.channels_last import channels_last
+from graphkit.passes.layout.float8_products import float8_products
 from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.round_products import round_products
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
@@ -117,10 +118,15 @@ def array_passes(
     have taken in what is around them, and pointwise nodes for which `fusable` holds are fused. Nodes of composite
     operators for which `whole` holds are not expanded.
 
-    precision: with "bf16" and "f16" operands and results of products, convolutions and attention are rounded.
+    precision: with "bf16" and "f16" operands and results of products, convolutions and attention are rounded; "fp8" is
+    "bf16" with products in 8 bits.
     """
-    halves = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16}
-    rounding = (round_products.with_options(kind=halves[precision], attention=True),) if precision in halves else ()
+    halves = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16, "fp8": DType.BFLOAT16}
+    rounding: tuple[Pass[...], ...] = ()
+    if precision in halves:
+        rounding = (round_products.with_options(kind=halves[precision], attention=True),)
+    if precision == "fp8":
+        rounding = (float8_products, *rounding)
     products = (
         *ordered(
             known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, scan_axes,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
+from graphkit.ir import context
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
@@ -37,11 +38,15 @@ def lower(array: np.ndarray) -> np.ndarray | None:
 
 
 def gradients(loss: Value, wanted: Sequence[Value], scale: Value | None) -> list[Value]:
-    """The gradients of a loss, by way of one that is multiplied where there is a scale."""
+    """The gradients of a loss, by way of one that is multiplied where there is a scale. Nodes say what they are of."""
+    scope = context.Scope(attrs={**context.current().attrs, context.GRADIENT: "true"})
     if scale is None:
-        return gradient([loss], wanted)
+        with context.entered(scope):
+            return gradient([loss], wanted)
     factor, _ = _parts(scale)
-    found = gradient([F.mul(loss, cast_like(factor, loss))], wanted)
+    multiplied = F.mul(loss, cast_like(factor, loss))
+    with context.entered(scope):
+        found = gradient([multiplied], wanted)
     back = F.reciprocal(factor)
     return [F.mul(g, cast_like(back, g)) for g in found]
 

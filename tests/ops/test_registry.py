@@ -139,6 +139,10 @@ NOT_EXPORTED = {
         ("Cofactor", "Gelqf", "Inverse", "Potrf", "Potri", "Slogdet", "Solve", "Syevd", "Trsm"),
         "of what solves or factorises matrices, ONNX has the determinant only",
     ),
+    **dict.fromkeys(
+        ("AbsoluteMaxima", "ScaledFloat8", "Float8MatMul"),
+        "an executor makes it for a card, behind what can be exported",
+    ),
 }
 
 

@@ -49,6 +49,11 @@ class Device(Protocol):
     name: str
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA's number for what a card can do, as (9, 0)."""
+        ...
+
+    @property
     def xp(self) -> Namespace: ...
 
     def supports(self, dtype: DType) -> bool:

@@ -17,7 +17,7 @@ from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.groups import AnyDevice, grouped
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import DeviceName, load_device, native_module
+from graphkit.executor.devices.loading import DeviceName, load_device, native_module, with_arrays
 from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
 
 
-PRECISIONS = ("f32", "bf16", "f16", "tf32")
+PRECISIONS = ("f32", "bf16", "f16", "tf32", "fp8")
+
+# The compute capability of the first cards with products of 8 bits.
+_FLOAT8 = (8, 9)
 
 
 class Executor:
@@ -64,8 +67,9 @@ class Executor:
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
     is, `graphkit.passes.layout.round_products` says) and sums in float32; on a card, attention is rounded too, `"f16"`
-    does the same with float16, and `"tf32"` multiplies float32 elements of products, convolutions and attention by
-    their leading 11 bits (each off by a relative 2^-11 at most);
+    does the same with float16, `"fp8"` is "bf16" with operands of matrix products in 8 bits
+    (`graphkit.passes.layout.float8_products` says which), and `"tf32"` multiplies float32 elements of products,
+    convolutions and attention by their leading 11 bits (each off by a relative 2^-11 at most);
     `deterministic=True` gives the same bits for any number of threads.
     `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning. `collectives`
     carry the sums over processes that the graph has, each without them being that of one process; `channels` carry
@@ -107,7 +111,7 @@ class Executor:
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
             load_device(str(each))
-            _check_precision(precision, optimize, each.kind)
+            _check_precision(precision, optimize, each)
         self.params = params
         common = Settings(
             "cpu", False, threads, deterministic, inplace, share, optimize, declared,
@@ -455,21 +459,31 @@ def _is_stored(value: Value) -> bool:
     return value.role in ("parameter", "state")
 
 
-def _check_precision(precision: str, optimize: bool, device: str) -> None:
+def _check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
     if precision not in PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
-    if device == "cpu" and precision in ("f16", "tf32"):
+    if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
         raise UnsupportedError(f"precision {precision!r} is one of cards, device='cuda'; use 'f32' or 'bf16'")
     if precision in ("f32", "tf32"):
         return
     if not optimize:
         raise UsageError(f"precision {precision!r} is a rewrite of the graph, which optimize=False forbids")
-    if device != "cpu":
+    card = with_arrays(*device)
+    if card is not None:
+        if precision == "fp8" and card.capability < _FLOAT8:
+            raise UnsupportedError(
+                f"precision 'fp8': {card.name!r} has compute capability {_dotted(card.capability)}, and products of 8 "
+                f"bits are those of {_dotted(_FLOAT8)} and later; use 'bf16'"
+            )
         return
     native = native_module()
     if native is None or not native.has_bfloat16():
         who = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"
         raise UnsupportedError(f"precision 'bf16': {who} does not multiply matrices of bfloat16; use 'f32'")
+
+
+def _dotted(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:

@@ -59,17 +59,21 @@ def _rule(node: Node, readers: Readers, activations: bool) -> Sequence[Value] | 
 
 
 def _form(value: Value) -> Product[FusedMatMul] | None:
-    node = producer(value, "FusedMatMul", domain=DOMAIN)
-    if node is not None:
-        return Product(operator(node, FusedMatMul), (*node.inputs, None, None)[:4], node)
-    if not is_single(value):
+    node = value.node
+    if node is None or not (is_op(node, "FusedMatMul", domain=DOMAIN) or is_single(value)):
         return None
-    node = producer(value, "MatMul")
-    if node is not None:
+    return product_form(node)
+
+
+def product_form(node: Node) -> Product[FusedMatMul] | None:
+    """A FusedMatMul, or a MatMul or Gemm as one; None for other operators, and what is no product of matrices with a
+    bias, a residual or nothing behind it."""
+    if is_op(node, "FusedMatMul", domain=DOMAIN):
+        return Product(operator(node, FusedMatMul), (*node.inputs, None, None)[:4], node)
+    if is_op(node, "MatMul"):
         matrices = all(v.rank not in (None, 1) for v in node.operands)
         return Product(FusedMatMul(), (*node.inputs, None, None), node) if matrices else None
-    node = producer(value, "Gemm")
-    return None if node is None else _gemm_form(node)
+    return _gemm_form(node) if is_op(node, "Gemm") else None
 
 
 def _gemm_form(node: Node) -> Product[FusedMatMul] | None:

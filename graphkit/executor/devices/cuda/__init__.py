@@ -7,6 +7,7 @@ that on CuPy's arrays. What has no factory is interpreted on CuPy's arrays.
 from __future__ import annotations
 
 from graphkit.executor.devices.cuda import card as card
+from graphkit.executor.devices.cuda import float8 as float8
 from graphkit.executor.devices.cuda import products as products
 from graphkit.executor.devices.cuda.attention import attention as attention
 from graphkit.executor.devices.cuda.card import CudaDevice, cards, device, load

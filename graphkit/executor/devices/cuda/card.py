@@ -37,6 +37,13 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.xp import cupy_xp
 
+# What arrays hold of elements that kernels alone know.
+_BITS = {
+    DType.BFLOAT16: np.dtype(np.uint16),
+    DType.FLOAT8E4M3FN: np.dtype(np.uint8),
+    DType.FLOAT8E5M2: np.dtype(np.uint8),
+}
+
 # cudaErrorMemoryAllocation.
 _NO_MEMORY = 2
 
@@ -57,9 +64,8 @@ class CudaDevice:
         return dtype.numpy.isbuiltin == 1 and dtype.numpy.kind in "biufc"
 
     def stored(self, dtype: DType) -> np.dtype | None:
-        if dtype is DType.BFLOAT16:
-            return np.dtype(np.uint16)
-        return dtype.numpy if self.supports(dtype) else None
+        bits = _BITS.get(dtype)
+        return dtype.numpy if bits is None and self.supports(dtype) else bits
 
     def stream(self) -> Any:
         with self._cupy.cuda.Device(self.number):
@@ -111,9 +117,15 @@ class CudaDevice:
             return CardGroup(unique, rank, size)
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """What NVIDIA calls so: which generation of cards it is of."""
+        digits = str(self._cupy.cuda.Device(self.number).compute_capability)
+        return int(digits[:-1]), int(digits[-1])
+
+    @property
     def architecture(self) -> str:
         """What code is compiled for."""
-        return f"sm_{self._cupy.cuda.Device(self.number).compute_capability}"
+        return "sm_{}{}".format(*self.capability)
 
     def facts(self) -> dict[str, str]:
         """What people ask of a card: its name, architecture, memory, and the versions around it."""

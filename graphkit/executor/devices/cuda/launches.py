@@ -152,13 +152,21 @@ class Matrix(NamedTuple):
     stride: int = 0
 
 
+class Scaled(NamedTuple):
+    """Factors of 8 bits. kinds: of the elements of a and b; scales: one float32 each, which sums are multiplied by."""
+
+    kinds: tuple[DType, DType]
+    scales: tuple[Argument, Argument]
+
+
 class Product(NamedTuple):
     """d = alpha * op(a) @ op(b) + beta * c + bias, `batch` times; op transposes where `transposed` says so.
 
     kind: of the elements of a and b, and of all others but where `sums` are wanted as they are: d then has float32 in
     the place of half floats, and so has c. c: of d's size; it may be d. bias: a number for each row of d. Sums have the
     type of the elements, those of half floats float32; `tf32`: float32 elements are multiplied by their leading 11
-    bits. The library may use `workspace` bytes of scratch memory from 0 on.
+    bits. `scaled`: a and b have 8 bits and scales, and alpha is multiplied by both; sums are float32. The library may
+    use `workspace` bytes of scratch memory from 0 on.
     """
 
     kind: DType
@@ -174,6 +182,12 @@ class Product(NamedTuple):
     tf32: bool = False
     workspace: int = 0
     sums: bool = False
+    scaled: Scaled | None = None
+
+    @property
+    def factors(self) -> tuple[DType, DType]:
+        """The types of a's and b's elements."""
+        return self.scaled.kinds if self.scaled else (self.kind, self.kind)
 
     @property
     def result(self) -> DType:
@@ -182,9 +196,11 @@ class Product(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Argument | None, ...]:
-        """Of a, b, c, d and the bias, and the scratch memory."""
+        """Of a, b, c, d and the bias, the scratch memory, and the scales of a and b."""
         c = self.c.memory if self.c else None
-        return (self.a.memory, self.b.memory, c, self.d.memory, self.bias, Scratch(0) if self.workspace else None)
+        working = Scratch(0) if self.workspace else None
+        scales = self.scaled.scales if self.scaled else (None, None)
+        return (self.a.memory, self.b.memory, c, self.d.memory, self.bias, working, *scales)
 
 
 class Convolution(NamedTuple):

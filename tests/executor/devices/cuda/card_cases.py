@@ -14,8 +14,9 @@ from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import has_factory, make_launched
+from graphkit.executor.lower.arrays.body import as_stored
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import TensorType, type_of_array
+from graphkit.ir.types import TensorType, dtype_of, type_of_array
 from graphkit.ops import Op, registry
 
 OPERATORS = [cls for cls in registry if has_factory("cuda", cls.domain, cls.name)]
@@ -46,15 +47,17 @@ def launched(device: Any, case: CardCase) -> list[np.ndarray]:
     with device.on(stream):
         fault = device.xp.zeros((1,), np.uint32) if case.kernel.fault else None
         kernel = device.prepare(case.node, case.kernel, fault)
-        inputs = [None if a is None else device.copy_in(a) for a in case.arrays]
+        held = [None if a is None else as_stored(a, device.stored(dtype_of(a.dtype))) for a in case.arrays]
+        inputs = [None if a is None else device.copy_in(a) for a in held]
         scratch = device.alloc(case.kernel.scratch_bytes)
         results = [
-            device.view(device.alloc(v.tensor.nbytes), 0, v.tensor.static_shape, v.dtype.numpy)
+            device.view(device.alloc(v.tensor.nbytes), 0, v.tensor.static_shape, device.stored(v.dtype))
             for v in case.node.outputs
         ]
         kernel(inputs, results, scratch)
         assert fault is None or not device.copy_out(fault, None).any()
-        return [device.copy_out(y, None) for y in results]
+        found = [device.copy_out(y, None) for y in results]
+        return [as_stored(y, v.dtype.numpy) for y, v in zip(found, case.node.outputs, strict=True)]
 
 
 def node_of(op: Op, *arrays: Any) -> Node:

@@ -27,9 +27,9 @@ def computed(work: Work, memory: Of) -> None:
 
 
 def flat(array: Any, kind: DType) -> np.ndarray:
-    """The elements of an argument's array, which has the bits of bfloat16 as integers; scratch memory has bytes."""
+    """The elements of an argument's array, which has bits of other floats as integers; scratch memory has bytes."""
     found: np.ndarray = array.view(np.ndarray).reshape(-1)
-    if kind is DType.BFLOAT16 or found.dtype == np.uint8:
+    if kind.numpy.isbuiltin != 1 or found.dtype == np.uint8:
         found = found[: found.nbytes // kind.itemsize * kind.itemsize // found.itemsize].view(kind.numpy)
     assert found.dtype == kind.numpy
     return found
@@ -66,12 +66,17 @@ def multiply(product: Product, memory: Of) -> None:
         assert last <= len(elements), "beyond the memory"
         shape = product.batch, matrix.rows, matrix.columns
         strides = tuple(s * elements.itemsize for s in (matrix.stride, 1, matrix.leading))
-        return np.lib.stride_tricks.as_strided(elements, shape, strides)
+        return np.ndarray(shape, elements.dtype, elements.view(np.uint8), strides=strides)
 
-    a, b = (matrices(m, product.kind).astype(wide) for m in (product.a, product.b))
+    a, b = (matrices(m, k).astype(wide) for m, k in zip((product.a, product.b), product.factors, strict=True))
     a, b = (x.swapaxes(1, 2) if t else x for x, t in zip((a, b), product.transposed, strict=True))
+    alpha = wide(product.alpha)
+    if product.scaled is not None:
+        assert product.transposed == (True, False), "cards of 8.9 and 9.0 multiply no others"
+        for scale in product.scaled.scales:
+            alpha = alpha * flat(memory(scale), DType.FLOAT32)[0]
     with np.errstate(invalid="ignore", over="ignore"):
-        y = wide(product.alpha) * (a @ b)
+        y = alpha * (a @ b)
     if product.c is not None:
         y += wide(product.beta) * matrices(product.c, product.result).astype(wide)
     if product.bias is not None:

@@ -150,6 +150,7 @@ class Card:
         self._late: list[np.ndarray] = []
         self._thread = threading.local()
 
+    capability = (9, 0)
     supports = cuda.CudaDevice.supports
     stored = cuda.CudaDevice.stored
 

@@ -7,6 +7,7 @@ import itertools
 from enum import IntEnum
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 
@@ -20,6 +21,10 @@ class MatmulDescAttribute(IntEnum):
     TRANSB = 4
     EPILOGUE = 7
     BIAS_POINTER = 8
+    A_SCALE_POINTER = 17
+    B_SCALE_POINTER = 18
+    FAST_ACCUM = 25
+    BIAS_DATA_TYPE = 26
 
 
 class MatrixLayoutAttribute(IntEnum):
@@ -40,11 +45,19 @@ DTYPES = {
     MatmulDescAttribute.TRANSB: np.int32,
     MatmulDescAttribute.EPILOGUE: np.uint32,
     MatmulDescAttribute.BIAS_POINTER: np.int64,
+    MatmulDescAttribute.A_SCALE_POINTER: np.int64,
+    MatmulDescAttribute.B_SCALE_POINTER: np.int64,
+    MatmulDescAttribute.FAST_ACCUM: np.int8,
+    MatmulDescAttribute.BIAS_DATA_TYPE: np.int32,
 }
 LAYOUT_DTYPES = {MatrixLayoutAttribute.BATCH_COUNT: np.int32, MatrixLayoutAttribute.STRIDED_BATCH_OFFSET: np.int64}
 
-# cudaDataType_t; bfloat16 apart.
-ELEMENTS = {0: np.float32, 1: np.float64, 2: np.float16}
+# cudaDataType_t.
+ELEMENTS: dict[int, Any] = {
+    0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16, 28: ml_dtypes.float8_e4m3fn,
+    29: ml_dtypes.float8_e5m2,
+}  # fmt: skip
+BFLOAT16, E4M3, E5M2 = 14, 28, 29
 
 # The stream of `matmul`, as the library knows it.
 STREAM = 77
@@ -134,10 +147,32 @@ class CublasLt:
         assert all(limit in self.alive[preference] for limit in MatmulPreferenceAttribute)
         epilogue = Epilogue(self.alive[description].get(MatmulDescAttribute.EPILOGUE, 1))
         assert (epilogue == Epilogue.BIAS) == (MatmulDescAttribute.BIAS_POINTER in self.alive[description])
+        self._check_bytes(description, a, b, c, d)
         found = np.zeros(1, self.matmul_heuristic_result_dtype)
         found["algo"]["data_"] = 5
         ctypes.memmove(results, found.ctypes.data, found.nbytes)
         ctypes.memmove(count, np.array([self.ways], np.int32).ctypes.data, 4)
+
+    def _check_bytes(self, description: int, a: int, b: int, c: int, d: int) -> None:
+        """What is documented of factors of 8 bits, on cards of 8.9 and 9.0, with a result of bfloat16."""
+        facts = self.alive[description]
+        scales = [flag in facts for flag in (MatmulDescAttribute.A_SCALE_POINTER, MatmulDescAttribute.B_SCALE_POINTER)]
+        left, right, added, made = (self.alive[layout] for layout in (a, b, c, d))
+        kinds = left["kind"], right["kind"]
+        if not {E4M3, E5M2} & {*kinds}:
+            assert not any(scales)
+            return
+        assert kinds in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3))
+        assert (added["kind"], made["kind"]) == (BFLOAT16, BFLOAT16)
+        assert all(scales)
+        assert (facts["compute"], facts["scale"]) == (68, 0)
+        assert [facts[flag] for flag in (MatmulDescAttribute.TRANSA, MatmulDescAttribute.TRANSB)] == [1, 0]
+        assert facts[MatmulDescAttribute.FAST_ACCUM] == 0
+        has_bias = MatmulDescAttribute.BIAS_POINTER in facts
+        assert not has_bias or facts[MatmulDescAttribute.BIAS_DATA_TYPE] == BFLOAT16
+        for layout in (left, right, added, made):
+            itemsize = np.dtype(ELEMENTS[layout["kind"]]).itemsize
+            assert layout["rows"] * itemsize % 16 == layout["leading"] * itemsize % 16 == 0
 
     def matmul(
         self, handle: int, description: int, alpha: int, a: int, a_layout: int, b: int, b_layout: int, beta: int,
@@ -151,6 +186,10 @@ class CublasLt:
         ctypes.memset(workspace, 0xFF, workspace_size)
         scalar = np.float64 if facts["scale"] else np.float32
         one, two = (np.frombuffer(ctypes.string_at(at, np.dtype(scalar).itemsize), scalar)[0] for at in (alpha, beta))
+        for flag in (MatmulDescAttribute.A_SCALE_POINTER, MatmulDescAttribute.B_SCALE_POINTER):
+            if flag in facts:
+                assert all(address % 16 == 0 for address in (a, b, c, d))
+                one = one * np.frombuffer(ctypes.string_at(facts[flag], 4), np.float32)[0]
         left, right = (
             self._matrices(at, layout).astype(scalar).swapaxes(1, 2 if facts[flag] else 1)
             for at, layout, flag in (
@@ -176,8 +215,8 @@ class CublasLt:
         flat = _elements(address, last, dtype)
         shape = count, facts["rows"], facts["columns"]
         strides = tuple(n * dtype.itemsize for n in (stride, 1, facts["leading"]))
-        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+        return np.ndarray(shape, dtype, flat.view(np.uint8), strides=strides)
 
 
 def _elements(address: int, count: int, dtype: np.dtype) -> np.ndarray:
-    return np.frombuffer((ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address), dtype)
+    return np.frombuffer((ctypes.c_uint8 * (count * dtype.itemsize)).from_address(address), np.uint8).view(dtype)

@@ -19,7 +19,10 @@ from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.ir.types import DType
 
 # cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
-_TYPES = {DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14}
+_TYPES = {
+    DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14, DType.FLOAT8E4M3FN: 28,
+    DType.FLOAT8E5M2: 29,
+}  # fmt: skip
 _FLOAT, _TF32, _DOUBLE = 68, 77, 70
 
 # Every array of a program begins at a multiple of so many bytes.
@@ -35,6 +38,8 @@ class _Pointers(NamedTuple):
     d: int
     bias: int
     workspace: int
+    a_scale: int
+    b_scale: int
 
 
 class PreparedProduct:
@@ -51,18 +56,24 @@ class PreparedProduct:
         self._handle = _handle(card)
         computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
         self._description = self._owned(lt.matmul_desc_create(computed, int(wide)), lt.matmul_desc_destroy)
-        self._layouts = [self._layout(m, product.kind) for m in (product.a, product.b)]
+        self._layouts = [self._layout(m, k) for m, k in zip((product.a, product.b), product.factors, strict=True)]
         self._layouts += [self._layout(m, product.result) for m in (product.c or product.d, product.d)]
         scalar = np.float64 if wide else np.float32
         self._alpha, self._beta = np.array([product.alpha], scalar), np.array([product.beta], scalar)
-        self._bias = np.zeros(1, np.uint64)
+        # Where arguments are that the description points at.
+        self._pointed: dict[Any, int] = {}
         flags = lt.MatmulDescAttribute
         for flag, transposes in zip((flags.TRANSA, flags.TRANSB), product.transposed, strict=True):
             self._describe(flag, int(transposes))
         if product.bias is not None:
             self._describe(flags.EPILOGUE, int(lt.Epilogue.BIAS))
-            # A place that is aligned as all are: the choice depends on it.
-            self._point_at_bias(_ALIGNMENT)
+        if product.scaled is not None:
+            # Partial sums go to registers of float32 now and then; else they have 14 bits on cards of 8.9 and 9.0.
+            self._describe(flags.FAST_ACCUM, 0)
+            if product.bias is not None:
+                self._describe(flags.BIAS_DATA_TYPE, _TYPES[product.kind])
+        # Places that are aligned as all are: the choice depends on it.
+        self._point(_Pointers(*[_ALIGNMENT] * len(_Pointers._fields)))
         self._chosen = self._choice()
 
     def _layout(self, matrix: Matrix, kind: DType) -> int:
@@ -84,10 +95,17 @@ class PreparedProduct:
         held = np.array([number], lt.get_matmul_desc_attribute_dtype(int(attribute)))
         lt.matmul_desc_set_attribute(self._description, int(attribute), held.ctypes.data, held.nbytes)
 
-    def _point_at_bias(self, address: int) -> None:
-        if address != self._bias[0]:
-            self._bias[0] = address
-            self._describe(_bindings().MatmulDescAttribute.BIAS_POINTER, address)
+    def _point(self, at: _Pointers) -> None:
+        """At the arguments that are not given with a call."""
+        flags, wanted = _bindings().MatmulDescAttribute, {}
+        if self._product.bias is not None:
+            wanted[flags.BIAS_POINTER] = at.bias
+        if self._product.scaled is not None:
+            wanted |= {flags.A_SCALE_POINTER: at.a_scale, flags.B_SCALE_POINTER: at.b_scale}
+        for attribute, address in wanted.items():
+            if self._pointed.get(attribute) != address:
+                self._pointed[attribute] = address
+                self._describe(attribute, address)
 
     def _choice(self) -> np.ndarray:
         """The algorithm that the library's heuristics put first."""
@@ -109,15 +127,15 @@ class PreparedProduct:
         if not count[0]:
             d, terms = self._product.d, self._product.a.rows if self._product.transposed[0] else self._product.a.columns
             sizes = f"[{d.columns}, {terms}] by [{terms}, {d.rows}]"
-            raise NoWay(f"cuBLASLt {version()} cannot multiply {sizes} of {self._product.kind.value}")
+            kinds = " and ".join(dict.fromkeys(kind.value for kind in reversed(self._product.factors)))
+            raise NoWay(f"cuBLASLt {version()} cannot multiply {sizes} of {kinds}")
         algorithm: np.ndarray = found["algo"].copy()
         return algorithm
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Queue the product on a stream. addresses: of its arguments, 0 where there is none."""
         at = _Pointers(*addresses)
-        if self._product.bias is not None:
-            self._point_at_bias(at.bias)
+        self._point(at)
         a, b, c, d = self._layouts
         _bindings().matmul(
             self._handle, self._description, self._alpha.ctypes.data, at.a, a, at.b, b, self._beta.ctypes.data,

@@ -1,0 +1,117 @@
+"""Matrix products of 8-bit floating point numbers, for devices that have them.
+
+"FP8 Formats for Deep Learning", Micikevicius et al. 2022, arXiv:2209.05433.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from graphkit.ir import context
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops import F
+from graphkit.ops.internal.float8 import PADDED_TO, Float8MatMul
+from graphkit.ops.internal.fused import FusedMatMul
+from graphkit.ops.tensor.cast import Cast
+from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.match import FixedValues
+from graphkit.passes.core.sweep import elements_read, map_bodies, rewrite
+from graphkit.passes.fuse.epilogue import Product
+from graphkit.passes.fuse.matmul import product_form
+
+# Operators whose results have the elements of an operand: they make no gradient of what is none.
+_MOVING = frozenset(
+    {"Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
+    | {"Tile", "Transpose", "Unsqueeze"}
+)
+
+
+class _Values(NamedTuple):
+    """What is known of a graph's values. gradients: those that flow backward; fixed: those that no run changes."""
+
+    gradients: Collection[Value]
+    fixed: FixedValues
+
+
+class _Factor(NamedTuple):
+    """An operand in 8 bits, with the axis that is summed over last, and its scale."""
+
+    elements: Value
+    scale: Value
+
+
+@graph_pass(requires=[Property.MATMULS_FUSED, Property.POINTWISE_APART], breaks=[Property.SIMPLIFIED])
+def float8_products(graph: Graph) -> Graph:
+    """Products of float32 matrices with operands of 8 bits, sums in float32 and a result of bfloat16, behind a cast.
+
+    Each operand has one scale, by which its largest element is the format's largest number (see ScaledFloat8): an
+    element is off by a relative 2^-4 at most in E4M3, 2^-3 in E5M2, and by 2^-10 and 2^-17 of that largest element
+    where it is small. Gradients, as nodes tell that were made in the scope of `context.GRADIENT`, are E5M2, all else is
+    E4M3. What a run computes is rounded to bfloat16 first, as it is between nodes that read bfloat16; what is fed and
+    parameters are not. A product is one of many rows and a matrix, [..., m, k] and [k, n], with n a multiple of 16;
+    the sum's size k is filled up to one by zeros, and is 16 at least where it is known. Others stay as they are. Linear.
+    """
+    values = _Values(_gradients(graph), FixedValues(graph))
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        if node.op.name not in ("MatMul", "Gemm", "FusedMatMul"):
+            return map_bodies(node, operands, float8_products).outputs
+        form = product_form(node.rebuilt(operands))
+        if form is None or not _fits(form):
+            return None
+        return _in_8_bits(node, form, values)
+
+    return rewrite(graph, rule)
+
+
+def _gradients(graph: Graph) -> set[Value]:
+    found: set[Value] = set()
+    for node in graph.nodes:
+        read = elements_read(node)
+        made = bool(read) and context.GRADIENT in node.meta and node.op.name not in _MOVING
+        if made or not found.isdisjoint(read):
+            found.update(node.outputs)
+    return found
+
+
+def _fits(form: Product[FusedMatMul]) -> bool:
+    """Whether the library multiplies such operands."""
+    a, b = form.operands[:2]
+    assert a is not None
+    assert b is not None
+    if form.op.activation or any(v is not None and v.dtype is not DType.FLOAT32 for v in form.operands):
+        return False
+    if a.shape is None or b.shape is None or len(b.shape) != 2 or (form.op.transA and len(a.shape) != 2):
+        return False
+    n, k = b.shape if form.op.transB else b.shape[::-1]
+    terms: tuple[Dim, Dim] = (k, a.shape[0 if form.op.transA else -1])
+    short = any(isinstance(size, int) and size < PADDED_TO for size in terms)
+    return isinstance(n, int) and n > 0 and n % PADDED_TO == 0 and not short
+
+
+def _in_8_bits(node: Node, form: Product[FusedMatMul], values: _Values) -> Sequence[Value]:
+    # No product has two operands of E5M2.
+    first, second = (node.inputs[i] in values.gradients for i in range(2))
+    formats = [DType.FLOAT8E5M2 if flag else DType.FLOAT8E4M3FN for flag in (first, second and not first)]
+    sides = zip(form.operands, node.inputs, formats, (form.op.transA, not form.op.transB), strict=False)
+    a, b = (
+        _factor(new, to, transposed, computed=old is not None and old.node is not None and old not in values.fixed)
+        for new, old, to, transposed in sides
+    )
+    added = [None if v is None else F.cast(v, to=DType.BFLOAT16) for v in form.operands[2:]]
+    while added and added[-1] is None:
+        added.pop()
+    y = Node(Float8MatMul(alpha=form.op.alpha), (*a, *b, *added), node.name, node.meta).output
+    # The value that others know is the one in float32.
+    return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
+
+
+def _factor(x: Value | None, to: DType, transposed: bool, computed: bool) -> _Factor:
+    """An operand in a format. transposed: the axis that is summed over is not the last one of x."""
+    if computed:
+        x = F.cast(x, to=DType.BFLOAT16)
+    rows, columns, scale = F.scaled_float8(x, F.absolute_maxima(x), to=to)
+    return _Factor(columns if transposed else rows, scale)
