@@ -49,6 +49,7 @@ from graphkit.ops import Sample as Sample
 from graphkit.ops import constant as constant
 from graphkit.ops import op as op
 from graphkit.ops._functions import abs as abs
+from graphkit.ops._functions import absolute_maxima as absolute_maxima
 from graphkit.ops._functions import acos as acos
 from graphkit.ops._functions import acosh as acosh
 from graphkit.ops._functions import adadelta_update as adadelta_update
@@ -147,6 +148,7 @@ from graphkit.ops._functions import fake_quantize as fake_quantize
 from graphkit.ops._functions import feature_vectorizer as feature_vectorizer
 from graphkit.ops._functions import finite_guard as finite_guard
 from graphkit.ops._functions import flatten as flatten
+from graphkit.ops._functions import float8_mat_mul as float8_mat_mul
 from graphkit.ops._functions import floor as floor
 from graphkit.ops._functions import ftrl_update as ftrl_update
 from graphkit.ops._functions import fused as fused
@@ -291,6 +293,7 @@ from graphkit.ops._functions import rotary_embedding as rotary_embedding
 from graphkit.ops._functions import round as round
 from graphkit.ops._functions import row_sum_start as row_sum_start
 from graphkit.ops._functions import row_sum_wait as row_sum_wait
+from graphkit.ops._functions import scaled_float8 as scaled_float8
 from graphkit.ops._functions import scaler as scaler
 from graphkit.ops._functions import scatter_elements as scatter_elements
 from graphkit.ops._functions import scatter_nd as scatter_nd

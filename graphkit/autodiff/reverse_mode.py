@@ -7,7 +7,7 @@ the group of the node whose gradient they are, so that they are computed where t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -31,11 +31,13 @@ def gradient(
     seeds: Sequence[Value] | None = None,
     *,
     allow_unused: bool = False,
+    meta: Mapping[str, str] | None = None,
 ) -> list[Value]:
     """Return, for each value of `wrt`, the gradient of sum(seed * output) over all outputs.
 
     outputs, wrt: float tensors, or sequences and optionals of such; wrt also inside the graph. seeds: one value per
-    output, of its type; ones when absent, which only tensors have. Each gradient has its value's type. Raises
+    output, of its type; ones when absent, which only tensors have. Each gradient has its value's type. meta: of nodes
+    that are made, but for those of expansions. Raises
     MissingGradient with every operator in the way that has no rule, and UsageError when an output does not depend on
     one of `wrt` (zeros instead with `allow_unused`).
     """
@@ -49,7 +51,7 @@ def gradient(
             seeds = [_ones_like(y) for y in outputs]
     if len(seeds) != len(outputs):
         raise UsageError(f"{len(outputs)} outputs but {len(seeds)} seeds")
-    with context.detached():
+    with context.entered(context.Scope(attrs=meta or {})):
         found = _Sweep(outputs, seeds, wrt).run()
         unused = [v for v, g in zip(wrt, found, strict=True) if g is None]
         if unused and not allow_unused:

@@ -13,6 +13,9 @@ from graphkit.ops._registry import Operand
 def abs(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """|x|; the gradient at 0 is 0."""
 
+def absolute_maxima(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """The largest finite |x| of each of 256 slices of x: float32 [256]."""
+
 def acos(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Inverse cosine in [0, pi]; NaN outside [-1, 1]."""
 
@@ -949,6 +952,20 @@ def finite_guard(x: Operand, token: Operand, *, name: str = "", meta: Mapping[st
 
 def flatten(x: Operand, *, axis: int = 1, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """A matrix: the dimensions before `axis` make its rows, the others its columns."""
+
+def float8_mat_mul(
+    a: Operand,
+    a_scale: Operand,
+    b: Operand,
+    b_scale: Operand,
+    bias: Operand | None = None,
+    residual: Operand | None = None,
+    *,
+    alpha: float = 1.0,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """alpha * a_scale * b_scale * a @ b^T + bias + residual, in bfloat16; sums are float32."""
 
 def floor(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Largest integer not above x."""
@@ -2410,6 +2427,11 @@ def row_sum_wait(
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
     """The sum that RowSumStart has begun with `indices` and `rows` under this key, once it is there."""
+
+def scaled_float8(
+    x: Operand, maxima: Operand, *, to: DType | DTypeLike, name: str = "", meta: Mapping[str, str] | None = None
+) -> tuple[Value, Value, Value]:
+    """x in 8 bits, times a factor by which the largest of `maxima` becomes the largest finite number of the format."""
 
 def scaler(
     x: Operand,

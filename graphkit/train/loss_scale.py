@@ -39,14 +39,11 @@ def lower(array: np.ndarray) -> np.ndarray | None:
 
 def gradients(loss: Value, wanted: Sequence[Value], scale: Value | None) -> list[Value]:
     """The gradients of a loss, by way of one that is multiplied where there is a scale. Nodes say what they are of."""
-    scope = context.Scope(attrs={**context.current().attrs, context.GRADIENT: "true"})
+    meta = {context.GRADIENT: "true"}
     if scale is None:
-        with context.entered(scope):
-            return gradient([loss], wanted)
+        return gradient([loss], wanted, meta=meta)
     factor, _ = _parts(scale)
-    multiplied = F.mul(loss, cast_like(factor, loss))
-    with context.entered(scope):
-        found = gradient([multiplied], wanted)
+    found = gradient([F.mul(loss, cast_like(factor, loss))], wanted, meta=meta)
     back = F.reciprocal(factor)
     return [F.mul(g, cast_like(back, g)) for g in found]
 

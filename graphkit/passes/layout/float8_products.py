@@ -12,12 +12,12 @@ from graphkit.ir import context
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops import F
+from graphkit.ops import F, Op, operator
 from graphkit.ops.internal.float8 import PADDED_TO, Float8MatMul
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import FixedValues
+from graphkit.passes.core.match import FixedValues, first, producer
 from graphkit.passes.core.sweep import elements_read, map_bodies, rewrite
 from graphkit.passes.fuse.epilogue import Product
 from graphkit.passes.fuse.matmul import product_form
@@ -30,10 +30,14 @@ _MOVING = frozenset(
 
 
 class _Values(NamedTuple):
-    """What is known of a graph's values. gradients: those that flow backward; fixed: those that no run changes."""
+    """What is known of a graph's values. gradients: those that flow backward; fixed: those that no run changes.
+
+    matrices: for what was reshaped, and a size of the last axis, the first such matrix that was an operand.
+    """
 
     gradients: Collection[Value]
     fixed: FixedValues
+    matrices: dict[tuple[Value, int], Value]
 
 
 class _Factor(NamedTuple):
@@ -52,9 +56,10 @@ def float8_products(graph: Graph) -> Graph:
     where it is small. Gradients, as nodes tell that were made in the scope of `context.GRADIENT`, are E5M2, all else is
     E4M3. What a run computes is rounded to bfloat16 first, as it is between nodes that read bfloat16; what is fed and
     parameters are not. A product is one of many rows and a matrix, [..., m, k] and [k, n], with n a multiple of 16;
-    the sum's size k is filled up to one by zeros, and is 16 at least where it is known. Others stay as they are. Linear.
+    the sum's size k is filled up to one by zeros, and is 16 at least where it is known. Others stay as they are.
+    Linear.
     """
-    values = _Values(_gradients(graph), FixedValues(graph))
+    values = _Values(_gradients(graph), FixedValues(graph), {})
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if node.op.name not in ("MatMul", "Gemm", "FusedMatMul"):
@@ -94,12 +99,11 @@ def _fits(form: Product[FusedMatMul]) -> bool:
 
 def _in_8_bits(node: Node, form: Product[FusedMatMul], values: _Values) -> Sequence[Value]:
     # No product has two operands of E5M2.
-    first, second = (node.inputs[i] in values.gradients for i in range(2))
-    formats = [DType.FLOAT8E5M2 if flag else DType.FLOAT8E4M3FN for flag in (first, second and not first)]
+    left, right = (node.inputs[i] in values.gradients for i in range(2))
+    formats = [DType.FLOAT8E5M2 if flag else DType.FLOAT8E4M3FN for flag in (left, right and not left)]
     sides = zip(form.operands, node.inputs, formats, (form.op.transA, not form.op.transB), strict=False)
     a, b = (
-        _factor(new, to, transposed, computed=old is not None and old.node is not None and old not in values.fixed)
-        for new, old, to, transposed in sides
+        _factor(new, to, transposed, old not in values.fixed, values.matrices) for new, old, to, transposed in sides
     )
     added = [None if v is None else F.cast(v, to=DType.BFLOAT16) for v in form.operands[2:]]
     while added and added[-1] is None:
@@ -109,9 +113,43 @@ def _in_8_bits(node: Node, form: Product[FusedMatMul], values: _Values) -> Seque
     return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
 
 
-def _factor(x: Value | None, to: DType, transposed: bool, computed: bool) -> _Factor:
-    """An operand in a format. transposed: the axis that is summed over is not the last one of x."""
-    if computed:
-        x = F.cast(x, to=DType.BFLOAT16)
-    rows, columns, scale = F.scaled_float8(x, F.absolute_maxima(x), to=to)
-    return _Factor(columns if transposed else rows, scale)
+def _factor(
+    x: Value | None, to: DType, transposed: bool, computed: bool, matrices: dict[tuple[Value, int], Value]
+) -> _Factor:
+    """An operand in a format. transposed: the axis that is summed over is not the last one of x. computed: in a run.
+
+    What lies there in another shape is rounded as it lies there, so that all of its readers share that.
+    """
+    assert x is not None
+    source, views = _as_it_lies(x, always=transposed)
+    if (node := producer(source, "Reshape")) is not None and not views:
+        size = source.tensor.known_shape[-1]
+        known = matrices.setdefault((first(node), size), source) if isinstance(size, int) else source
+        # Other rows and columns of the same elements have the same transpose.
+        source = known if transposed else source
+    if computed and source.node is not None:
+        source = F.cast(source, to=DType.BFLOAT16)
+    rows, columns, scale = F.scaled_float8(source, F.absolute_maxima(source), to=to)
+    if transposed:
+        return _Factor(columns, scale)
+    for view in reversed(views):
+        rows = Node(operator(view, Op), (rows, *view.inputs[1:])).output
+    return _Factor(rows, scale)
+
+
+def _as_it_lies(x: Value, always: bool) -> tuple[Value, list[Node]]:
+    """What x is with other leading axes, and the nodes that give it these, the last one first.
+
+    always: also where rows have zeros behind them, which these nodes do not know.
+    """
+    views: list[Node] = []
+    while (node := producer(x, "Reshape", "Flatten")) is not None:
+        source = first(node)
+        if source.shape is None or x.shape is None or len(source.shape) < 2 or len(x.shape) < 2:
+            break
+        size, other = source.shape[-1], x.shape[-1]
+        if not isinstance(size, int) or size != other or not (always or size % PADDED_TO == 0) or size == 0:
+            break
+        views.append(node)
+        x = source
+    return x, views

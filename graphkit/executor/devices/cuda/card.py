@@ -38,7 +38,7 @@ from graphkit.ir.types import DType
 from graphkit.ops.xp import cupy_xp
 
 # What arrays hold of elements that kernels alone know.
-_BITS = {
+_BITS: dict[DType, np.dtype] = {
     DType.BFLOAT16: np.dtype(np.uint16),
     DType.FLOAT8E4M3FN: np.dtype(np.uint8),
     DType.FLOAT8E5M2: np.dtype(np.uint8),
@@ -65,7 +65,7 @@ class CudaDevice:
 
     def stored(self, dtype: DType) -> np.dtype | None:
         bits = _BITS.get(dtype)
-        return dtype.numpy if bits is None and self.supports(dtype) else bits
+        return bits if bits is not None or not self.supports(dtype) else dtype.numpy
 
     def stream(self) -> Any:
         with self._cupy.cuda.Device(self.number):

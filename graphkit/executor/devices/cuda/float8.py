@@ -39,7 +39,6 @@ from graphkit.ops.internal.float8 import (
     Float8MatMul,
     ScaledFloat8,
     largest,
-    padded,
     slice_length,
 )
 
@@ -55,13 +54,15 @@ _CONVERSIONS = {DType.FLOAT8E4M3FN: "gk_to_e4m3", DType.FLOAT8E5M2: "gk_to_e5m2"
 
 @register_launched("cuda", DOMAIN, "AbsoluteMaxima")
 def _absolute_maxima(node: Node, context: KernelContext) -> CardKernel:
-    """A block for each slice. The bits of floats that are not negative have the order of the numbers."""
+    """A block for each slice that has elements. The bits of floats that are not negative have the numbers' order."""
     x = node.operands[0]
     count, width = math.prod(shape(x)), 16 // x.dtype.itemsize
-    kind, places = STORED[x.dtype], Coordinates("i", 1, math.prod(shape(x)) + SLICES * _RUN < 1 << 31)
+    length, kind = slice_length(count), STORED[x.dtype]
+    blocks, places = max(-(-count // length), 1), Coordinates("i", 1, count + length + THREADS * width < 1 << 31)
     given: Given = [
-        (f"const {kind}* x", Input(0)), ("float* maxima", Output(0)), (f"{places.index} elements", places.number(count)),
-        (f"{places.index} length", places.number(slice_length(count))),
+        (f"const {kind}* x", Input(0)), ("float* maxima", Output(0)),
+        (f"{places.index} elements", places.number(count)), (f"{places.index} length", places.number(length)),
+        ("gk_u32 blocks", np.uint32(blocks)),
     ]  # fmt: skip
     lines = [
         "typedef gk_u32 A;",
@@ -78,8 +79,9 @@ def _absolute_maxima(node: Node, context: KernelContext) -> CardKernel:
         "}",
         *joined("most", "a > b ? a : b"),
         "if (threadIdx.x == 0) {", "    maxima[gk_block] = __uint_as_float(most);", "}",
+        "if (gk_block == 0 && threadIdx.x >= blocks) {", "    maxima[threadIdx.x] = 0.0f;", "}",
     ]  # fmt: skip
-    return CardKernel((_launch("absolute_maxima", SLICES, given, lines),))
+    return CardKernel((_launch("absolute_maxima", blocks, given, lines),))
 
 
 @register_launched("cuda", DOMAIN, "ScaledFloat8")

@@ -68,7 +68,8 @@ class PreparedProduct:
         if product.bias is not None:
             self._describe(flags.EPILOGUE, int(lt.Epilogue.BIAS))
         if product.scaled is not None:
-            # Partial sums go to registers of float32 now and then; else they have 14 bits on cards of 8.9 and 9.0.
+            # Partial sums go to float32 registers now and then; else they keep some 14 bits on cards of 9.0
+            # (arXiv:2412.19437, 3.5.2), which is too little for sums of many terms.
             self._describe(flags.FAST_ACCUM, 0)
             if product.bias is not None:
                 self._describe(flags.BIAS_DATA_TYPE, _TYPES[product.kind])
