@@ -186,7 +186,7 @@ _RUN = (
     click.option(
         "--precision", type=click.Choice(PRECISIONS), default="f32", show_default=True,
         help="bf16: matrix work in bfloat16, parameters in float32; on a card, f16: in float16, with scaled losses; "
-        "tf32: products of float32 by 11 bits.",
+        "tf32: products of float32 by 11 bits; fp8: bf16 with operands of products in 8 bits.",
     ),
     click.option("--deterministic/--no-deterministic", help="The same bits for any number of threads."),
 )  # fmt: skip

@@ -52,8 +52,8 @@ def float8_products(graph: Graph) -> Graph:
     """Products of float32 matrices with operands of 8 bits, sums in float32 and a result of bfloat16, behind a cast.
 
     Each operand has one scale, by which its largest element is the format's largest number (see ScaledFloat8): an
-    element is off by a relative 2^-4 at most in E4M3, 2^-3 in E5M2, and by 2^-10 and 2^-17 of that largest element
-    where it is small. Gradients, as nodes tell that were made in the scope of `context.GRADIENT`, are E5M2, all else is
+    element is off by a relative 2^-4 at most in E4M3, 2^-3 in E5M2, and where it is small by 2^-18 and 2^-32 of that
+    largest element. Gradients, as nodes tell that were made in the scope of `context.GRADIENT`, are E5M2, all else is
     E4M3. What a run computes is rounded to bfloat16 first, as it is between nodes that read bfloat16; what is fed and
     parameters are not. A product is one of many rows and a matrix, [..., m, k] and [k, n], with n a multiple of 16;
     the sum's size k is filled up to one by zeros, and is 16 at least where it is known. Others stay as they are.
@@ -99,9 +99,10 @@ def _fits(form: Product[FusedMatMul]) -> bool:
 
 def _in_8_bits(node: Node, form: Product[FusedMatMul], values: _Values) -> Sequence[Value]:
     # No product has two operands of E5M2.
-    left, right = (node.inputs[i] in values.gradients for i in range(2))
+    factors = node.operands[:2]
+    left, right = (v in values.gradients for v in factors)
     formats = [DType.FLOAT8E5M2 if flag else DType.FLOAT8E4M3FN for flag in (left, right and not left)]
-    sides = zip(form.operands, node.inputs, formats, (form.op.transA, not form.op.transB), strict=False)
+    sides = zip(form.operands[:2], factors, formats, (form.op.transA, not form.op.transB), strict=True)
     a, b = (
         _factor(new, to, transposed, old not in values.fixed, values.matrices) for new, old, to, transposed in sides
     )
