@@ -12,6 +12,11 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.errors import UnsupportedError, UsageError
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
 
 SIZES = dict(vocab=48, width=32, heads=2, layers=1, length=12)
 # Half of a last digit of E4M3, and of all the elements of a product the errors are as often this way as that.
@@ -114,6 +119,21 @@ def test_a_transformer_trains(card: Card) -> None:
     losses += [float(made.step(x, x)) for _ in range(27)]
     assert losses[-1] < 0.7 * losses[0]
     assert not card.interpreted
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT8E4M3FN, DType.FLOAT8E5M2])
+def test_arrays_of_8_bits_are_moved(dtype: DType, card: Card) -> None:
+    """As bits; what interprets an operator has no such numbers."""
+    x = Value(TensorType(dtype, (4, 6)), "x")
+    given = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype.numpy)
+    moved = Executor(Graph([x], [F.transpose(x)]), ParamStore({}), device="cuda")
+    found = moved.run({"x": given})
+    for array in found.values():
+        assert array.dtype == dtype.numpy
+        np.testing.assert_array_equal(array.view(np.uint8), given.T.view(np.uint8))
+    exe = Executor(Graph([x], [F.cast(x, to=DType.FLOAT32)]), ParamStore({}), device="cuda")
+    with pytest.raises(UnsupportedError, match=rf"'cuda' has no arrays of these types \({dtype.value}: x"):
+        exe.run({"x": given})
 
 
 # --- where there are none ---------------------------------------------------------------------------
