@@ -17,6 +17,7 @@ from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.attention import fuse_attention
 from graphkit.passes.fuse.batch_norm import fuse_batch_norm
 from graphkit.passes.fuse.conv import fuse_conv
+from graphkit.passes.fuse.float8_products import float8_products
 from graphkit.passes.fuse.fold_batch_norm import fold_batch_norm
 from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
@@ -26,7 +27,6 @@ from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.channels_last import channels_last
-from graphkit.passes.layout.float8_products import float8_products
 from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.round_products import round_products
 from graphkit.passes.layout.unstride_transposed import unstride_transposed

@@ -68,7 +68,7 @@ class Executor:
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
     is, `graphkit.passes.layout.round_products` says) and sums in float32; on a card, attention is rounded too, `"f16"`
     does the same with float16, `"fp8"` is "bf16" with operands of matrix products in 8 bits
-    (`graphkit.passes.layout.float8_products` says which), and `"tf32"` multiplies float32 elements of products,
+    (`graphkit.passes.fuse.float8_products` says which), and `"tf32"` multiplies float32 elements of products,
     convolutions and attention by their leading 11 bits (each off by a relative 2^-11 at most);
     `deterministic=True` gives the same bits for any number of threads.
     `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning. `collectives`

@@ -173,7 +173,7 @@ class Float8MatMul(Op):
     """alpha * a_scale * b_scale * a @ b^T + bias + residual, in bfloat16; sums are float32.
 
     a: [..., m, k], b: [n, k], of E4M3, or one of the two of E5M2; scales: float32 []; bias: bfloat16 [n]; residual and
-    result: bfloat16 [..., m, n].
+    result: bfloat16 [..., m, n]. Where the product of the scales is beyond float32, sums of 0 are NaN.
     """
 
     alpha: float = 1.0

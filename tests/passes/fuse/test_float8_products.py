@@ -16,7 +16,7 @@ from graphkit.ops.evaluate import evaluate
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.layout.float8_products import float8_products
+from graphkit.passes.fuse.float8_products import float8_products
 from graphkit.passes.pipeline import array_passes
 
 E4M3, E5M2 = DType.FLOAT8E4M3FN, DType.FLOAT8E5M2
