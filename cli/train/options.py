@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from graphkit.executor.run.session import PRECISIONS
+from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
 
 Command = Callable[..., Any]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from graphkit import config
-from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
+from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.executor.devices.groups import AnyDevice, grouped
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.devices.loading import DeviceName, load_device, native_module, with_arrays
+from graphkit.executor.devices.loading import DeviceName, load_device, native_module
 from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
@@ -31,6 +31,7 @@ from graphkit.executor.run.divided.programs import make_programs
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
 from graphkit.executor.run.params import ParameterArray, ParamStore
+from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
@@ -46,12 +47,6 @@ from graphkit.passes.training.randomness import bind_rng
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
-
-
-PRECISIONS = ("f32", "bf16", "f16", "tf32", "fp8")
-
-# The compute capability of the first cards with products of 8 bits.
-_FLOAT8 = (8, 9)
 
 
 class Executor:
@@ -111,7 +106,7 @@ class Executor:
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
             load_device(str(each))
-            _check_precision(precision, optimize, each)
+            check_precision(precision, optimize, each)
         self.params = params
         common = Settings(
             "cpu", False, threads, deterministic, inplace, share, optimize, declared,
@@ -457,33 +452,6 @@ def _has_shape(value: Value) -> bool:
 def _is_stored(value: Value) -> bool:
     """Whether a graph's input has an array unless it is fed; data and generators have none, whatever their name."""
     return value.role in ("parameter", "state")
-
-
-def _check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
-    if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
-        raise UnsupportedError(f"precision {precision!r} is one of cards, device='cuda'; use 'f32' or 'bf16'")
-    if precision in ("f32", "tf32"):
-        return
-    if not optimize:
-        raise UsageError(f"precision {precision!r} is a rewrite of the graph, which optimize=False forbids")
-    card = with_arrays(*device)
-    if card is not None:
-        if precision == "fp8" and card.capability < _FLOAT8:
-            raise UnsupportedError(
-                f"precision 'fp8': {card.name!r} has compute capability {_dotted(card.capability)}, and products of 8 "
-                f"bits are those of {_dotted(_FLOAT8)} and later; use 'bf16'"
-            )
-        return
-    native = native_module()
-    if native is None or not native.has_bfloat16():
-        who = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"
-        raise UnsupportedError(f"precision 'bf16': {who} does not multiply matrices of bfloat16; use 'f32'")
-
-
-def _dotted(numbers: tuple[int, int]) -> str:
-    return ".".join(map(str, numbers))
 
 
 def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:

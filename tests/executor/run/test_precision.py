@@ -147,7 +147,7 @@ def test_refused_without_the_arithmetic(onednn: bool, who: str, monkeypatch: pyt
         def has_onednn() -> bool:
             return onednn
 
-    monkeypatch.setattr("graphkit.executor.run.session.native_module", lambda: Without)
+    monkeypatch.setattr("graphkit.executor.run.precision.native_module", lambda: Without)
     graph, params, _ = network()
     with pytest.raises(UnsupportedError, match=f"{who} does not multiply matrices of bfloat16"):
         Executor(graph, params, precision="bf16")

@@ -1,0 +1,40 @@
+"""Which precisions there are, and where."""
+
+from __future__ import annotations
+
+from graphkit.errors import UnsupportedError, UsageError
+from graphkit.executor.devices.loading import DeviceName, native_module, with_arrays
+
+PRECISIONS = ("f32", "bf16", "f16", "tf32", "fp8")
+
+# The compute capability of the first cards with products of 8 bits.
+_FLOAT8 = (8, 9)
+
+
+def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
+    """Raises UsageError for a precision that nobody knows or that needs a rewrite, UnsupportedError for one that the
+    device does not compute in."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
+    if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
+        raise UnsupportedError(f"precision {precision!r} is one of cards, device='cuda'; use 'f32' or 'bf16'")
+    if precision in ("f32", "tf32"):
+        return
+    if not optimize:
+        raise UsageError(f"precision {precision!r} is a rewrite of the graph, which optimize=False forbids")
+    card = with_arrays(*device)
+    if card is not None:
+        if precision == "fp8" and card.capability < _FLOAT8:
+            raise UnsupportedError(
+                f"precision 'fp8': {card.name!r} has compute capability {_dotted(card.capability)}, and products of 8 "
+                f"bits are those of {_dotted(_FLOAT8)} and later; use 'bf16'"
+            )
+        return
+    native = native_module()
+    if native is None or not native.has_bfloat16():
+        who = "this processor" if native is None or native.has_onednn() else "an engine without oneDNN"
+        raise UnsupportedError(f"precision 'bf16': {who} does not multiply matrices of bfloat16; use 'f32'")
+
+
+def _dotted(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
