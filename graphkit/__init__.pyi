@@ -153,6 +153,8 @@ from graphkit.ops._functions import floor as floor
 from graphkit.ops._functions import ftrl_update as ftrl_update
 from graphkit.ops._functions import fused as fused
 from graphkit.ops._functions import fused_attention as fused_attention
+from graphkit.ops._functions import fused_attention_grad as fused_attention_grad
+from graphkit.ops._functions import fused_attention_with_statistics as fused_attention_with_statistics
 from graphkit.ops._functions import fused_conv as fused_conv
 from graphkit.ops._functions import fused_mat_mul as fused_mat_mul
 from graphkit.ops._functions import gather as gather

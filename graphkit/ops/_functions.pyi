@@ -1007,6 +1007,42 @@ def fused_attention(
 ) -> Value:
     """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762."""
 
+def fused_attention_grad(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    mask: Operand | None,
+    y: Operand,
+    largest: Operand,
+    total: Operand,
+    dy: Operand,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    mask_value: float = ...,
+    layout: str = "NHLD",
+    output_layout: str = "NHLD",
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """The gradients of FusedAttention in q, k and v, whose shapes they have."""
+
+def fused_attention_with_statistics(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    mask: Operand | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    mask_value: float = ...,
+    layout: str = "NHLD",
+    output_layout: str = "NHLD",
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """FusedAttention that also returns each query's largest score, and its sum of exp(score - largest): [N, H, ..."""
+
 def fused_conv(
     x: Operand,
     w: Operand,

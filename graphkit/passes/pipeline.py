@@ -15,6 +15,7 @@ from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
 from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.attention import fuse_attention
+from graphkit.passes.fuse.attention_gradient import fuse_attention_gradient
 from graphkit.passes.fuse.batch_norm import fuse_batch_norm
 from graphkit.passes.fuse.conv import fuse_conv
 from graphkit.passes.fuse.float8_products import float8_products
@@ -130,14 +131,20 @@ def array_passes(
     products = (
         *ordered(
             known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, scan_axes,
-            eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, eliminate_transpose,
-            _ATTENTION_OF_ANY_TYPE, eliminate_reshape, fold_batch_norm, fuse_conv,
+            eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, fuse_softmax_grad,
+            eliminate_transpose, _ATTENTION_OF_ANY_TYPE,
+        ),
+        fuse_attention_gradient,
+        # Those of its layouts meet others.
+        eliminate_transpose,
+        *ordered(
+            eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
             fuse_matmul.with_options(activations=False),
         ),
         eliminate_reshape,
     )  # fmt: skip
-    regions = ordered(fuse_softmax_grad, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
+    regions = ordered(fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -231,10 +231,10 @@ class FusedAttention(Op):
     layout: str = "NHLD"
     output_layout: str = "NHLD"
     domain = DOMAIN
-    inputs = ("q", "k", "v", "mask?")
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "mask?")
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
     substitutes = True
-    samples = (
+    samples: ClassVar[Any] = (
         Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
         Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
         Sample((2, 4, 3, 5), (2, 6, 3, 5), (2, 6, 3, 2), (4, 6), layout="NLHD", output_layout="NLHD"),
@@ -249,8 +249,8 @@ class FusedAttention(Op):
             raise UsageError(f"layouts are {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}")
         if mask is not None and mask.dtype not in (q.dtype, DType.BOOL, DType.FLOAT32):
             raise TypeMismatch(f"the mask {mask} has another element type than {q}")
-        batch, heads, rows, _ = q_shape = self._heads_first(q)
-        keys, values = self._heads_first(k), self._heads_first(v)
+        batch, heads, rows, _ = q_shape = self.heads_first(q)
+        keys, values = self.heads_first(k), self.heads_first(v)
         same = ((batch, keys[0]), (heads, keys[1]), (q_shape[3], keys[3]), *zip(keys[:3], values[:3], strict=True))
         if not all(dims.may_equal(a, b) for a, b in same):
             raise TypeMismatch(f"the shapes of {q}, {k} and {v} do not go together in layout {self.layout}")
@@ -263,7 +263,8 @@ class FusedAttention(Op):
         shape = (batch, heads, rows, columns) if self.output_layout == "NHLD" else (batch, rows, heads, columns)
         return TensorType(q.dtype, shape)
 
-    def _heads_first(self, kind: TensorType) -> tuple[Dim, ...]:
+    def heads_first(self, kind: TensorType) -> tuple[Dim, ...]:
+        """The sizes of an operand as [N, H, rows, columns]. Raises TypeMismatch."""
         if kind.shape is None:
             return tuple(dims.fresh() for _ in range(4))
         if len(kind.shape) != 4:
@@ -301,18 +302,19 @@ class FusedAttention(Op):
         if mask is not None and mask.dtype is DType.BOOL:
             scores = F.where(mask, scores, scalar_like(self.mask_value, scores))
         elif mask is not None:
-            scores = F.add(_of_type(scores, mask.dtype), mask)
+            scores = F.add(of_type(scores, mask.dtype), mask)
         if self.causal:
-            scores = F.where(_visible(scores), scores, scalar_like(-math.inf, scores))
-        y = F.mat_mul(_of_type(F.softmax(scores, axis=-1), v.dtype), v)
+            scores = F.where(visible_keys(scores), scores, scalar_like(-math.inf, scores))
+        y = F.mat_mul(of_type(F.softmax(scores, axis=-1), v.dtype), v)
         return F.transpose(y, perm=(0, 2, 1, 3)) if self.output_layout == "NLHD" else y
 
 
-def _of_type(x: Any, kind: DType) -> Any:
+def of_type(x: Any, kind: DType) -> Any:
+    """x in another element type; itself where it has that."""
     return x if x.dtype is kind else F.cast(x, to=kind)
 
 
-def _visible(scores: Any) -> Any:
+def visible_keys(scores: Any) -> Any:
     """Which keys a causal query sees: boolean [L, S], true where key <= query + S - L."""
     rows, keys = (F.squeeze(F.shape(scores, start=i, end=i + 1), np.array([0])) for i in (2, 3))
     zero, one = (F.constant(value=np.array(i, np.int64)) for i in (0, 1))

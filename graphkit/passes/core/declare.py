@@ -30,6 +30,7 @@ class Property(Enum):
     GELUS_FUSED = "formulas of GELU are operators"
     ACTIVATIONS_FUSED = "formulas of other activations are operators"
     SOFTMAXES_FUSED = "formulas of softmax are operators"
+    SOFTMAX_GRADIENTS_FUSED = "formulas of the gradients of softmax are operators"
     TRANSPOSES_MERGED = "no transpose of a transpose"
     ATTENTION_FUSED = "attention is one operator"
     RESHAPES_MERGED = "no chains of reshapes"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from graphkit.passes.core.sweep import Readers, fuse, fused_node
 # Scores this far below others have no weight, as if they were minus infinity. Float16 ends before.
 _NONE, _NONE_OF_FLOAT16 = -1e8, -6e4
 _SWAP = (0, 2, 1, 3)
+# Attention, and its parts in training: all have q, k, v and the mask first.
+_OPERATORS = ("FusedAttention", "FusedAttentionWithStatistics", "FusedAttentionGrad")
+_MASK = 3
 # Scales and transposes on one operand.
 _PEELED = 6
 
@@ -54,18 +57,18 @@ def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,))
             else _around(node, readers)
         )
 
-    return fuse(graph, rule, needs=("Softmax", "FusedAttention"), at=("MatMul", "Transpose", "FusedAttention"))
+    return fuse(graph, rule, needs=("Softmax", *_OPERATORS), at=("MatMul", "Transpose", *_OPERATORS))
 
 
 def _around(node: Node, readers: Readers) -> Sequence[Value] | None:
     if is_op(node, "Transpose"):
         return _output_layout(node, readers)
-    if is_op(node, "FusedAttention", domain=DOMAIN):
+    if is_op(node, *_OPERATORS, domain=DOMAIN):
         return _causal(node)
     return None
 
 
-class _Scores(NamedTuple):
+class Scores(NamedTuple):
     """Q K^T before the softmax: its node, whether the second factor is K, the scale, and a mask that it adds."""
 
     product: Node
@@ -74,7 +77,7 @@ class _Scores(NamedTuple):
     mask: Value | None
 
 
-class _Operand(NamedTuple):
+class Factor(NamedTuple):
     """A factor without scale and transposition: `source` transposed by `perm` is the factor divided by `scale`."""
 
     source: Value
@@ -82,26 +85,49 @@ class _Operand(NamedTuple):
     perm: tuple[int, ...]
 
 
+class Attended(NamedTuple):
+    """What a product of weights and values is: an operator on q, k, v and a mask, and the scores that it makes.
+
+    Its result has four axes, where that of the product has three the first of them too.
+    """
+
+    op: FusedAttention
+    operands: tuple[Value | None, ...]
+    scores: Scores
+
+
+Sole: TypeAlias = Callable[[Value], bool]
+
+
 def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
+    found = attended(node, readers.sole) if readers.sole(node.operands[0]) else None
+    if found is None:
+        return None
+    result = fused_node(found.op, found.operands, (found.scores.product, node))
+    return (result if node.output.rank == 4 else _without_batch(result, node),)
+
+
+def attended(node: Node, sole: Sole, *, peel_scales: bool = True) -> Attended | None:
+    """Attention whose last product is `node`, a MatMul; None where it is not.
+
+    sole: whether a value before the softmax has one reader. peel_scales: factors of q and k are taken into the scale.
+    """
     weights, v = node.operands
     softmax = producer(weights, "Softmax")
     rank = node.output.rank
     if softmax is None or rank not in (3, 4) or weights.rank != rank or v.rank != rank:
         return None
-    op = operator(softmax, Softmax)
-    if op.axis not in (-1, rank - 1) or not readers.sole(softmax.output):
-        return None
-    masked = _masked(first(softmax), readers)
+    masked = _masked(first(softmax), sole) if operator(softmax, Softmax).axis in (-1, rank - 1) else None
     if masked is None:
         return None
     found, mask, mask_value = masked
-    q, k = (_peeled(x) for x in found.product.operands[:2])
+    q, k = (peeled(x, scales=peel_scales) for x in found.product.operands[:2])
     if len(q.perm) != rank or len(k.perm) != rank:
         return None
-    value = _Operand(v, 1.0, tuple(range(rank)))
+    value = Factor(v, 1.0, tuple(range(rank)))
     transpose = producer(v, "Transpose")
     if transpose is not None:
-        value = _Operand(first(transpose), 1.0, permutation(transpose) or value.perm)
+        value = Factor(first(transpose), 1.0, permutation(transpose) or value.perm)
     if not found.untransposed:
         k = k._replace(perm=(*k.perm[:-2], k.perm[-1], k.perm[-2]))
     layout, operands = _arranged((q, k, value), rank)
@@ -109,11 +135,11 @@ def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
         return None
     if mask is not None and rank == 3 and mask.rank == 3:
         mask = F.unsqueeze(mask, ints(0))
-    attention = FusedAttention(scale=q.scale * k.scale * found.scale, mask_value=mask_value, layout=layout)
-    result = fused_node(attention, (*operands, mask), (found.product, node))
-    assert result.node is not None
-    result = (_causal(result.node) or (result,))[0]
-    return (result if rank == 4 else _without_batch(result, node),)
+    op = FusedAttention(scale=q.scale * k.scale * found.scale, mask_value=mask_value, layout=layout)
+    causal = _hides_the_future(op, operands[0], operands[1], mask)
+    if causal:
+        return Attended(op.replace(causal=True, mask_value=-np.inf), tuple(operands), found)
+    return Attended(op, (*operands, mask), found)
 
 
 def _without_batch(result: Value, node: Node) -> Value:
@@ -122,14 +148,19 @@ def _without_batch(result: Value, node: Node) -> Value:
     return Node(Squeeze(), (result, _axis(0)), output_names=names).output
 
 
+def swapped(rank: int) -> tuple[int, ...]:
+    """The permutation between layouts, of three axes or four."""
+    return _SWAP if rank == 4 else (1, 0, 2)
+
+
 def _axis(axis: int) -> Value:
     value: Value = F.constant(value=ints(axis))
     return value
 
 
-def _arranged(operands: Sequence[_Operand], rank: int) -> tuple[str, list[Value]]:
+def _arranged(operands: Sequence[Factor], rank: int) -> tuple[str, list[Value]]:
     """The layout and the operands in it: with four axes, and transposed where their layouts differ."""
-    swap = _SWAP if rank == 4 else (1, 0, 2)
+    swap = swapped(rank)
     layout = "NLHD" if all(o.perm == swap for o in operands) else "NHLD"
     arranged = []
     for source, _, perm in operands:
@@ -145,15 +176,15 @@ def _go_together(operands: Sequence[Value], layout: str) -> bool:
     return all(s is not None for s in shapes) and len({(s[0], s[heads]) for s in shapes if s is not None}) == 1
 
 
-def _masked(value: Value, readers: Readers) -> tuple[_Scores, Value | None, float] | None:
+def _masked(value: Value, sole: Sole) -> tuple[Scores, Value | None, float] | None:
     """What a softmax is taken of: scores, a mask, and what a boolean one puts in place of a score."""
     node = value.node
-    if node is None or not readers.sole(value):
+    if node is None or not sole(value):
         return None
     plain, mask, mask_value = value, None, -np.inf
     if is_op(node, "Add"):
         for a, b in orders(node):
-            if _scores(a, readers) is not None and b.dtype is a.dtype:
+            if _scores(a, sole) is not None and b.dtype is a.dtype:
                 plain, mask = a, b
                 break
     elif is_op(node, "Where"):
@@ -163,40 +194,40 @@ def _masked(value: Value, readers: Readers) -> tuple[_Scores, Value | None, floa
             plain, mask, mask_value = a, condition, kept
         elif hidden is not None:
             plain, mask, mask_value = b, F.not_(condition), hidden
-    found = _scores(plain, readers)
+    found = _scores(plain, sole)
     # A mask that is larger than the scores would broadcast them.
     if found is None or not same_type(plain, value) or (mask is not None and found.mask is not None):
         return None
     return found, found.mask if mask is None else mask, mask_value
 
 
-def _scores(value: Value, readers: Readers) -> _Scores | None:
+def _scores(value: Value, sole: Sole) -> Scores | None:
     scale = 1.0
-    factor = None if value.node is None or not readers.sole(value) else scaled(value.node)
+    factor = None if value.node is None or not sole(value) else scaled(value.node)
     if factor is not None:
         value, scale = factor
-    if value.node is None or not readers.sole(value):
+    if value.node is None or not sole(value):
         return None
     if is_op(value.node, "MatMul"):
-        return _Scores(value.node, False, scale, None)
+        return Scores(value.node, False, scale, None)
     op = value.node.op
     if not isinstance(op, FusedMatMul) or op.transA or op.activation:
         return None
     _, _, bias, mask = (*value.node.inputs, None, None)[:4]
     if bias is not None or (mask is not None and scale != 1.0):
         return None
-    return _Scores(value.node, op.transB, scale * op.alpha, mask)
+    return Scores(value.node, op.transB, scale * op.alpha, mask)
 
 
-def _peeled(value: Value) -> _Operand:
-    """A factor of Q K^T without constant scales and transposes."""
+def peeled(value: Value, *, scales: bool = True) -> Factor:
+    """A factor of Q K^T without constant scales, where these are wanted, and transposes."""
     scale = 1.0
     perm = tuple(range(value.rank or 0))
     for _ in range(_PEELED):
         node = value.node
         if node is None:
             break
-        factor = scaled(node)
+        factor = scaled(node) if scales else None
         inner = permutation(node) if is_op(node, "Transpose") else None
         if factor is not None:
             value, scale = factor[0], scale * factor[1]
@@ -204,7 +235,7 @@ def _peeled(value: Value) -> _Operand:
             value, perm = first(node), tuple(inner[axis] for axis in perm)
         else:
             break
-    return _Operand(value, scale, perm)
+    return Factor(value, scale, perm)
 
 
 # --- around it ------------------------------------------------------------------------------------
@@ -230,24 +261,33 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 def _causal(node: Node) -> Sequence[Value] | None:
-    """A constant mask that hides exactly the keys behind a query."""
+    """A mask that has become constant."""
     op = operator(node, FusedAttention)
-    mask = None if len(node.inputs) < 4 else node.inputs[3]
+    operands = [*node.inputs, *[None] * (_MASK + 1 - len(node.inputs))]
+    q, k, mask = operands[0], operands[1], operands[_MASK]
+    assert q is not None
+    assert k is not None
+    if not _hides_the_future(op, q, k, mask):
+        return None
+    operands[_MASK] = None
+    while operands[-1] is None:
+        operands.pop()
+    names = [v.name for v in node.outputs]
+    return Node(op.replace(causal=True, mask_value=-np.inf), operands, node.name, node.meta, output_names=names).outputs
+
+
+def _hides_the_future(op: FusedAttention, q: Value, k: Value, mask: Value | None) -> bool:
+    """Whether a mask is constant, and hides exactly the keys behind a query."""
     array = None if mask is None else array_of(mask)
     if array is None or op.causal or array.ndim < 2 or array.size != array.shape[-1] * array.shape[-2]:
-        return None
+        return False
     rows, keys = array.shape[-2:]
-    axes = (2, 2) if op.layout == "NHLD" else (1, 1)
-    lengths = tuple(v.tensor.known_shape[axis] for v, axis in zip(node.operands[:2], axes, strict=True))
-    if lengths != (rows, keys) or keys < rows:
-        return None
-    none = _NONE_OF_FLOAT16 if node.output.dtype is DType.FLOAT16 else _NONE
+    axis = 2 if op.layout == "NHLD" else 1
+    if (q.tensor.known_shape[axis], k.tensor.known_shape[axis]) != (rows, keys) or keys < rows:
+        return False
+    none = _NONE_OF_FLOAT16 if q.dtype is DType.FLOAT16 else _NONE
     visible = np.tri(rows, keys, keys - rows, dtype=bool)
     flat = array.reshape(rows, keys)
     if array.dtype == bool:
-        hides = bool((flat == visible).all()) and op.mask_value <= none
-    else:
-        hides = bool((flat[visible] == 0).all() and (flat[~visible] <= none).all())
-    if not hides:
-        return None
-    return (fused_node(op.replace(causal=True, mask_value=-np.inf), node.inputs[:3], (node,)),)
+        return bool((flat == visible).all()) and op.mask_value <= none
+    return bool((flat[visible] == 0).all() and (flat[~visible] <= none).all())

@@ -49,7 +49,10 @@ def fuse_softmax(graph: Graph) -> Graph:
     return fuse(graph, rule, needs=("ReduceMax", "Softmax"), at=("Log", "Div"))
 
 
-@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART])
+@graph_pass(
+    requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART, Property.SOFTMAXES_FUSED],
+    ensures=[Property.SOFTMAX_GRADIENTS_FUSED],
+)
 def fuse_softmax_grad(graph: Graph) -> Graph:
     """Replace the gradients of Softmax and LogSoftmax along one axis by SoftmaxGrad. Linear."""
 

@@ -76,7 +76,10 @@ def _attention(node: Node, operands: Sequence[Value | None], kind: DType) -> Seq
         # It stays finite: a query that sees nothing has equal weights.
         least, most = (float(limit) for limit in (ml_dtypes.finfo(kind.numpy).min, ml_dtypes.finfo(kind.numpy).max))
         op = op.replace(mask_value=min(max(op.mask_value, least), most))
-    return _rounded(node, operands, kind, range(3), op)
+    # Statistics are float32 always.
+    exact = {"mask", "largest", "total"}
+    positions = [i for i, formal in enumerate(op.formals[: len(operands)]) if formal.name not in exact]
+    return _rounded(node, operands, kind, positions, op)
 
 
 def _rounded(
@@ -88,11 +91,14 @@ def _rounded(
         operand = operands[i]
         assert operand is not None
         rounded[i] = F.cast(operand, to=kind)
-    y = Node(op, rounded, node.name, node.meta).output
-    if y.dtype is DType.FLOAT32:
+    made = Node(op, rounded, node.name, node.meta)
+    if all(y.dtype is DType.FLOAT32 for y in made.outputs):
         return node.rebuilt(rounded).outputs
-    # The value that others know is the one in float32.
-    return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
+    # The values that others know are those in float32.
+    return tuple(
+        Node(Cast(to=DType.FLOAT32), (new,), output_names=[old.name]).output if new.dtype is kind else new
+        for old, new in zip(node.outputs, made.outputs, strict=True)
+    )
 
 
 def _sums_odd_channels(node: Node) -> bool:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.checks.samples import Case, make_case, samples_of
+from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes.cleanup import CLEANUP
@@ -29,7 +29,11 @@ KEPT = {
     "TreeEnsembleClassifier-1": "labels are gathered, the trees are left",
     "TreeEnsembleClassifier-2": "its labels are positions already",
 }
-CASES = [make_case(cls, number) for cls in COMPOSITES for number in range(len(samples_of(cls)))]
+CASES = [
+    make_case(cls, number, DType.FLOAT32 if DType.FLOAT32 in dtypes_of(cls, sample) else dtypes_of(cls, sample)[0])
+    for cls in COMPOSITES
+    for number, sample in enumerate(samples_of(cls))
+]
 
 
 def names(graph: Graph) -> Counter[str]:

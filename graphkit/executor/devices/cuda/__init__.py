@@ -10,6 +10,7 @@ from graphkit.executor.devices.cuda import card as card
 from graphkit.executor.devices.cuda import float8 as float8
 from graphkit.executor.devices.cuda import products as products
 from graphkit.executor.devices.cuda.attention import attention as attention
+from graphkit.executor.devices.cuda.attention import gradient as gradient
 from graphkit.executor.devices.cuda.card import CudaDevice, cards, device, load
 from graphkit.executor.devices.cuda.elementwise import fill as fill
 from graphkit.executor.devices.cuda.elementwise import guard as guard

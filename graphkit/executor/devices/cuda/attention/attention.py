@@ -10,7 +10,7 @@ attention with one is the own kernel's.
 from __future__ import annotations
 
 from graphkit.executor.devices.cuda.attention.flash import Flash
-from graphkit.executor.devices.cuda.attention.sizes import Attended
+from graphkit.executor.devices.cuda.attention.sizes import FEW, Attended
 from graphkit.executor.devices.cuda.attention.tensor import TensorFlash
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
@@ -24,7 +24,7 @@ from graphkit.executor.devices.cuda.launches import (
     Scratch,
 )
 from graphkit.executor.devices.cuda.movement.sorting import aligned
-from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
+from graphkit.executor.devices.cuda.text.expressions import STORED, float_type, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import register_launched
@@ -38,10 +38,22 @@ _MULTIPLE, _WIDEST = 8, 256
 _LIMIT, _LARGEST_SCALE = "0x1p56f", 16.0
 # What the library may take.
 _WORKSPACE = 1 << 20
-# Below so many queries the keys are cut into slices.
-_FEW = 16
 # Elements of each operand that a thread looks at.
 _RUN = 8
+
+
+@register_launched("cuda", DOMAIN, "FusedAttentionWithStatistics")
+def _with_statistics(node: Node, context: KernelContext) -> CardKernel | None:
+    _, largest, total = (*context.used_outputs, True, True, True)[:3]
+    of = Attended.of(node, (largest, total))
+    # A result without columns has statistics still: there is no kernel for these alone.
+    if float_type(of.kind) is None or (of.width == 0 and of.queries > 0):
+        return None
+    if of.results == 0:
+        return CardKernel(())
+    if of.keys == 0:
+        return CardKernel((_nothing(of), *_statistics_of_nothing(of)))
+    return _own(of, context.tf32)
 
 
 @register_launched("cuda", DOMAIN, "FusedAttention")
@@ -59,7 +71,7 @@ def _attention(node: Node, context: KernelContext) -> CardKernel | None:
 
 def _own(of: Attended, tf32: bool, guard: Scratch | None = None) -> CardKernel:
     """Of few queries most of a tile would be empty, and there would be few tiles."""
-    if TensorFlash.computes(of, tf32) and of.rows >= _FEW:
+    if TensorFlash.computes(of, tf32) and of.rows >= FEW:
         return TensorFlash(of, guard).kernel()
     return Flash(of, guard).kernel()
 
@@ -70,6 +82,19 @@ def _nothing(of: Attended) -> Launch:
         "attention_of_nothing", (of.results,), Coordinates("i", 1, of.short),
         [(f"{STORED[of.kind]}* y", Output(0))], [f"y[at] = {STORED[of.kind]}();"],
     )  # fmt: skip
+
+
+def _statistics_of_nothing(of: Attended) -> list[Launch]:
+    """Minus infinity, and the sum of nothing."""
+    values = ("gk_limits<{0}>::lowest()", "({0})0")
+    kind = STORED[held_type(of.kind)]
+    return [
+        for_each(
+            "attention_statistics_of_nothing", (of.queries,), Coordinates("i", 1, of.short),
+            [(f"{kind}* to", Output(i))], [f"to[at] = {value.format(kind)};"],
+        )
+        for i, (value, wanted) in enumerate(zip(values, of.statistics, strict=True), 1) if wanted
+    ]  # fmt: skip
 
 
 def _is_known(of: Attended) -> bool:

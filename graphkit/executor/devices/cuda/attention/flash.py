@@ -13,11 +13,10 @@ made of it. Those that it hides from some have the weight 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from graphkit.executor.devices.cuda.attention.sizes import pack_of
-from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles, indented
+from graphkit.executor.devices.cuda.attention.registers import KEYS, SIDE, WIDE, RegisterTiles
+from graphkit.executor.devices.cuda.attention.tiles import BESIDE, indented
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     Argument,
@@ -33,15 +32,12 @@ from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.ir.types import DType
 
-# Threads along either side of a tile, scores of a thread in a row, and steps of either product in shared memory.
-_SIDE, _WIDE, _DEPTH = 16, 4, 16
-_KEYS = _SIDE * _WIDE
 # Blocks that keep a card busy, and the least keys that one goes through before there is another slice.
 _BUSY, _LEAST = 256, 256
 
 
 @dataclass(frozen=True)
-class Flash(Tiles):
+class Flash(RegisterTiles):
     """Products are sums of products, in registers."""
 
     @property
@@ -51,12 +47,8 @@ class Flash(Tiles):
     # --- how the work is cut --------------------------------------------------------------------------
 
     @property
-    def columns(self) -> int:
-        """Columns of the result that a thread has: a power of 2."""
-        found, most = 1, 64 // self.held.itemsize
-        while found < most and found * _SIDE < self.of.width:
-            found *= 2
-        return found
+    def wide(self) -> int:
+        return self.of.width
 
     @property
     def per_thread(self) -> int:
@@ -65,20 +57,15 @@ class Flash(Tiles):
         most = min(8, 32 // self.columns) if self.of.mask is None and self.of.short else min(4, 16 // self.columns)
         most = max(most, 2) if self.held is DType.FLOAT32 else 2
         found = 1
-        while found < most and found * _SIDE < self.of.rows:
+        while found < most and found * SIDE < self.of.rows:
             found *= 2
         # Tall tiles where these are enough to keep a card busy.
         while found > 2 and self._tiles(found) < _BUSY:
             found //= 2
         return found
 
-    @property
-    def chunks(self) -> int:
-        """Blocks beside each other along the columns of the result."""
-        return -(-self.of.width // (_SIDE * self.columns))
-
     def _tiles(self, per_thread: int) -> int:
-        return -(-self.of.rows // (_SIDE * per_thread)) * self.chunks * self.of.batch * self.of.heads
+        return -(-self.of.rows // (SIDE * per_thread)) * self.chunks * self.of.batch * self.of.heads
 
     @property
     def slices(self) -> int:
@@ -88,7 +75,7 @@ class Flash(Tiles):
     def _length(self, slices: int) -> int:
         """Keys of a slice: whole tiles."""
         each = -(-self.of.keys // slices)
-        return -(-each // _KEYS) * _KEYS
+        return -(-each // KEYS) * KEYS
 
     def kernel(self) -> CardKernel:
         if self.slices == 1:
@@ -107,7 +94,7 @@ class Flash(Tiles):
             found += [(f"{STORED[self.held]}* {name}", place) for name, place in zip(names, parts, strict=True)]
             found += self.numbers(wholes=self.of.batch * self.of.heads)
         else:
-            found += [(f"{STORED[self.of.kind]}* y", Output(0)), *self.strides("y", self.of.y)]
+            found += [(f"{STORED[self.of.kind]}* y", Output(0)), *self.strides("y", self.of.y), *self.statistics()]
         return found + self.numbers(chunks=self.chunks, slices=self.slices, length=self._length(self.slices))
 
     # --- the tiles ------------------------------------------------------------------------------------
@@ -115,8 +102,11 @@ class Flash(Tiles):
     def _tiled(self, parts: tuple[Scratch, ...] = ()) -> Launch:
         guard, asked = self.guarded()
         lines = [
-            *asked, *self._place(), *self._state(), f"for ({self.index} key0 = first; key0 < end; key0 += {_KEYS}u) {{",
-            *indented([*self._scores(), *self._weights(), *self._values()]), "}",
+            *asked, *self._place(), *self._state(), f"for ({self.index} key0 = first; key0 < end; key0 += {KEYS}u) {{",
+            *indented([
+                *self.product("scores", ("q", "row0", "rows"), ("k", "key0", "end"), "depth", self.of.depth),
+                *self._weights(), *self.added("v", "key0", "end", "width"),
+            ]), "}",
             *(self._parts() if parts else self._stores()),
         ]  # fmt: skip
         given = [*self._given(parts), *guard]
@@ -126,86 +116,31 @@ class Flash(Tiles):
 
     def _place(self) -> list[str]:
         """Which queries, keys and columns the block has, and where they lie."""
-        index, tall = self.index, _SIDE * self.per_thread
+        index, tall = self.index, SIDE * self.per_thread
         return [
             f"typedef {STORED[self.held]} A;",
             f"typedef {STORED[self.of.kind]} T;",
             f"const {index} tiles = (rows + {tall - 1}u) / {tall}u;",
             f"const {index} row0 = gk_block % tiles * {tall}u, beside = gk_block / tiles;",
-            f"const {index} column0 = beside % chunks * {_SIDE * self.columns}u, behind = beside / chunks;",
+            f"const {index} column0 = beside % chunks * {SIDE * self.columns}u, behind = beside / chunks;",
             f"const {index} slice = behind % slices, whole = behind / slices;",
-            *self.heads(tall),
-            f"const unsigned thread = threadIdx.x, across = thread % {_SIDE}u, down = thread / {_SIDE}u;",
+            *self.heads(),
+            *self.seen(tall),
+            f"const unsigned thread = threadIdx.x, across = thread % {SIDE}u, down = thread / {SIDE}u;",
             f"const {index} first = slice * length;",
             "end = end < first + length ? end : first + length;",
         ]
 
     def _state(self) -> list[str]:
         """Shared memory, and what the thread holds from tile to tile."""
-        many, tall = self.per_thread, _SIDE * self.per_thread
-        products = _DEPTH * (tall + _WIDE) + _DEPTH * (_KEYS + _WIDE)
-        values = _DEPTH * _SIDE * self.columns
+        many = self.per_thread
         return [
-            f"alignas(16) __shared__ A memory[{max(products, values)}];",
-            f"A (*left)[{tall + _WIDE}] = reinterpret_cast<A (*)[{tall + _WIDE}]>(memory);",
-            f"A (*right)[{_KEYS + _WIDE}] = reinterpret_cast<A (*)[{_KEYS + _WIDE}]>"
-            f"(memory + {_DEPTH * (tall + _WIDE)});",
-            f"A (*values)[{_SIDE * self.columns}] = reinterpret_cast<A (*)[{_SIDE * self.columns}]>(memory);",
-            f"alignas(16) __shared__ A weights[{_KEYS}][{tall + _WIDE}];",
-            f"A largest[{many}], sum[{many}], result[{many}][{self.columns}];",
+            *self.shared(),
+            f"A largest[{many}], sum[{many}];",
             "#pragma unroll",
             f"for (int i = 0; i < {many}; ++i) {{",
             "    largest[i] = gk_limits<A>::lowest();",
             "    sum[i] = 0;",
-            "    #pragma unroll",
-            f"    for (int j = 0; j < {self.columns}; ++j) {{",
-            "        result[i][j] = 0;",
-            "    }",
-            "}",
-        ]
-
-    def _scores(self) -> list[str]:
-        """`scores` of the thread's queries and keys, from parts of _DEPTH of their elements."""
-        many, tall, index = self.per_thread, _SIDE * self.per_thread, self.index
-        pack = pack_of(self.of.depth, self.of.kind.itemsize)
-        return [
-            f"A scores[{many}][{_WIDE}];",
-            "#pragma unroll",
-            f"for (int i = 0; i < {many}; ++i) {{",
-            "    #pragma unroll",
-            f"    for (int j = 0; j < {_WIDE}; ++j) {{",
-            "        scores[i][j] = 0;",
-            "    }",
-            "}",
-            f"for ({index} d0 = 0; d0 < depth; d0 += {_DEPTH}u) {{",
-            "    __syncthreads();",
-            *indented(self._transposed("left", "q", "row0", "rows", tall, pack)),
-            *indented(self._transposed("right", "k", "key0", "end", _KEYS, pack)),
-            "    __syncthreads();",
-            "    #pragma unroll 8",
-            f"    for (int d = 0; d < {_DEPTH}; ++d) {{",
-            f"        A a[{many}], b[{_WIDE}];",
-            f"        gk_run<A, {many}>::load(&left[d][down * {many}u], {many}, a);",
-            f"        gk_run<A, {_WIDE}>::load(&right[d][across * {_WIDE}u], {_WIDE}, b);",
-            *indented(indented(_multiplied("scores", many, _WIDE))),
-            "    }",
-            "}",
-        ]
-
-    def _transposed(self, into: str, name: str, begin: str, end: str, count: int, pack: int) -> list[str]:
-        """Brings _DEPTH elements of `count` rows into shared memory, each element's rows side by side; 0 beyond."""
-        parts = _DEPTH // pack
-        return [
-            "#pragma unroll",
-            f"for (unsigned at = thread; at < {count * parts}u; at += {THREADS}u) {{",
-            f"    const unsigned part = at % {parts}u * {pack}u, line = at / {parts}u;",
-            f"    const {self.index} row = {begin} + line, d = d0 + part;",
-            f"    const gk_pack<T, {pack}> x = gk_load<T, {pack}>({name} + row * {name}row + d, "
-            f"row < {end} && d < depth ? {pack} : 0);",
-            "    #pragma unroll",
-            f"    for (int e = 0; e < {pack}; ++e) {{",
-            f"        {into}[part + e][line] = gk_read(x.e[e]);",
-            "    }",
             "}",
         ]
 
@@ -221,8 +156,8 @@ class Flash(Tiles):
             *indented(self.limit()),
             "    A most = gk_limits<A>::lowest();",
             "    #pragma unroll",
-            f"    for (int j = 0; j < {_WIDE}; ++j) {{",
-            f"        const {index} key = key0 + across * {_WIDE}u + j;",
+            f"    for (int j = 0; j < {WIDE}; ++j) {{",
+            f"        const {index} key = key0 + across * {WIDE}u + j;",
             "        A score = scores[i][j] * scale;",
             *indented(indented(self.masked())),
             "        scores[i][j] = key < limit ? score : gk_limits<A>::lowest();",
@@ -236,10 +171,10 @@ class Flash(Tiles):
             "    largest[i] = most;",
             "    A total = 0;",
             "    #pragma unroll",
-            f"    for (int j = 0; j < {_WIDE}; ++j) {{",
+            f"    for (int j = 0; j < {WIDE}; ++j) {{",
             "        const A weight = gk_exp(scores[i][j] - base);",
             "        total += weight;",
-            f"        weights[across * {_WIDE}u + j][down * {many}u + i] = weight;",
+            f"        weights[across * {WIDE}u + j][down * {many}u + i] = weight;",
             "    }",
             *indented(_over_keys("total", "{0} + {1}")),
             "    sum[i] = gk_mul_add(sum[i], kept, total);",
@@ -250,72 +185,14 @@ class Flash(Tiles):
             "}",
         ]
 
-    def _values(self) -> list[str]:
-        """Adds the values of the tile's keys to `result`, _DEPTH keys at a time."""
-        many, columns, index = self.per_thread, self.columns, self.index
-        pack = pack_of(self.of.width, self.of.kind.itemsize)
-        parts = _SIDE * columns // pack
-        beside = min(columns, _WIDE)
-        return [
-            f"for (unsigned from = 0; from < {_KEYS}u && key0 + from < end; from += {_DEPTH}u) {{",
-            "    __syncthreads();",
-            "    #pragma unroll",
-            f"    for (unsigned at = thread; at < {_DEPTH * parts}u; at += {THREADS}u) {{",
-            f"        const unsigned part = at % {parts}u * {pack}u, line = at / {parts}u;",
-            f"        const {index} key = key0 + from + line, column = column0 + part;",
-            f"        const gk_pack<T, {pack}> x = gk_load<T, {pack}>(v + key * vrow + column, "
-            f"key < end && column < width ? {pack} : 0);",
-            "        #pragma unroll",
-            f"        for (int e = 0; e < {pack}; ++e) {{",
-            "            values[line][part + e] = gk_read(x.e[e]);",
-            "        }",
-            "    }",
-            "    __syncthreads();",
-            "    #pragma unroll 8",
-            f"    for (int d = 0; d < {_DEPTH}; ++d) {{",
-            f"        A a[{many}], b[{columns}];",
-            f"        gk_run<A, {many}>::load(&weights[from + d][down * {many}u], {many}, a);",
-            "        #pragma unroll",
-            f"        for (int j = 0; j < {columns}; j += {beside}) {{",
-            f"            gk_run<A, {beside}>::load(&values[d][j * {_SIDE}u + across * {beside}u], {beside}, b + j);",
-            "        }",
-            *indented(indented(_multiplied("result", many, columns))),
-            "    }",
-            "}",
-        ]
-
     # --- what is written ------------------------------------------------------------------------------
 
-    def _each(self, lines: list[str]) -> list[str]:
-        """Lines for each `row` of the thread's, number `i`, and each run of its columns `j`, the first at `column`."""
-        beside = min(self.columns, _WIDE)
-        return [
-            "#pragma unroll",
-            f"for (int i = 0; i < {self.per_thread}; ++i) {{",
-            f"    const {self.index} row = row0 + down * {self.per_thread}u + i;",
-            "    if (row >= rows) {",
-            "        break;",
-            "    }",
-            *indented(lines[:1]),
-            "    #pragma unroll",
-            f"    for (int j = 0; j < {self.columns}; j += {self._pack()}) {{",
-            f"        const {self.index} column = column0 + j / {beside}u * {beside * _SIDE}u + "
-            f"across * {beside}u + j % {beside}u;",
-            "        if (column < width) {",
-            *indented(indented(indented(lines[1:]))),
-            "        }",
-            "    }",
-            "}",
-        ]
-
-    def _pack(self) -> int:
-        return math.gcd(min(self.columns, _WIDE), self.of.width)
-
     def _stores(self) -> list[str]:
-        pack = self._pack()
-        return self._each([
-            # What saw nothing is 0 / 0.
-            "const A share = (A)1 / sum[i];",
+        pack = self.pack
+        # What saw nothing is 0 / 0.
+        once = ["const A share = (A)1 / sum[i];"]
+        once += self.recorded("column0 + across == 0", "(batch * heads + head) * rows + row", "largest[i]", "sum[i]")
+        return self.each("row0", "rows", "width", once, [
             f"gk_pack<T, {pack}> done;",
             "#pragma unroll",
             f"for (int e = 0; e < {pack}; ++e) {{",
@@ -326,10 +203,10 @@ class Flash(Tiles):
 
     def _parts(self) -> list[str]:
         """Of a slice: what is not divided yet, each query's largest score, and its sum."""
-        pack = min(self._pack(), 16 // self.held.itemsize)
-        return self._each([
-            f"const {self.index} line = (slice * wholes + whole) * rows + row;",
-            f"for (int e = 0; e < {self._pack()}; e += {pack}) {{",
+        pack = min(self.pack, 16 // self.held.itemsize)
+        once = [f"const {self.index} line = (slice * wholes + whole) * rows + row;"]
+        return self.each("row0", "rows", "width", once, [
+            f"for (int e = 0; e < {self.pack}; e += {pack}) {{",
             f"    gk_run<A, {pack}>::store(parts + line * width + column + e, {pack}, &result[i][j + e]);",
             "}",
             "if (column == 0) {",
@@ -362,6 +239,7 @@ class Flash(Tiles):
             f"    result = gk_mul_add(parts[one * width + {column}], kept, result);",
             "}",
             f"gk_write(y[{batch} * ybatch + {head} * yhead + {row} * yrow + {column}], result * ((A)1 / total));",
+            *self.recorded(f"{column} == 0", "line", "most", "total"),
         ]
         names = ("parts", "largest_of", "sum_of")
         given: list[tuple[str, Argument]] = [
@@ -369,22 +247,10 @@ class Flash(Tiles):
             (f"{STORED[of.kind]}* y", Output(0)),
             *self.strides("y", of.y),
             *self.numbers(width=of.width, slices=self.slices),
+            *self.statistics(),
             *guard,
         ]
         return for_each("attention_slices", (of.batch, of.heads, of.rows, of.width), places, given, lines)
-
-
-def _multiplied(into: str, rows: int, columns: int) -> list[str]:
-    """into[i][j] += a[i] * b[j]"""
-    return [
-        "#pragma unroll",
-        f"for (int i = 0; i < {rows}; ++i) {{",
-        "    #pragma unroll",
-        f"    for (int j = 0; j < {columns}; ++j) {{",
-        f"        {into}[i][j] = gk_mul_add(a[i], b[j], {into}[i][j]);",
-        "    }",
-        "}",
-    ]
 
 
 def _over_keys(name: str, joined: str) -> list[str]:

@@ -14,6 +14,9 @@ from graphkit.ir.types import DType
 from graphkit.ops._base import operator
 from graphkit.ops.internal.fused import FusedAttention
 
+# Below so many queries tensor cores are not asked.
+FEW = 16
+
 
 class Strides(NamedTuple):
     """Elements between neighbours of an array [N, H, rows, columns] whose columns lie side by side."""
@@ -34,7 +37,7 @@ class Attended:
     """q: [batch, heads, rows, depth], k: [batch, heads, keys, depth], v: [batch, heads, keys, width], of type `kind`.
 
     mask: its strides along [batch, heads, rows, keys], 0 where it is repeated, and `mask_kind` its type; None where
-    there is none.
+    there is none. statistics: which of a query's largest score and its sum of exponentials are wanted too.
     """
 
     kind: DType
@@ -51,10 +54,11 @@ class Attended:
     mask: tuple[int, int, int, int] | None
     mask_kind: DType | None
     op: FusedAttention
+    statistics: tuple[bool, bool] = (False, False)
 
     @classmethod
-    def of(cls, node: Node) -> Attended:
-        """Of a node of FusedAttention whose shapes are known."""
+    def of(cls, node: Node, statistics: tuple[bool, bool] = (False, False)) -> Attended:
+        """Of a node of FusedAttention, of the operator with statistics or of the gradient, whose shapes are known."""
         op, mask = operator(node, FusedAttention), operand(node, 3)
         heads_axis, rows_axis = (1, 2) if op.layout == "NHLD" else (2, 1)
         q, k, v = (shape(x) for x in node.inputs[:3])
@@ -65,10 +69,10 @@ class Attended:
             a, b, c, d = repeating(_with_four(shape(mask)), (batch, heads, rows, keys))
             strides = (a, b, c, d)
         return cls(
-            node.output.dtype, batch, heads, rows, keys, depth, width,
+            node.outputs[0].dtype, batch, heads, rows, keys, depth, width,
             q=Strides.of(op.layout, heads, rows, depth), k=Strides.of(op.layout, heads, keys, depth),
             v=Strides.of(op.layout, heads, keys, width), y=Strides.of(op.output_layout, heads, rows, width),
-            mask=strides, mask_kind=None if mask is None else mask.dtype, op=op,
+            mask=strides, mask_kind=None if mask is None else mask.dtype, op=op, statistics=statistics,
         )  # fmt: skip
 
     @property
@@ -78,6 +82,10 @@ class Attended:
     @property
     def results(self) -> int:
         return self.batch * self.heads * self.rows * self.width
+
+    @property
+    def queries(self) -> int:
+        return self.batch * self.heads * self.rows
 
     @property
     def counts(self) -> tuple[int, int, int]:

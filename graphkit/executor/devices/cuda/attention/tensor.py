@@ -16,43 +16,93 @@ from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.ir.types import HALVES, DType
 
 # Sides of a product: rows, columns. Its sums are of so many bytes of each operand.
-_SIDE, _NARROW, _TERMS = 16, 8, 32
-_QUERIES = THREADS // 32 * _SIDE
+SIDE, NARROW, TERMS = 16, 8, 32
+_QUERIES = THREADS // 32 * SIDE
 # Elements between rows in shared memory, so that lanes read from different banks.
-_PAD = 8
+PAD = 8
 # Bytes of a row in shared memory, of which a block has 48 KiB.
-_WIDEST = 256
+WIDEST = 256
+
+
+def padded(columns: int) -> int:
+    """Elements of a row in shared memory: so many, or zeros behind them."""
+    return max(SIDE, 1 << (columns - 1).bit_length())
 
 
 @dataclass(frozen=True)
-class TensorFlash(Tiles):
+class TensorTiles(Tiles):
+    """Rows in shared memory, and the product of two such tiles. A lane knows its `line` among the rows of the block,
+    and its `pair` of columns."""
+
+    @property
+    def terms(self) -> int:
+        """Of the sums of a product."""
+        return TERMS // self.of.kind.itemsize
+
+    def copied(self, into: str, rows: tuple[str, str, str], count: int, columns: str, size: int) -> list[str]:
+        """Brings `count` rows into shared memory, 0 beyond. rows: the array, the first of the tile, and where they end.
+        columns: of a row, a number that is `size`."""
+        name, begin, end = rows
+        pack = pack_of(size, self.of.kind.itemsize)
+        parts = padded(size) // pack
+        return [
+            "#pragma unroll 4",
+            f"for (unsigned at = thread; at < {count * parts}u; at += {THREADS}u) {{",
+            f"    const unsigned part = at % {parts}u * {pack}u, to = at / {parts}u;",
+            f"    const {self.index} row = {begin} + to;",
+            f"    gk_pack<T, {pack}> x = gk_load<T, {pack}>({name} + row * {name}row + part, "
+            f"row < {end} && part < {columns} ? {pack} : 0);",
+            *indented(_factors("x", pack)),
+            f"    *reinterpret_cast<gk_pack<T, {pack}>*>(&{into}[to][part]) = x;",
+            "}",
+        ]
+
+    def product(self, into: str, rows: str, near: str, size: int, tiles: int) -> list[str]:
+        """`into`, of the warp's `rows` and `tiles` of 8 rows of `near`, which is a pointer to the first of them."""
+        return [
+            f"A {into}[{tiles}][4];",
+            "#pragma unroll",
+            f"for (int n = 0; n < {tiles}; ++n) {{",
+            f"    {into}[n][0] = {into}[n][1] = {into}[n][2] = {into}[n][3] = 0;",
+            "}",
+            "#pragma unroll",
+            f"for (unsigned d = 0; d < {padded(size)}u; d += {self.terms}u) {{",
+            "    gk_u32 a[4];",
+            f"    gk_rows(a, &{rows}[line][d + pair], &{rows}[line + 8u][d + pair]);",
+            "    #pragma unroll",
+            f"    for (unsigned n = 0; n < {tiles}u; ++n) {{",
+            "        gk_u32 b[2];",
+            f"        gk_column(b, &{near}[n * 8u + thread % 32u / 4u][d + pair]);",
+            f"        gk_multiply({into}[n], a, b, T());",
+            "    }",
+            "}",
+        ]
+
+
+@dataclass(frozen=True)
+class TensorFlash(TensorTiles):
     """Products are those of small matrices. `of` is one that `computes`."""
 
     @staticmethod
     def computes(of: Attended, tf32: bool) -> bool:
         """tf32: whether elements of float32 may be rounded to 11 bits."""
         known = of.kind in HALVES or (tf32 and of.kind is DType.FLOAT32)
-        return known and 0 < of.depth <= _WIDEST // of.kind.itemsize
-
-    @property
-    def terms(self) -> int:
-        """Of the sums of a product."""
-        return _TERMS // self.of.kind.itemsize
+        return known and 0 < of.depth <= WIDEST // of.kind.itemsize
 
     @property
     def depth(self) -> int:
-        """Elements of a query in shared memory: so many, or zeros behind them."""
-        return max(_SIDE, 1 << (self.of.depth - 1).bit_length())
+        """Elements of a query in shared memory."""
+        return padded(self.of.depth)
 
     @property
     def width(self) -> int:
         """Columns of the result that a block has."""
-        return min(max(_SIDE, 1 << (self.of.width - 1).bit_length()), _WIDEST // self.of.kind.itemsize)
+        return min(padded(self.of.width), WIDEST // self.of.kind.itemsize)
 
     @property
     def keys(self) -> int:
         """Of a tile."""
-        return 32 if max(self.depth, self.width) * self.of.kind.itemsize <= _WIDEST // 2 else 16
+        return 32 if max(self.depth, self.width) * self.of.kind.itemsize <= WIDEST // 2 else 16
 
     @property
     def chunks(self) -> int:
@@ -62,7 +112,7 @@ class TensorFlash(Tiles):
     def kernel(self) -> CardKernel:
         of, kind = self.of, STORED[self.of.kind]
         guard, asked = self.guarded()
-        given = [*self.operands(), (f"{kind}* y", Output(0)), *self.strides("y", of.y)]
+        given = [*self.operands(), (f"{kind}* y", Output(0)), *self.strides("y", of.y), *self.statistics()]
         given += [*self.numbers(chunks=self.chunks), *guard]
         lines = [
             *asked, *self._place(), *self._state(), f"for ({self.index} key0 = 0; key0 < end; key0 += {self.keys}u) {{",
@@ -83,21 +133,22 @@ class TensorFlash(Tiles):
             f"const {index} tiles = (rows + {_QUERIES - 1}u) / {_QUERIES}u;",
             f"const {index} row0 = gk_block % tiles * {_QUERIES}u, beside = gk_block / tiles;",
             f"const {index} column0 = beside % chunks * {self.width}u, whole = beside / chunks;",
-            *self.heads(_QUERIES),
-            f"const unsigned thread = threadIdx.x, line = thread / 32u * {_SIDE}u + thread % 32u / 4u;",
+            *self.heads(),
+            *self.seen(_QUERIES),
+            f"const unsigned thread = threadIdx.x, line = thread / 32u * {SIDE}u + thread % 32u / 4u;",
             "const unsigned pair = thread % 4u * 2u;",
         ]
 
     def _state(self) -> list[str]:
         """Shared memory with the block's queries, and what the lane holds of `line` and of the row 8 behind it."""
-        depth, tiles = self.depth + _PAD, self.width // _NARROW
+        depth, tiles = self.depth + PAD, self.width // NARROW
         return [
             f"alignas(16) __shared__ T queries[{_QUERIES}][{depth}];",
             # Keys, and then values.
-            f"alignas(16) __shared__ T memory[{max(self.keys * depth, self.width * (self.keys + _PAD))}];",
+            f"alignas(16) __shared__ T memory[{max(self.keys * depth, self.width * (self.keys + PAD))}];",
             f"T (*near)[{depth}] = reinterpret_cast<T (*)[{depth}]>(memory);",
-            f"T (*values)[{self.keys + _PAD}] = reinterpret_cast<T (*)[{self.keys + _PAD}]>(memory);",
-            *self._copied("queries", "q", "row0", "rows", _QUERIES),
+            f"T (*values)[{self.keys + PAD}] = reinterpret_cast<T (*)[{self.keys + PAD}]>(memory);",
+            *self.copied("queries", ("q", "row0", "rows"), _QUERIES, "depth", self.of.depth),
             "A largest[2] = {gk_limits<A>::lowest(), gk_limits<A>::lowest()}, sum[2] = {0, 0};",
             f"A result[{tiles}][4];",
             "#pragma unroll",
@@ -106,51 +157,19 @@ class TensorFlash(Tiles):
             "}",
         ]
 
-    def _copied(self, into: str, name: str, begin: str, end: str, count: int) -> list[str]:
-        """Brings rows into shared memory; 0 beyond."""
-        pack = pack_of(self.of.depth, self.of.kind.itemsize)
-        parts = self.depth // pack
-        return [
-            "#pragma unroll 4",
-            f"for (unsigned at = thread; at < {count * parts}u; at += {THREADS}u) {{",
-            f"    const unsigned part = at % {parts}u * {pack}u, to = at / {parts}u;",
-            f"    const {self.index} row = {begin} + to;",
-            f"    gk_pack<T, {pack}> x = gk_load<T, {pack}>({name} + row * {name}row + part, "
-            f"row < {end} && part < depth ? {pack} : 0);",
-            *indented(_factors("x", pack)),
-            f"    *reinterpret_cast<gk_pack<T, {pack}>*>(&{into}[to][part]) = x;",
-            "}",
-        ]
-
     def _scores(self) -> list[str]:
         """`scores` of the warp's queries and the tile's keys."""
-        tiles = self.keys // _NARROW
         return [
             # The values of the tile before have been used.
             "__syncthreads();",
-            *self._copied("near", "k", "key0", "end", self.keys),
+            *self.copied("near", ("k", "key0", "end"), self.keys, "depth", self.of.depth),
             "__syncthreads();",
-            f"A scores[{tiles}][4];",
-            "#pragma unroll",
-            f"for (int n = 0; n < {tiles}; ++n) {{",
-            "    scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0;",
-            "}",
-            "#pragma unroll",
-            f"for (unsigned d = 0; d < {self.depth}u; d += {self.terms}u) {{",
-            "    gk_u32 a[4];",
-            "    gk_rows(a, &queries[line][d + pair], &queries[line + 8u][d + pair]);",
-            "    #pragma unroll",
-            f"    for (unsigned n = 0; n < {tiles}u; ++n) {{",
-            "        gk_u32 b[2];",
-            "        gk_column(b, &near[n * 8u + thread % 32u / 4u][d + pair]);",
-            "        gk_multiply(scores[n], a, b, T());",
-            "    }",
-            "}",
+            *self.product("scores", "queries", "near", self.of.depth, self.keys // NARROW),
         ]
 
     def _weights(self) -> list[str]:
         """Scores with scale and mask become weights, and correct what is held."""
-        tiles, index = self.keys // _NARROW, self.index
+        tiles, index = self.keys // NARROW, self.index
         over = [
             "most = gk_maximum(most, gk_shuffle_xor(most, 1));",
             "most = gk_maximum(most, gk_shuffle_xor(most, 2));",
@@ -187,7 +206,7 @@ class TensorFlash(Tiles):
             "    total += gk_shuffle_xor(total, 2);",
             "    sum[i] = gk_mul_add(sum[i], kept, total);",
             "    #pragma unroll",
-            f"    for (int n = 0; n < {self.width // _NARROW}; ++n) {{",
+            f"    for (int n = 0; n < {self.width // NARROW}; ++n) {{",
             "        result[n][i * 2] *= kept;",
             "        result[n][i * 2 + 1] *= kept;",
             "    }",
@@ -219,9 +238,9 @@ class TensorFlash(Tiles):
             "#pragma unroll",
             f"for (unsigned s = 0; s < {self.keys // self.terms}u; ++s) {{",
             "    gk_u32 a[4];",
-            f"    gk_given(a, &scores[s * {self.terms // _NARROW}u], T());",
+            f"    gk_given(a, &scores[s * {self.terms // NARROW}u], T());",
             "    #pragma unroll",
-            f"    for (unsigned n = 0; n < {self.width // _NARROW}u; ++n) {{",
+            f"    for (unsigned n = 0; n < {self.width // NARROW}u; ++n) {{",
             "        gk_u32 b[2];",
             f"        gk_column(b, &values[n * 8u + thread % 32u / 4u][s * {self.terms}u + pair]);",
             "        gk_multiply(result[n], a, b, T());",
@@ -231,6 +250,7 @@ class TensorFlash(Tiles):
 
     def _stores(self) -> list[str]:
         pack = 2 if self.of.width % 2 == 0 else 1
+        query = "(batch * heads + head) * rows + row"
         return [
             "#pragma unroll",
             "for (int i = 0; i < 2; ++i) {",
@@ -240,6 +260,7 @@ class TensorFlash(Tiles):
             "    }",
             # What saw nothing is 0 / 0.
             "    const A share = (A)1 / sum[i];",
+            *indented(self.recorded("column0 + pair == 0", query, "largest[i]", "sum[i]")),
             "    T* to = y + batch * ybatch + head * yhead + row * yrow;",
             "    #pragma unroll",
             f"    for (int j = 0; j < {self.width // 4}; j += {pack}) {{",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphkit.executor.devices.cuda.attention.sizes import Attended, Strides
-from graphkit.executor.devices.cuda.launches import Given, Input, Scratch
+from graphkit.executor.devices.cuda.launches import Given, Input, Output, Scratch
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.ir.types import DType
@@ -69,6 +69,18 @@ class Tiles:
     def _held(self, value: float) -> np.generic:
         return np.float64(value) if self.held is DType.FLOAT64 else np.float32(value)
 
+    def statistics(self) -> Given:
+        """Parameters for those of a query's statistics that are wanted."""
+        names = zip(("row_largest", "row_total"), self.of.statistics, strict=True)
+        kind = STORED[self.held]
+        return [(f"{kind}* {name}", Output(i)) for i, (name, wanted) in enumerate(names, 1) if wanted]
+
+    def recorded(self, chosen: str, line: str, largest: str, total: str) -> list[str]:
+        """Writes those statistics of the query of number `line` where `chosen` holds."""
+        values = {"row_largest": largest, "row_total": total}
+        lines = [f"{name}[{line}] = {values[name]};" for name in (text.split()[-1] for text, _ in self.statistics())]
+        return [f"if ({chosen}) {{", *indented(lines), "}"] if lines else []
+
     def guarded(self) -> tuple[Given, list[str]]:
         """The parameter of the guard, and the lines that ask it, before all others."""
         if self.guard is None:
@@ -77,16 +89,19 @@ class Tiles:
 
     # --- what is seen ---------------------------------------------------------------------------------
 
-    def heads(self, tall: int) -> list[str]:
-        """Pointers to what the block's head `whole` has, and `end` of the keys that a tile of `tall` queries sees."""
-        lines = [
+    def heads(self) -> list[str]:
+        """Pointers to what the block's head `whole` has."""
+        return [
             f"const {self.index} head = whole % heads, batch = whole / heads;",
             "q += batch * qbatch + head * qhead;",
             "k += batch * kbatch + head * khead;",
             "v += batch * vbatch + head * vhead;",
             *(["mask += batch * mask0 + head * mask1;"] if self.of.mask is not None else []),
-            f"{self.index} end = keys;",
         ]
+
+    def seen(self, tall: int) -> list[str]:
+        """`end` of the keys that a tile of `tall` queries sees."""
+        lines = [f"{self.index} end = keys;"]
         if self.of.op.causal:
             lines += [
                 # The last query of the tile sees keys before this one.

@@ -56,6 +56,16 @@ GK_INLINE void gk_column(gk_u32* b, const float* column) {
     b[0] = __float_as_uint(column[0]);
     b[1] = __float_as_uint(column[1]);
 }
+// Likewise of rows of which the lane's column is an element each, `stride` apart.
+template <typename T>
+GK_INLINE void gk_column(gk_u32* b, const T* first, gk_u32 stride) {
+    b[0] = gk_two(first[0], first[stride]);
+    b[1] = gk_two(first[8 * stride], first[9 * stride]);
+}
+GK_INLINE void gk_column(gk_u32* b, const float* first, gk_u32 stride) {
+    b[0] = __float_as_uint(first[0]);
+    b[1] = __float_as_uint(first[stride]);
+}
 
 // The words of `a` of what products have given, rounded: of two `d` side by side, of one where elements are floats.
 template <typename T>

@@ -1,0 +1,51 @@
+"""The operator of attention's gradients, and which kernels compute it."""
+
+from __future__ import annotations
+
+import math
+
+from graphkit.executor.devices.cuda.attention.backward import Backward, RegisterBackward, Wanted, sums
+from graphkit.executor.devices.cuda.attention.backward_tensor import TensorBackward
+from graphkit.executor.devices.cuda.attention.sizes import FEW, Attended
+from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output
+from graphkit.executor.devices.cuda.movement.sorting import aligned
+from graphkit.executor.devices.cuda.text.expressions import STORED, float_type, held_type
+from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import register_launched
+from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN
+
+_OPERANDS: tuple[Wanted, ...] = ("q", "k", "v")
+
+
+@register_launched("cuda", DOMAIN, "FusedAttentionGrad")
+def _gradient(node: Node, context: KernelContext) -> CardKernel | None:
+    of = Attended.of(node)
+    if float_type(of.kind) is None:
+        return None
+    used = (*context.used_outputs, True, True, True)[:3]
+    sizes = [math.prod(v.tensor.static_shape) for v in node.outputs]
+    wanted = [i for i, (size, read) in enumerate(zip(sizes, used, strict=True)) if size and read]
+    if of.queries == 0 or of.keys == 0:
+        return CardKernel(tuple(_zeros(of, i, sizes[i]) for i in wanted))
+    launches = [_backward(of, _OPERANDS[i], context.tf32).launch() for i in wanted]
+    if not {0, 1}.intersection(wanted):
+        return CardKernel(tuple(launches))
+    return CardKernel((sums(of), *launches), aligned(of.queries * held_type(of.kind).itemsize))
+
+
+def _backward(of: Attended, wanted: Wanted, tf32: bool) -> Backward:
+    """Of few queries and keys most of a tile would be empty."""
+    if TensorBackward.computes(of, tf32) and min(of.rows, of.keys) >= FEW:
+        return TensorBackward(of, wanted=wanted)
+    return RegisterBackward(of, wanted=wanted)
+
+
+def _zeros(of: Attended, position: int, count: int) -> Launch:
+    """The sums of nothing."""
+    kind = STORED[of.kind]
+    return for_each(
+        "attention_gradient_of_nothing", (count,), Coordinates("i", 1, of.short), [(f"{kind}* to", Output(position))],
+        [f"to[at] = {kind}();"],
+    )  # fmt: skip
