@@ -59,14 +59,14 @@ def standard(op: FusedAttentionGrad, arrays: list[Any]) -> list[np.ndarray]:
         return evaluate(Graph(inputs, gradient([y], inputs[:3], [inputs[3]])), arrays)
 
 
-def computed(emulator: Emulator, op: FusedAttentionGrad, arrays: list[Any]) -> list[np.ndarray]:
+def computed(emulator: Emulator, op: FusedAttentionGrad, arrays: list[Any], tf32: bool = False) -> list[np.ndarray]:
     """By the kernels of the forward pass and of the gradient."""
     q, k, v, dy, *mask = arrays
-    statistics = run(
-        emulator, node_of(FusedAttentionWithStatistics(**op.attributes()), q, k, v, *mask), [q, k, v, *mask]
-    )
+    forward = node_of(FusedAttentionWithStatistics(**op.attributes()), q, k, v, *mask)
+    statistics = run(emulator, forward, [q, k, v, *mask], kernel=kernel_of(forward, tf32=tf32))
     given = [q, k, v, *(mask or [None]), *statistics, dy]
-    return run(emulator, node_of(op, *given), given)
+    gradients = node_of(op, *given)
+    return run(emulator, gradients, given, kernel=kernel_of(gradients, tf32=tf32))
 
 
 def check(emulator: Emulator, op: FusedAttentionGrad, arrays: list[Any]) -> list[np.ndarray]:
@@ -134,6 +134,24 @@ def test_half_floats(kind: str, emulator: Emulator) -> None:
 def test_more_half_floats(size: Size, kind: str, emulator: Emulator) -> None:
     for causal in (False, True):
         check(emulator, FusedAttentionGrad(scale=size[4] ** -0.5, causal=causal), drawn(size, kind))
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        (1, 1, 17, 34, 13, 17),
+        *(pytest.param(size, marks=pytest.mark.full) for size in ((2, 1, 70, 65, 64, 50), (1, 2, 40, 70, 16, 32))),
+    ],
+    ids=str,
+)
+def test_floats_by_11_bits(size: Size, emulator: Emulator) -> None:
+    """Forward pass and gradient round alike: the weights of a query have the sum 1."""
+    op, arrays = FusedAttentionGrad(scale=size[4] ** -0.5, causal=True), drawn(size)
+    found, wanted = computed(emulator, op, arrays, tf32=True), standard(op, arrays)
+    for mine, theirs in zip(found, wanted, strict=True):
+        finite = np.where(np.isfinite(theirs), theirs, 0)
+        np.testing.assert_allclose(mine, theirs, rtol=5e-3, atol=2e-3 * np.abs(finite).max())
+    assert any((mine != theirs).any() for mine, theirs in zip(found, computed(emulator, op, arrays), strict=True))
 
 
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
@@ -307,7 +325,8 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
             made = node(size, kind, **attributes)
             operands = [x for x in made.inputs[:4] if x is not None]
             forward = Node(FusedAttentionWithStatistics(**made.op.attributes()), operands)
-            sources += [*kernel_of(made).sources, *kernel_of(forward).sources]
+            for tf32 in (False, True):
+                sources += [*kernel_of(made, tf32=tf32).sources, *kernel_of(forward, tf32=tf32).sources]
     registers.check(sources, architecture)
 
 

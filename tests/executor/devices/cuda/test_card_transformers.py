@@ -86,7 +86,7 @@ def trained(name: str, device: str, precision: str = "f32", count: int = 3) -> t
         ("bert", "f16"),
         *(
             pytest.param(*case, marks=pytest.mark.full)
-            for case in [("bert", "f32"), ("bert", "bf16"), ("transformer_lm", "f16"), ("transformer_lm", "bf16")]
+            for case in [("bert", "f32"), ("bert", "bf16"), *(("transformer_lm", p) for p in ("tf32", "f16", "bf16"))]
         ),
     ],
 )
@@ -94,11 +94,11 @@ def test_training(name: str, precision: str, card: Card, steps: list[Node]) -> N
     """Of the first sequence bert sees nothing. Scores, weights and their gradients are in no memory."""
     wanted, here = trained(name, "cpu")
     found, there = trained(name, "cuda", precision)
-    np.testing.assert_allclose(found, wanted, rtol={"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}[precision])
+    np.testing.assert_allclose(found, wanted, rtol={"f32": 1e-5, "tf32": 1e-3, "f16": 2e-3, "bf16": 1e-2}[precision])
     for key, array in here.params.items():
-        tolerance = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}[precision]
+        tolerance = {"f32": 1e-4, "tf32": 1e-3, "f16": 2e-3, "bf16": 1e-2}[precision]
         np.testing.assert_allclose(there.params[key], array, rtol=tolerance, atol=tolerance, err_msg=key)
-    kind = {"f32": gk.DType.FLOAT32, "f16": gk.DType.FLOAT16, "bf16": gk.DType.BFLOAT16}[precision]
+    kind = {"f16": gk.DType.FLOAT16, "bf16": gk.DType.BFLOAT16}.get(precision, gk.DType.FLOAT32)
     gradients = [node for node in steps if isinstance(node.op, FusedAttentionGrad)]
     forwards = [node for node in steps if isinstance(node.op, FusedAttentionWithStatistics)]
     assert len(gradients) == len(forwards) == SIZES["layers"]
