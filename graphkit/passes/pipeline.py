@@ -25,6 +25,7 @@ from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.loss_grad import fuse_loss_grad
 from graphkit.passes.fuse.matmul import fuse_matmul
 from graphkit.passes.fuse.pointwise import fuse_pointwise
+from graphkit.passes.fuse.shared_heads import share_heads
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.channels_last import channels_last
@@ -36,6 +37,7 @@ from graphkit.passes.quantise.integers import integers
 from graphkit.passes.quantise.weights import weight_products
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.simplify.expand import eliminate_expand
+from graphkit.passes.simplify.fold import fold
 from graphkit.passes.simplify.identities import simplify
 from graphkit.passes.simplify.known_ranks import known_ranks
 from graphkit.passes.simplify.outer_taps import drop_outer_taps
@@ -50,8 +52,9 @@ _PRODUCTS_AND_LAYOUTS = (
     integers,
     dynamic_products,
     weight_products,
-    # What composites consist of simplifies.
+    # What composites consist of simplifies, and their masks become constants.
     simplify,
+    fold,
     *ordered(
         scan_axes,
         eliminate_expand,
@@ -61,6 +64,7 @@ _PRODUCTS_AND_LAYOUTS = (
         fuse_softmax,
         eliminate_transpose,
         fuse_attention,
+        share_heads,
         eliminate_reshape,
         unstride_transposed,
         drop_outer_taps,
@@ -130,7 +134,7 @@ def array_passes(
         rounding = (float8_products, *rounding)
     products = (
         *ordered(
-            known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, scan_axes,
+            known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, fold, scan_axes,
             eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, fuse_softmax_grad,
             eliminate_transpose, _ATTENTION_OF_ANY_TYPE,
         ),
@@ -138,7 +142,7 @@ def array_passes(
         # Those of its layouts meet others.
         eliminate_transpose,
         *ordered(
-            eliminate_reshape, fold_batch_norm, fuse_conv,
+            share_heads, eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
             fuse_matmul.with_options(activations=False),
         ),
@@ -149,9 +153,9 @@ def array_passes(
 
 
 # What becomes possible when the shapes of a prepared graph are known; on devices with arrays of their own.
-BOUND = pipeline(simplify, fuse_attention, scan_axes, given=held_after(INFERENCE, _HELD))
+BOUND = pipeline(simplify, fuse_attention, share_heads, scan_axes, given=held_after(INFERENCE, _HELD))
 ARRAYS_BOUND = pipeline(
-    simplify, _ATTENTION_OF_ANY_TYPE, given=held_after(array_passes(lambda node: True), _GIVEN_TO_ARRAYS)
+    simplify, _ATTENTION_OF_ANY_TYPE, share_heads, given=held_after(array_passes(lambda node: True), _GIVEN_TO_ARRAYS)
 )
 
 

@@ -16,7 +16,7 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.types import BOOLS, FLOATS, HALVES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Rand, Sample, op
 from graphkit.ops._checks import fits
-from graphkit.ops.internal.fused import FusedAttention, of_type, visible_keys
+from graphkit.ops.internal.fused import ATTENTION_SAMPLES, FusedAttention, of_type, visible_keys
 from graphkit.ops.pointwise import scalar_like
 
 _MASKS = FLOATS | BOOLS
@@ -29,6 +29,8 @@ def statistics_type(kind: DType) -> DType:
 
 class _Scored(FusedAttention):
     """What the forward operator and the gradient share: their scores."""
+
+    shares_heads = False
 
     def _in_heads(self, swap: Any, *operands: Any) -> tuple[Any, ...]:
         """Operands of `layout` as [N, H, rows, columns]."""
@@ -133,7 +135,7 @@ class FusedAttentionWithStatistics(_Scored):
     substitutes = True
     composite = True
     samples = (
-        *FusedAttention.samples,
+        *ATTENTION_SAMPLES,
         Sample((1, 2, 4, 5), (1, 2, 6, 5), (1, 2, 6, 2), Rand((4, 6), dtype="float32")),
         # The first query sees nothing: NaN.
         Sample((1, 1, 3, 2), (1, 1, 2, 2), (1, 1, 2, 2), causal=True, grad=False),

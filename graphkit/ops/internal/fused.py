@@ -24,6 +24,7 @@ from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
 from graphkit.ops.nn.conv import Conv, Convolution
+from graphkit.ops.nn.heads import repeated_heads
 from graphkit.ops.pointwise import scalar_like
 
 # The operator that an activation stands for, from `activation_alpha` and `activation_beta`. Clip has its limits as
@@ -214,15 +215,27 @@ def _exchanged(x: Any) -> Any:
 _LAYOUTS = ("NHLD", "NLHD")
 
 
+# Of attention whose heads all have keys of their own.
+ATTENTION_SAMPLES = (
+    Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
+    Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
+    Sample((2, 4, 3, 5), (2, 6, 3, 5), (2, 6, 3, 2), (4, 6), layout="NLHD", output_layout="NLHD"),
+    Sample((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5), causal=True, output_layout="NLHD"),
+    Sample((1, 2, 2, 3), (1, 2, 5, 3), (1, 2, 5, 3), causal=True, scale=0.25),
+    Sample((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.tril(np.ones((3, 3), bool)), mask_value=-1e4),
+    Sample((1, 2, 2, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.array([True, False, True])),
+)
+
+
 @op
 class FusedAttention(Op):
     """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762.
 
-    q: [N, H, L, D], k: [N, H, S, D], v: [N, H, S, Dv] -> [N, H, L, Dv]; with layout="NLHD" the operands are
-    [N, L, H, D] and so on, with output_layout="NLHD" the result is [N, L, H, Dv]. The mask broadcasts to [N, H, L, S]:
-    floats, of q's type or float32, are added to the scores, which have the mask's type from there on; where a boolean
-    one is false, the score is replaced by `mask_value`. `causal` hides from query i the keys after i + S - L, as if by
-    scores of minus infinity.
+    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv], where H / G neighbours of q's heads have one of
+    k and v; with layout="NLHD" the operands are [N, L, H, D] and so on, with output_layout="NLHD" the result is
+    [N, L, H, Dv]. The mask broadcasts to [N, H, L, S]: floats, of q's type or float32, are added to the scores, which
+    have the mask's type from there on; where a boolean one is false, the score is replaced by `mask_value`. `causal`
+    hides from query i the keys after i + S - L, as if by scores of minus infinity.
     """
 
     scale: float = 1.0
@@ -235,14 +248,12 @@ class FusedAttention(Op):
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
     substitutes = True
     samples: ClassVar[Any] = (
-        Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
-        Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
-        Sample((2, 4, 3, 5), (2, 6, 3, 5), (2, 6, 3, 2), (4, 6), layout="NLHD", output_layout="NLHD"),
-        Sample((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5), causal=True, output_layout="NLHD"),
-        Sample((1, 2, 2, 3), (1, 2, 5, 3), (1, 2, 5, 3), causal=True, scale=0.25),
-        Sample((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.tril(np.ones((3, 3), bool)), mask_value=-1e4),
-        Sample((1, 2, 2, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.array([True, False, True])),
+        *ATTENTION_SAMPLES,
+        Sample((2, 4, 3, 5), (2, 2, 3, 5), (2, 2, 3, 4), (4, 1, 3), causal=True, scale=0.5),
+        Sample((2, 1, 6, 4), (2, 5, 2, 4), (2, 5, 2, 3), (1, 6, 1, 5), layout="NLHD", output_layout="NLHD"),
     )
+    # Whether heads of queries may share those of keys.
+    shares_heads = True
 
     def infer(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None) -> TensorType:
         if self.layout not in _LAYOUTS or self.output_layout not in _LAYOUTS:
@@ -251,8 +262,8 @@ class FusedAttention(Op):
             raise TypeMismatch(f"the mask {mask} has another element type than {q}")
         batch, heads, rows, _ = q_shape = self.heads_first(q)
         keys, values = self.heads_first(k), self.heads_first(v)
-        same = ((batch, keys[0]), (heads, keys[1]), (q_shape[3], keys[3]), *zip(keys[:3], values[:3], strict=True))
-        if not all(dims.may_equal(a, b) for a, b in same):
+        same = ((batch, keys[0]), (q_shape[3], keys[3]), *zip(keys[:3], values[:3], strict=True))
+        if not (all(dims.may_equal(a, b) for a, b in same) and self._may_share(heads, keys[1])):
             raise TypeMismatch(f"the shapes of {q}, {k} and {v} do not go together in layout {self.layout}")
         if mask is not None and mask.shape is not None:
             scores = (batch, heads, rows, keys[2])
@@ -262,6 +273,15 @@ class FusedAttention(Op):
         columns = values[3]
         shape = (batch, heads, rows, columns) if self.output_layout == "NHLD" else (batch, rows, heads, columns)
         return TensorType(q.dtype, shape)
+
+    def _may_share(self, heads: Dim, groups: Dim) -> bool:
+        """Whether so many heads of queries may have so many of keys, each the same number of neighbours."""
+        if self.shares_heads and dims.is_static(heads) and dims.is_static(groups) and heads != groups:
+            return bool(groups > 0 and heads % groups == 0)
+        return dims.may_equal(heads, groups)
+
+    def _heads(self, x: Any) -> Dim:
+        return self.heads_first(x.tensor)[1]
 
     def heads_first(self, kind: TensorType) -> tuple[Dim, ...]:
         """The sizes of an operand as [N, H, rows, columns]. Raises TypeMismatch."""
@@ -275,6 +295,8 @@ class FusedAttention(Op):
     def reference(self, xp: Any, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         if self.layout == "NLHD":
             q, k, v = (xp.swapaxes(x, 1, 2) for x in (q, k, v))
+        if k.shape[1] != q.shape[1]:
+            k, v = (xp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
         scores = xp.matmul(q, xp.swapaxes(k, 2, 3)) * xp.asarray(self.scale, dtype=q.dtype)
         if mask is not None and mask.dtype == bool:
             scores = xp.where(mask, scores, xp.asarray(self.mask_value, dtype=q.dtype))
@@ -293,9 +315,13 @@ class FusedAttention(Op):
         return xp.array(xp.swapaxes(y, 1, 2)) if self.output_layout == "NLHD" else y
 
     def expand(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        shared = q.tensor.shape is not None and k.tensor.shape is not None and self._heads(q) != self._heads(k)
         if self.layout == "NLHD":
             q, v = (F.transpose(x, perm=(0, 2, 1, 3)) for x in (q, v))
-        k = F.transpose(k, perm=(0, 1, 3, 2) if self.layout == "NHLD" else (0, 2, 3, 1))
+            k = F.transpose(k, perm=(0, 2, 1, 3)) if shared else k
+        if shared:
+            k, v = (repeated_heads(x, q) for x in (k, v))
+        k = F.transpose(k, perm=(0, 1, 3, 2) if shared or self.layout == "NHLD" else (0, 2, 3, 1))
         scores = F.mat_mul(q, k)
         if self.scale != 1.0:
             scores = F.mul(scores, scalar_like(self.scale, scores))

@@ -15,6 +15,7 @@ from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
+from graphkit.ops.nn.heads import merge_heads, repeated_heads, split_heads
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted
 
@@ -28,18 +29,6 @@ def needs_ranks(name: str, *operands: Any) -> None:
     for operand in operands:
         if operand is not None and operand.rank is None:
             raise UnsupportedError(f"{name} in other operators needs operands of known rank, not {operand}")
-
-
-def split_heads(x: Any, heads: int) -> Any:
-    """[B, L, heads * D] -> [B, L, heads, D]."""
-    sizes = F.shape(x)
-    return F.reshape(x, F.concat(sizes[:2], i64(heads), F.div(sizes[2:], i64(heads)), axis=0), allowzero=True)
-
-
-def merge_heads(x: Any) -> Any:
-    """[B, L, H, D] -> [B, L, H * D]."""
-    sizes = F.shape(x)
-    return F.reshape(x, F.concat(sizes[:2], F.mul(sizes[2:3], sizes[3:]), axis=0), allowzero=True)
 
 
 @op
@@ -325,7 +314,8 @@ class Attention(Op):
             root = scalar_like(max(q.tensor.known_shape[3], 1) ** -0.25, q)
         else:
             root = F.pow(F.cast(F.shape(q)[3:], to=q.dtype), scalar_like(-0.25, q))
-        raw = _grouped_product(q * root, F.transpose(k * root, perm=(0, 1, 3, 2)), grouped)
+        every_k, every_v = (repeated_heads(x, q) for x in (k, v)) if grouped else (k, v)
+        raw = F.mat_mul(q * root, F.transpose(every_k * root, perm=(0, 1, 3, 2)))
         capped = F.tanh(raw / self.softcap) * self.softcap if self.softcap > 0 else raw
         added, visible = self._masks(q, k, attn_mask, past_key, nonpad)
         biased = capped if added is None else capped + added
@@ -340,7 +330,7 @@ class Attention(Op):
         weights = converted(F.softmax(converted(weights, precision), axis=-1), q.dtype)
         if alive is not None:
             weights = F.where(alive, weights, scalar_like(0.0, q))
-        y = converted(_grouped_product(converted(weights, v.dtype), v, grouped), q.dtype)
+        y = converted(F.mat_mul(converted(weights, v.dtype), every_v), q.dtype)
         if flat:
             y = merge_heads(F.transpose(y, perm=(0, 2, 1, 3)))
         shown = (raw, capped, biased, weights)[self.qk_matmul_output_mode]
@@ -379,16 +369,6 @@ def _four(x: TensorType, heads: int | None) -> tuple[Dim, ...]:
     """[B, L, H * D] as [B, H, L, D]."""
     batch, length, hidden = x.known_shape
     return batch, heads or 1, length, dims.floordiv(hidden, heads or 1)
-
-
-def _grouped_product(a: Any, b: Any, grouped: bool) -> Any:
-    """a [B, H, L, m] @ b [B, G, m, n] -> [B, H, L, n], where each of the G matrices serves H / G neighbours."""
-    if not grouped:
-        return F.mat_mul(a, b)
-    sizes, groups = F.shape(a), F.shape(b)[1:2]
-    split = F.concat(sizes[:1], groups, F.div(sizes[1:2], groups), sizes[2:], axis=0)
-    y = F.mat_mul(F.reshape(a, split, allowzero=True), F.unsqueeze(b, i64(2)))
-    return F.reshape(y, F.concat(sizes[:3], F.shape(b)[3:], axis=0), allowzero=True)
 
 
 def _any(visible: Any, added: Any, q: Any) -> Any:

@@ -13,7 +13,8 @@ from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops.axes import i64
 from graphkit.ops.nn.activation import stable_sigmoid
-from graphkit.ops.nn.attention import merge_heads, needs_ranks, split_heads
+from graphkit.ops.nn.attention import needs_ranks
+from graphkit.ops.nn.heads import merge_heads, split_heads
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted, wide_type
 

@@ -25,7 +25,7 @@ _OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
         Property.HALVES_WIDENED,
         Property.GELUS_FUSED,
         Property.ACTIVATIONS_FUSED,
-        Property.ATTENTION_FUSED,
+        Property.HEADS_SHARED,
         Property.RESHAPES_MERGED,
         Property.BATCH_NORMS_FOLDED,
         Property.POINTWISE_APART,

@@ -16,7 +16,7 @@ from graphkit.passes.core.sweep import Readers, fuse
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
-@graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.RESHAPES_MERGED])
+@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.RESHAPES_MERGED])
 def eliminate_reshape(graph: Graph) -> Graph:
     """One Reshape, or none, for each chain of Reshape, Flatten, Squeeze, Unsqueeze, and Transpose of axes of size 1.
 

@@ -24,6 +24,7 @@ from graphkit.onnx_io.upgrade.contrib.scores import (
 )
 from graphkit.ops import F
 from graphkit.ops.axes import i64
+from graphkit.ops.nn.heads import repeated_heads
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted, wide_type
 
@@ -166,7 +167,8 @@ def _grouped(node: NodeView, site: _Site, qkv: tuple[Any, Any, Any], start: Any)
     wide = wide_type(q.dtype)
     q, k, v_wide = (converted(x, wide) for x in (q, k, v))
     scale = scale_of(node, q.tensor.known_shape[3])
-    found = _product(q, F.transpose(k, perm=(0, 1, 3, 2)), site)
+    every_k, every_v = (repeated_heads(x, q) if site.heads != site.groups else x for x in (k, v_wide))
+    found = F.mat_mul(q, F.transpose(every_k, perm=(0, 1, 3, 2)))
     found = F.mul(found, scalar_like(scale, found))
     if site.softcap > 0:
         cap = scalar_like(site.softcap, found)
@@ -177,19 +179,8 @@ def _grouped(node: NodeView, site: _Site, qkv: tuple[Any, Any, Any], start: Any)
     if visible is not None:
         found = F.where(visible, found, scalar_like(-np.inf, found))
     weights = _softmax(found, sink, smooth, wide)
-    y = converted(joined_heads(_product(weights, v_wide, site)), v.dtype)
+    y = converted(joined_heads(F.mat_mul(weights, every_v)), v.dtype)
     return y, None if not node.wants(3) else converted(found if site.output == 1 else weights, v.dtype)
-
-
-def _product(a: Any, b: Any, site: _Site) -> Any:
-    """a [B, heads, L, m] @ b [B, groups, m, n], where each of the matrices serves heads / groups neighbours."""
-    if site.heads == site.groups:
-        return F.mat_mul(a, b)
-    sizes = F.shape(a)
-    rows = F.mul(sizes[2:3], i64(site.heads // site.groups))
-    stacked = F.reshape(a, F.concat(sizes[:1], i64(site.groups), rows, sizes[3:], axis=0), allowzero=True)
-    y = F.mat_mul(stacked, b)
-    return F.reshape(y, F.concat(sizes[:3], F.shape(b)[3:], axis=0), allowzero=True)
 
 
 def _visible(site: _Site, q: Any, k: Any, start: Any) -> Any:

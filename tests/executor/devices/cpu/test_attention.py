@@ -187,3 +187,34 @@ def test_a_float32_mask_of_half_floats() -> None:
     for found in (op.reference(numpy_xp, q, k, v, mask), *evaluate(expanded, (q, k, v, mask))):
         assert found.dtype == np.float16
         np.testing.assert_allclose(found, op.reference(numpy_xp, *wide), rtol=4e-3, atol=2e-3)
+
+
+SHARED_MASKS = [None, (2, 1, 1, "keys"), (6, 1, "keys"), (2, 6, "rows", "keys"), ("rows", 1), ()]
+
+
+@pytest.mark.parametrize("mask_shape", SHARED_MASKS, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_heads_that_share_keys(mask_shape, rows, groups, isa):
+    """Of one query each they are the rows of one block. By any layout."""
+    keys = 101
+    q, k, v = (operands(2, heads, rows, keys, 20, 12)[i] for i, heads in enumerate((6, groups, groups)))
+    rng = np.random.default_rng(4)
+    shape = mask_shape and [{"rows": rows, "keys": keys}.get(size, size) for size in mask_shape]
+    drawn = [] if shape is None else [rng.random(shape) < 0.7, rng.standard_normal(shape, np.float32)]
+    wanted_k, wanted_v = (np.repeat(x, 6 // groups, axis=1) for x in (k, v))
+    for mask in [np.asarray(m) for m in drawn] or [None]:
+        for causal, heads_last, output_heads_last in ((False, False, True), (True, True, False)):
+            got = run(
+                q, k, v, mask, causal=causal, heads_last=heads_last, output_heads_last=output_heads_last,
+                hidden_score=-np.inf,
+            )  # fmt: skip
+            wanted = plain(q, wanted_k, wanted_v, mask, causal=causal, hidden_score=-np.inf)
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-6)
+
+
+def test_heads_that_cannot_be_shared():
+    for heads, groups in ((6, 4), (2, 3), (2, 0)):
+        q, k, v = (operands(1, count, 1, 3, 4, 4)[i] for i, count in enumerate((heads, groups, groups)))
+        with pytest.raises(RuntimeError, match="the shapes do not go together"):
+            run(q, k, v)

@@ -59,12 +59,12 @@ def of_a_network(name: str, batch: int) -> Iterator[tuple[str, Convolution]]:
 
 def of_heads() -> Iterator[tuple[str, Attention]]:
     """Attention over many sizes, in every type and layout that is the library's."""
-    sizes = ((1, 1, 1), (3, 1, 1000), (8, 77, 100), (16, 2048, 2048))
+    sizes = ((1, 1, 1, 1), (3, 3, 1, 1000), (8, 2, 1, 1000), (8, 8, 77, 100), (8, 2, 77, 100), (16, 16, 2048, 2048))
     columns = [(n, n) for n in (8, 16, 32, 40, 64, 80, 96, 128, 160, 192, 256)] + [(72, 40), (192, 128), (136, 8)]
-    for (heads, rows, keys), (depth, width), kind, layout, causal in itertools.product(
+    for (heads, groups, rows, keys), (depth, width), kind, layout, causal in itertools.product(
         sizes, columns, ("float16", "bfloat16"), ("NHLD", "NLHD"), (False, True)
     ):
-        shapes = ((heads, rows, depth), (heads, keys, depth), (heads, keys, width))
+        shapes = ((heads, rows, depth), (groups, keys, depth), (groups, keys, width))
         order = (0, 1, 2) if layout == "NHLD" else (1, 0, 2)
         given = [Value(TensorType(kind, (2, *(shape[axis] for axis in order)))) for shape in shapes]
         op = FusedAttention(scale=0.125, causal=causal, layout=layout, output_layout=layout)

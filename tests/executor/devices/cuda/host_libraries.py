@@ -104,7 +104,8 @@ def attention(work: Attention, memory: Of) -> None:
 # What is too large for the library is computed by another kernel behind it.
 @np.errstate(over="ignore", invalid="ignore")
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool) -> np.ndarray:
-    """By the formula of cuDNN's documentation."""
+    """By the formula of cuDNN's documentation; neighbouring heads of q may have one of k and v."""
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     scores = np.float32(scale) * (q @ k.swapaxes(2, 3))
     if causal:
         rows, keys = scores.shape[2:]

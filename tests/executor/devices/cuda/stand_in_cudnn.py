@@ -131,7 +131,8 @@ class Graph:
         self.steps.append("validate")
         if "q" in self.given:
             q, k, v = (tensor.dim for tensor in self.given.values())
-            assert (*q[:2], q[3]) == (*k[:2], k[3])
+            assert (q[0], q[3]) == (k[0], k[3])
+            assert q[1] % k[1] == 0
             assert k[:3] == v[:3]
             assert list(self.result.dim) == [*q[:3], v[3]]
             return

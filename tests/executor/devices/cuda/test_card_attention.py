@@ -120,6 +120,22 @@ def test_layouts(layout: str, output: str, size: tuple[int, ...], emulator: Emul
         check(emulator, op, drawn(size, kind, layout=layout))
 
 
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 70), (1, 700), (3, 40), (20, 70)])
+@pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
+def test_heads_that_share_keys(layout: str, rows: int, keys: int, kind: str, emulator: Emulator) -> None:
+    """With one query each they are the rows of one head, which reads its keys once."""
+    q, _, _ = drawn((2, 6, rows, keys, 16, 8), kind, layout)
+    _, k, v = drawn((2, 2, rows, keys, 16, 8), kind, layout)
+    check(emulator, FusedAttention(scale=0.25, causal=True, layout=layout, output_layout=layout), [q, k, v])
+    rng = np.random.default_rng(2)
+    for shape in ((keys,), (6, 1, keys), (2, 6, rows, keys), (2, 1, rows, 1)):
+        seen = np.asarray(rng.random(shape) < 0.7)
+        check(emulator, FusedAttention(scale=0.25, mask_value=-1e4, layout=layout), [q, k, v, seen])
+    (launch, *_) = kernel_of(node_of(FusedAttention(layout=layout), q, k, v)).launches
+    assert ("gk_u32 sharing" in launch.source.declared) == (rows > 1)
+
+
 MASKS = [
     (37, 101),
     (1, 101),

@@ -22,11 +22,12 @@ from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.fused import FusedAttention
 
 
-def drawn(size: tuple[int, ...], kind: str = "float16", layout: str = "NHLD") -> list[Any]:
+def drawn(size: tuple[int, ...], kind: str = "float16", layout: str = "NHLD", sharing: int = 1) -> list[Any]:
+    """sharing: heads of q that have one of k and v."""
     n, h, rows, keys, depth, width = size
     rng = np.random.default_rng(sum(size))
-    shapes = ((rows, depth), (keys, depth), (keys, width))
-    order = [(n, h, a, b) if layout == "NHLD" else (n, a, h, b) for a, b in shapes]
+    shapes = ((h, rows, depth), (h // sharing, keys, depth), (h // sharing, keys, width))
+    order = [(n, heads, a, b) if layout == "NHLD" else (n, a, heads, b) for heads, a, b in shapes]
     return [rng.standard_normal(shape).astype(DType(kind).numpy) for shape in order]
 
 
@@ -62,9 +63,9 @@ SIZES = [(1, 1, 1, 1, 8, 8), (2, 3, 5, 7, 16, 8), (1, 2, 1, 600, 64, 64), (2, 2,
 @pytest.mark.parametrize("causal", [False, True])
 def test_graphs_say_what_attention_is(layout: str, output: str, causal: bool, library: Any) -> None:
     """The library, by its documentation, computes the reference's results from them."""
-    for size in SIZES:
+    for size, sharing in [*((size, 1) for size in SIZES), ((2, 6, 1, 9, 16, 8), 3), ((2, 4, 5, 9, 16, 8), 2)]:
         op = FusedAttention(scale=0.25, causal=causal, layout=layout, output_layout=output)
-        arrays = drawn(size, layout=layout)
+        arrays = drawn(size, layout=layout, sharing=sharing)
         kernel = kernel_of(op, arrays)
         alone = kernel._replace(launches=tuple(asked(kernel)), otherwise=None)
         found = through_the_library(CardCase("attention", node_of(op, *arrays), arrays, alone), STREAM)

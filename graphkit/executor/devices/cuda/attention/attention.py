@@ -117,8 +117,8 @@ def _by_library(of: Attended, own: CardKernel) -> CardKernel:
     work = Attention(
         of.kind,
         q=Heads(Input(0), (n, h, of.rows, of.depth), (*of.q, 1)),
-        k=Heads(Input(1), (n, h, of.keys, of.depth), (*of.k, 1)),
-        v=Heads(Input(2), (n, h, of.keys, of.width), (*of.v, 1)),
+        k=Heads(Input(1), (n, of.groups, of.keys, of.depth), (*of.k, 1)),
+        v=Heads(Input(2), (n, of.groups, of.keys, of.width), (*of.v, 1)),
         y=Heads(Output(0), (n, h, of.rows, of.width), (*of.y, 1)),
         scale=of.op.scale, causal=of.op.causal, workspace=_WORKSPACE, working=working,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from graphkit.executor.devices.cuda.launches import THREADS
@@ -31,11 +31,16 @@ class Strides(NamedTuple):
             return cls(heads * rows * columns, rows * columns, columns)
         return cls(rows * heads * columns, columns, heads * columns)
 
+    def folded(self, heads: int) -> Strides:
+        """So many neighbouring heads of one row as the rows of one head."""
+        return Strides(self.batch, heads * self.head, self.head)
+
 
 @dataclass(frozen=True)
 class Attended:
-    """q: [batch, heads, rows, depth], k: [batch, heads, keys, depth], v: [batch, heads, keys, width], of type `kind`.
+    """q: [batch, heads, rows, depth], k: [batch, groups, keys, depth], v: [batch, groups, keys, width], of type `kind`.
 
+    Where heads share keys, and each has one query, those that share are the rows of one.
     mask: its strides along [batch, heads, rows, keys], 0 where it is repeated, and `mask_kind` its type; None where
     there is none. statistics: which of a query's largest score and its sum of exponentials are wanted too.
     """
@@ -43,6 +48,7 @@ class Attended:
     kind: DType
     batch: int
     heads: int
+    groups: int
     rows: int
     keys: int
     depth: int
@@ -63,17 +69,33 @@ class Attended:
         heads_axis, rows_axis = (1, 2) if op.layout == "NHLD" else (2, 1)
         q, k, v = (shape(x) for x in node.inputs[:3])
         batch, heads, rows, depth = q[0], q[heads_axis], q[rows_axis], q[3]
-        keys, width = k[rows_axis], v[3]
+        groups, keys, width = k[heads_axis], k[rows_axis], v[3]
         strides: tuple[int, int, int, int] | None = None
         if mask is not None:
             a, b, c, d = repeating(_with_four(shape(mask)), (batch, heads, rows, keys))
             strides = (a, b, c, d)
-        return cls(
-            node.outputs[0].dtype, batch, heads, rows, keys, depth, width,
-            q=Strides.of(op.layout, heads, rows, depth), k=Strides.of(op.layout, heads, keys, depth),
-            v=Strides.of(op.layout, heads, keys, width), y=Strides.of(op.output_layout, heads, rows, width),
+        found = cls(
+            node.outputs[0].dtype, batch, heads, groups, rows, keys, depth, width,
+            q=Strides.of(op.layout, heads, rows, depth), k=Strides.of(op.layout, groups, keys, depth),
+            v=Strides.of(op.layout, groups, keys, width), y=Strides.of(op.output_layout, heads, rows, width),
             mask=strides, mask_kind=None if mask is None else mask.dtype, op=op, statistics=statistics,
         )  # fmt: skip
+        return found._folded() if rows == 1 and found.sharing > 1 else found
+
+    def _folded(self) -> Attended:
+        mask = None
+        if self.mask is not None:
+            batch, head, _, key = self.mask
+            mask = (batch, head * self.sharing, head, key)
+        return replace(
+            self, heads=self.groups, rows=self.sharing, q=self.q.folded(self.sharing), y=self.y.folded(self.sharing),
+            mask=mask, op=self.op.replace(causal=False),  # the only query of a head sees all
+        )  # fmt: skip
+
+    @property
+    def sharing(self) -> int:
+        """How many heads of q have one of k and v."""
+        return 1 if self.heads == self.groups else self.heads // self.groups
 
     @property
     def mask_is_boolean(self) -> bool:
@@ -90,8 +112,8 @@ class Attended:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Elements of q, k and v."""
-        each = self.batch * self.heads
-        return each * self.rows * self.depth, each * self.keys * self.depth, each * self.keys * self.width
+        keys = self.batch * self.groups * self.keys
+        return self.queries * self.depth, keys * self.depth, keys * self.width
 
     @property
     def short(self) -> bool:

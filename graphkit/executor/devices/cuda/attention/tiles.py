@@ -56,6 +56,8 @@ class Tiles:
         for name, strides in (("q", of.q), ("k", of.k), ("v", of.v)):
             found += self.strides(name, strides)
         found += self.numbers(heads=of.heads, rows=of.rows, keys=of.keys, depth=of.depth, width=of.width)
+        if of.sharing > 1:
+            found += self.numbers(sharing=of.sharing)
         found.append((f"{held} scale", self._held(of.op.scale)))
         if of.mask is not None and of.mask_kind is not None:
             found.append((f"const {STORED[of.mask_kind]}* mask", Input(3)))
@@ -91,11 +93,12 @@ class Tiles:
 
     def heads(self) -> list[str]:
         """Pointers to what the block's head `whole` has."""
+        own = "head / sharing" if self.of.sharing > 1 else "head"
         return [
             f"const {self.index} head = whole % heads, batch = whole / heads;",
             "q += batch * qbatch + head * qhead;",
-            "k += batch * kbatch + head * khead;",
-            "v += batch * vbatch + head * vhead;",
+            f"k += batch * kbatch + {own} * khead;",
+            f"v += batch * vbatch + {own} * vhead;",
             *(["mask += batch * mask0 + head * mask1;"] if self.of.mask is not None else []),
         ]
 

@@ -1,6 +1,7 @@
 // Scaled dot-product attention, fused: scores never leave the near caches.
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "kernels/attention/attention_table.h"
 #include "runtime/bindings.h"
@@ -12,9 +13,10 @@ namespace {
 
 // y = softmax(scale * q @ k^T + mask) @ v for each head, in float32.
 //
-// q: [N, H, L, D], k: [N, H, S, D], v: [N, H, S, Dv] -> [N, H, L, Dv]; with heads_last they are [N, L, H, D] and so on,
-// with output_heads_last y is. The mask broadcasts to [N, H, L, S]: floats are added, where a boolean one is false the
-// score is `hidden_score`. Causal: query i sees no key behind i + S - L. Rows that see nothing are NaN.
+// q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv], where H / G neighbours of q's heads have one of
+// k and v; with heads_last they are [N, L, H, D] and so on, with output_heads_last y is. The mask broadcasts to
+// [N, H, L, S]: floats are added, where a boolean one is false the score is `hidden_score`. Causal: query i sees no key
+// behind i + S - L. Rows that see nothing are NaN.
 class Attention : public Kernel {
   public:
     Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
@@ -33,6 +35,7 @@ class Attention : public Kernel {
 
     const AttentionTable& table_;
     std::int64_t batch_, heads_;
+    std::int64_t sharing_;  // heads of q that have one of k and v
     Rows q_{}, k_{}, v_{}, y_{};
     std::int64_t mask_strides_[4] = {};
     bool masked_, boolean_mask_;
@@ -68,15 +71,17 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     heads_ = q[head_axis];
     queries_ = q[row_axis];
     const std::int64_t keys = k[row_axis];
-    if (k[0] != batch_ || v[0] != batch_ || k[head_axis] != heads_ || v[head_axis] != heads_ || v[row_axis] != keys ||
-        k[3] != q[3]) {
+    const std::int64_t groups = k[head_axis];
+    const bool shares = groups == heads_ || (groups > 0 && heads_ % groups == 0);
+    if (k[0] != batch_ || v[0] != batch_ || !shares || v[head_axis] != groups || v[row_axis] != keys || k[3] != q[3]) {
         fail("the shapes do not go together");
     }
+    sharing_ = groups == heads_ ? 1 : heads_ / groups;
     const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
     outputs_ = {{"y", y}};
     q_ = rows_of(heads_, queries_, q[3], heads_last);
-    k_ = rows_of(heads_, keys, k[3], heads_last);
-    v_ = rows_of(heads_, keys, v[3], heads_last);
+    k_ = rows_of(groups, keys, k[3], heads_last);
+    v_ = rows_of(groups, keys, v[3], heads_last);
     y_ = rows_of(heads_, queries_, v[3], output_heads_last);
     if (mask) {
         const Dims scores{batch_, heads_, queries_, keys};
@@ -90,6 +95,18 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
             mask_strides_[missing + i] = size == 1 ? 0 : strides[i];
         }
     }
+    block_.causal_offset = causal ? keys - queries_ : keys;
+    if (queries_ == 1 && sharing_ > 1) {
+        // The heads that share keys are the rows of a block, which reads them once.
+        for (Rows* rows : {&q_, &y_}) {
+            *rows = {rows->batch, sharing_ * rows->head, rows->head};
+        }
+        mask_strides_[2] = mask_strides_[1];
+        mask_strides_[1] *= sharing_;
+        heads_ = groups;
+        queries_ = std::exchange(sharing_, 1);
+        block_.causal_offset = keys;  // the only query of a head sees all
+    }
     block_.keys = keys;
     block_.depth = q[3];
     block_.value_depth = v[3];
@@ -101,7 +118,6 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     block_.hidden_score = static_cast<float>(hidden_score);
     block_.mask_row = mask_strides_[2];
     block_.mask_key = mask_strides_[3];
-    block_.causal_offset = causal ? keys - queries_ : keys;
 }
 
 std::size_t Attention::scratch_bytes() const {
@@ -130,8 +146,8 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
             const std::int64_t row = item % blocks * table_.queries;
             AttentionBlock block = block_;
             block.q = q + q_.offset(n, h) + row * q_.row;
-            block.k = k + k_.offset(n, h);
-            block.v = v + v_.offset(n, h);
+            block.k = k + k_.offset(n, h / sharing_);
+            block.v = v + v_.offset(n, h / sharing_);
             block.y = y + y_.offset(n, h) + row * y_.row;
             block.rows = std::min(table_.queries, queries_ - row);
             block.causal_offset += block_.causal_offset < block_.keys ? row : 0;
