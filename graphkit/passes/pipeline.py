@@ -28,7 +28,7 @@ from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.shared_heads import share_heads
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
-from graphkit.passes.layout.channels_last import channels_last
+from graphkit.passes.layout.channels_last import channels_last, with_filters_last
 from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.round_products import round_products
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
@@ -116,6 +116,10 @@ _GIVEN_TO_ARRAYS = (
 )
 
 
+# Where tensor cores multiply: they read channels that are last. Of precision "f32" half floats alone.
+_LAST = {precision: HALVES | {DType.FLOAT32} for precision in ("tf32", "bf16", "f16", "fp8")} | {"f32": HALVES}
+
+
 def array_passes(
     fusable: Callable[[Node], bool], precision: str = "f32", whole: Callable[[Node], bool] = lambda node: False
 ) -> tuple[Pass[...], ...]:
@@ -124,7 +128,7 @@ def array_passes(
     operators for which `whole` holds are not expanded.
 
     precision: with "bf16" and "f16" operands and results of products, convolutions and attention are rounded; "fp8" is
-    "bf16" with products in 8 bits.
+    "bf16" with products in 8 bits. With these and "tf32" convolutions have the channels last.
     """
     halves = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16, "fp8": DType.BFLOAT16}
     rounding: tuple[Pass[...], ...] = ()
@@ -144,11 +148,11 @@ def array_passes(
         *ordered(
             share_heads, eliminate_reshape, fold_batch_norm, fuse_conv,
             # The library has no activations: they are for the pointwise region behind.
-            fuse_matmul.with_options(activations=False),
+            fuse_matmul.with_options(activations=False), with_filters_last(_LAST[precision]),
         ),
         eliminate_reshape,
     )  # fmt: skip
-    regions = ordered(fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
+    regions = ordered(fuse_batch_norm, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
 
 

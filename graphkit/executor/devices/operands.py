@@ -31,6 +31,14 @@ def row_major(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
+def channel_strides(sizes: Sequence[int], *, last: bool) -> list[int]:
+    """The same of sizes [N, C, *spatial], where memory is [N, *spatial, C] if `last`."""
+    if not last:
+        return row_major(sizes)
+    image, *spatial, channel = row_major([sizes[0], *sizes[2:], sizes[1]])
+    return [image, channel, *spatial]
+
+
 def repeating(operand: Sequence[int], shape: Sequence[int]) -> list[int]:
     """Elements between neighbours of a C-contiguous operand along the axes of the shape that it is broadcast to, by
     numpy's rules; 0 where it is repeated, or has one."""

@@ -166,8 +166,9 @@ def _channels(node: Node) -> dict[str, Dim]:
     if group is None or len(node.operands) < 2:
         return {}
     x, w = (v.tensor.shape for v in node.operands[:2])
-    if not x or len(x) < 2 or not w or not all(isinstance(size, int) for size in w[:2]):
+    each = -1 if getattr(node.op, "filters_last", False) else 1
+    if not x or len(x) < 2 or not w or not isinstance(w[0], int) or not isinstance(w[each], int):
         return {}
     channels = x[-1 if node.op.name.startswith("ChannelsLast") else 1]
-    taken = w[0] if "Transpose" in node.op.name else w[1] * group
+    taken = w[0] if "Transpose" in node.op.name else w[each] * group
     return {str(channels): taken} if isinstance(channels, DimExpr) and len(channels.symbols) == 1 else {}

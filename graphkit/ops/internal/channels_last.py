@@ -57,16 +57,23 @@ class ChannelsLast(Op):
 
     # Operands whose channels are last here.
     moved: ClassVar[tuple[str, ...]] = ("x",)
-    # Whether the result has channels to be moved.
-    moves_result: ClassVar[bool] = True
 
     def standard(self) -> Any:
         """The operator on data in their standard place."""
         raise NotImplementedError(f"{self.name}.standard")
 
+    @property
+    def moves_result(self) -> bool:
+        """Whether the result has channels to be moved."""
+        return True
+
+    def _moves(self, name: str) -> bool:
+        """Whether an operand has channels to be moved."""
+        return name in self.moved
+
     def _placed(self, operands: Sequence[Any], move: Callable[[Any], Any]) -> list[Any]:
         names = [name.rstrip("?") for name in self.inputs]
-        return [move(a) if n in self.moved else a for n, a in zip(names, operands, strict=False)]
+        return [move(a) if self._moves(n) else a for n, a in zip(names, operands, strict=False)]
 
     def infer(self, *operands: TensorType | None) -> TensorType:
         result = _only(self.standard().infer(*self._placed(operands, _first)))
@@ -87,9 +94,25 @@ def _only(results: Any) -> Any:
     return results[0] if isinstance(results, (list, tuple)) else results
 
 
+class ChannelsLastConvolution(ChannelsLast, Convolution):
+    """A convolution of images with the channels last; with `filters_last` w is [M, *kernel, C / group] too."""
+
+    filters_last: bool = False
+
+    def _moves(self, name: str) -> bool:
+        return super()._moves(name) or (self.filters_last and name == "w")
+
+
+# Of samples with `filters_last`: strides, groups, one filter for each channel, three spatial axes.
+_OF_LAST_FILTERS = (*_GEOMETRIES[1::2], _GEOMETRIES[4])
+
+
 @op
-class ChannelsLastConv(ChannelsLast, Epilogue, Convolution):
-    """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
+class ChannelsLastConv(ChannelsLastConvolution, Epilogue):
+    """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel].
+
+    With `filters_last` w is [M, *kernel, C / group].
+    """
 
     domain = DOMAIN
     per_example = ("x", "residual")
@@ -100,9 +123,11 @@ class ChannelsLastConv(ChannelsLast, Epilogue, Convolution):
     inplace = ((3, 0),)
     samples = (
         *(Sample(_shape_last(x), w, **attrs) for x, w, attrs in _GEOMETRIES),
+        *(Sample(_shape_last(x), _shape_last(w), **attrs, filters_last=True) for x, w, attrs in _OF_LAST_FILTERS),
         *(Sample((1, 5, 5, 3), (4, 3, 3, 3), (4,), **attrs) for attrs in _EPILOGUES),
         Sample((2, 5, 5, 3), (4, 3, 3, 3), None, (2, 5, 5, 4), pads=(1, 1, 1, 1), activation="Tanh"),
         Sample((2, 5, 5, 3), (4, 3, 1, 1), (4,), (2, 5, 5, 4), activation="Sigmoid", residual_last=True),
+        Sample((2, 5, 5, 3), (4, 3, 3, 3), (4,), (2, 3, 3, 4), activation="Relu", filters_last=True),
         Sample((0, 5, 5, 3), (4, 3, 3, 3), (4,), activation="Relu"),
     )
 
@@ -111,8 +136,11 @@ class ChannelsLastConv(ChannelsLast, Epilogue, Convolution):
 
 
 @op
-class ChannelsLastConvTranspose(ChannelsLast, Convolution):
-    """ConvTranspose with x: [N, *spatial, C], w: [C, M / group, *kernel] -> [N, *positions, M]."""
+class ChannelsLastConvTranspose(ChannelsLastConvolution):
+    """ConvTranspose with x: [N, *spatial, C], w: [C, M / group, *kernel] -> [N, *positions, M].
+
+    With `filters_last` w is [C, *kernel, M / group].
+    """
 
     output_padding: tuple[int, ...] | None = None
     output_shape: tuple[int, ...] | None = None
@@ -124,6 +152,7 @@ class ChannelsLastConvTranspose(ChannelsLast, Convolution):
         Sample((2, 4, 5, 3), (3, 2, 3, 3), strides=(2, 2)),
         Sample((1, 3, 4, 4), (4, 3, 2, 2), (6,), group=2, pads=(1, 0, 0, 1)),
         Sample((1, 5, 2), (2, 3, 3), output_padding=(1,), strides=(2,)),
+        Sample((1, 3, 4, 4), (4, 2, 2, 3), (6,), group=2, pads=(1, 0, 0, 1), filters_last=True),
     )
 
     def standard(self) -> ConvTranspose:

@@ -1,7 +1,7 @@
 """Gradients of convolution and pooling of data with the channels last, [N, *spatial, C].
 
 The pass `channels_last` puts these operators into graphs that train. Weights and their gradients keep the standard
-order.
+order unless `filters_last` says otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.internal.channels_last import (
+    _OF_LAST_FILTERS,
     ChannelsLast,
+    ChannelsLastConvolution,
     _first,
     _last,
     _moved,
@@ -25,15 +27,18 @@ from graphkit.ops.internal.channels_last import (
     to_first,
     to_last,
 )
-from graphkit.ops.nn.conv import _GEOMETRIES, ConvGradInput, ConvGradWeight, Convolution, _positions
+from graphkit.ops.nn.conv import _GEOMETRIES, ConvGradInput, ConvGradWeight, _positions
 from graphkit.ops.nn.pool import _POOLS, AveragePoolGrad, AveragePooling, MaxPool, Pooling, _pooled_shape
 from graphkit.ops.nn.sliding_window import overrun, pad_spatial, padding, spatial_sizes, taps
 from graphkit.ops.pointwise import scalar_like
 
 
 @op
-class ChannelsLastConvGradInput(ChannelsLast, Convolution):
-    """ConvGradInput of dy: [N, *positions, M] and w: [M, C / group, *kernel] -> [N, *spatial, C], the shape of x."""
+class ChannelsLastConvGradInput(ChannelsLastConvolution):
+    """ConvGradInput of dy: [N, *positions, M] and w: [M, C / group, *kernel] -> [N, *spatial, C], the shape of x.
+
+    With `filters_last` w is [M, *kernel, C / group].
+    """
 
     domain = DOMAIN
     inputs = ("dy", "w", "x")
@@ -44,30 +49,44 @@ class ChannelsLastConvGradInput(ChannelsLast, Convolution):
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return tuple(Sample(_shape_last(_positions(x, w, a)), w, _shape_last(x), **a) for x, w, a in _GEOMETRIES)
+        first = [Sample(_shape_last(_positions(x, w, a)), w, _shape_last(x), **a) for x, w, a in _GEOMETRIES]
+        last = (
+            Sample(*map(_shape_last, (_positions(x, w, a), w, x)), **a, filters_last=True)
+            for x, w, a in _OF_LAST_FILTERS
+        )
+        return (*first, *last)
 
     def standard(self) -> ConvGradInput:
         return ConvGradInput(**self.related())
 
 
 @op
-class ChannelsLastConvGradWeight(ChannelsLast, Convolution):
+class ChannelsLastConvGradWeight(ChannelsLastConvolution):
     """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the type of w.
 
-    The sum of dy over all positions, [M], is the gradient of the convolution's bias.
+    With `filters_last` w and the result are [M, *kernel, C / group]. The sum of dy over all positions, [M], is the
+    gradient of the convolution's bias.
     """
 
     domain = DOMAIN
     inputs = ("x", "dy", "w")
     moved = ("x", "dy")
-    moves_result = False
     outputs = ("dw",)
     types = {"x": FLOATS, "dy": "x", "w": FLOATS}
     shape_only = ("w",)
 
     @staticmethod
     def samples() -> tuple[Sample, ...]:
-        return tuple(Sample(_shape_last(x), _shape_last(_positions(x, w, a)), w, **a) for x, w, a in _GEOMETRIES)
+        first = [Sample(_shape_last(x), _shape_last(_positions(x, w, a)), w, **a) for x, w, a in _GEOMETRIES]
+        last = (
+            Sample(*map(_shape_last, (x, _positions(x, w, a), w)), **a, filters_last=True)
+            for x, w, a in _OF_LAST_FILTERS
+        )
+        return (*first, *last)
+
+    @property
+    def moves_result(self) -> bool:
+        return self.filters_last
 
     def standard(self) -> ConvGradWeight:
         return ConvGradWeight(**self.related())

@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
-from graphkit.ir.types import FLOATS, TensorType
+from graphkit.ir.types import FLOATS, HALVES, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.nn.statistics import check_vector, count_along, sum_over
 from graphkit.ops.pointwise import scalar_like
 
 _ACTIVATIONS = ("", "Relu", "Clip")
+
+
+def _wide(kind: DType) -> DType:
+    """The type of statistics of elements of a type."""
+    return DType.FLOAT32 if kind in HALVES else kind
 
 
 class _ChannelsLastNorm(Op):
@@ -74,7 +79,8 @@ class _ChannelsLastNorm(Op):
 class ChannelsLastBatchNorm(_ChannelsLastNorm):
     """BatchNormalization of x: [N, *spatial, C] by its own statistics, also returned, and the running ones.
 
-    residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance.
+    residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance. Of half floats
+    the mean and the reciprocal of the standard deviation are float32.
     """
 
     epsilon: float = 1e-5
@@ -100,7 +106,8 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
         if residual is not None and not fits(residual.shape, x.shape):
             raise TypeMismatch(f"the residual {residual} does not fit {x}")
         vector = TensorType(x.dtype, vectors[0].shape)
-        return TensorType(x.dtype, x.shape), vector, vector, vector, vector
+        statistic = TensorType(_wide(x.dtype), vectors[0].shape)
+        return TensorType(x.dtype, x.shape), vector, vector, statistic, statistic
 
     def reference(self, xp: Any, x: Any, scale: Any, b: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         axes = tuple(range(x.ndim - 1))
@@ -113,7 +120,9 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
             y = y + residual
         keep = self.momentum
         running = mean * keep + current * (1 - keep)
-        return xp.clip(y, *self.limits), running, var * keep + spread * (1 - keep), current, r
+        wide = _wide(dtype_of(x.dtype)).numpy
+        statistics = current.astype(wide), r.astype(wide)
+        return xp.clip(y, *self.limits), running, var * keep + spread * (1 - keep), *statistics
 
     def expand(self, x: Any, scale: Any, b: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         axes = self.axes(x)
@@ -124,7 +133,8 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
         y = F.add(F.mul(centred, F.mul(r, scale)), b)
         keep, take = scalar_like(self.momentum, x), scalar_like(1 - self.momentum, x)
         running = (F.add(F.mul(old, keep), F.mul(new, take)) for old, new in ((mean, current), (var, spread)))
-        return self.limited(y if residual is None else F.add(y, residual)), *running, current, r
+        statistics = (F.cast(v, to=_wide(x.dtype)) for v in (current, r))
+        return self.limited(y if residual is None else F.add(y, residual)), *running, *statistics
 
 
 @op
@@ -138,7 +148,11 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
     domain = DOMAIN
     inputs = ("dy", "x", "scale", "b", "mean", "inv_std_dev", "y?", "addend?")
     outputs = ("dx", "dscale", "db", "dresidual")
-    types = {"dy": FLOATS, **dict.fromkeys(("x", "scale", "b", "mean", "inv_std_dev", "y", "addend"), "dy")}
+    types = {
+        "dy": FLOATS,
+        **dict.fromkeys(("x", "scale", "b", "y", "addend"), "dy"),
+        **dict.fromkeys(("mean", "inv_std_dev"), FLOATS),
+    }
     inplace = ((0, 0), (0, 3), (7, 0), (7, 3))
     samples = (
         Sample((2, 3, 4, 5), (2, 3, 4, 5), (5,), (5,), (5,), Rand((5,), 0.5, 2.0)),
@@ -164,6 +178,7 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
         self, xp: Any, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None
     ) -> Any:
         low, high = self.limits
+        mean, r = mean.astype(x.dtype), r.astype(x.dtype)
         centred = x - mean
         g = dy if addend is None else dy + addend
         if self.activation:
@@ -178,6 +193,7 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
 
     def expand(self, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None) -> Any:
         axes = self.axes(x)
+        mean, r = (F.cast(v, to=x.dtype) for v in (mean, r))
         centred, factor = F.sub(x, mean), F.mul(r, scale)
         z = F.add(F.mul(centred, factor), b) if y is None else y
         g = self.passed(z, dy if addend is None else F.add(dy, addend))

@@ -40,7 +40,7 @@ class Property(Enum):
     BATCH_NORMS_FOLDED = "batch normalisation at inference is in the weights before it"
     MATMULS_FUSED = "matrix products have taken in what is around them"
     CONVOLUTIONS_FUSED = "convolutions have taken in what is behind them"
-    CHANNELS_LAST = "float32 convolutions work on channels that are last"
+    CHANNELS_LAST = "convolutions of the types that were asked for work on channels that are last"
     POINTWISE_APART = "pointwise nodes are nodes of their own"
 
 
@@ -80,10 +80,10 @@ class Pass(Generic[P]):
     def __call__(self, graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Graph:
         return self._apply(graph, *args, **kwargs)
 
-    def with_options(self, **options: Any) -> Pass[...]:
-        """The pass with these keyword arguments."""
+    def with_options(self, check: Check | None = None, **options: Any) -> Pass[...]:
+        """The pass with these keyword arguments. check: of what it ensures then, where it is not as without them."""
         apply = functools.partial(self._apply, **options)
-        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, self.check)
+        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, check or self.check)
 
     def verify(self, graph: Graph) -> None:
         """Raises CheckFailed when `check` finds in `graph`, which the pass has made, that what it ensures is not so."""

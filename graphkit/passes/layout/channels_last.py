@@ -7,7 +7,8 @@ layout, and two convolutions never have a conversion between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops import DOMAIN, F, Op, operator
 from graphkit.ops.image.resize import Resize
 from graphkit.ops.internal.channels_last import (
@@ -40,10 +41,11 @@ from graphkit.ops.nn.conv import ConvGradInput, ConvGradWeight, Convolution, Con
 from graphkit.ops.nn.norm import BatchNormalization, BatchNormGrad
 from graphkit.ops.nn.pool import MaxPool, Pooling
 from graphkit.ops.nn.softmax import AlongAxis
+from graphkit.ops.quant.rounding import BYTES
 from graphkit.ops.tensor.concat import Concat, Split
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.ops.tensor.shape import Shape
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import Pass, Property, graph_pass
 from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
 from graphkit.passes.layout.quantised_last import (
@@ -61,11 +63,11 @@ _MOST_ELEMENTS = 256
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
-def _channels_first(graph: Graph) -> Node | None:
-    kinds = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
-    convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in kinds)
+def _channels_first(graph: Graph, kinds: Collection[DType] = frozenset({DType.FLOAT32})) -> Node | None:
+    names = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
+    convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in names)
     ranked = (node for node in convolutions if not any(map(_unranked, node.operands)))
-    return next(filter(_is_float32_convolution, ranked), None)
+    return next((node for node in ranked if _is_convolution(node, kinds)), None)
 
 
 @graph_pass(
@@ -73,20 +75,31 @@ def _channels_first(graph: Graph) -> Node | None:
     ensures=[Property.CHANNELS_LAST],
     check=_channels_first,
 )
-def channels_last(graph: Graph) -> Graph:
+def channels_last(
+    graph: Graph, *, kinds: Collection[DType] = frozenset({DType.FLOAT32, *BYTES}), filters_last: bool = False
+) -> Graph:
     """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
 
-    Convolutions of float32 and of bytes, of known rank, and gradients begin such a part; pools, batch normalisation,
-    pointwise operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. Linear.
+    Convolutions of `kinds`, of known rank, and gradients begin such a part; pools, batch normalisation, pointwise
+    operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. With `filters_last`
+    channels are last in the filters of floats too. Linear.
     """
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
-        return _Sweep(graph).result()
+        return _Sweep(graph, kinds, filters_last=filters_last).result()
     return graph
 
 
-def _is_float32_convolution(node: Node) -> bool:
+def with_filters_last(kinds: Collection[DType]) -> Pass[...]:
+    """The pass for convolutions of floats of `kinds`, whose filters have the channels last as well."""
+    check = partial(_channels_first, kinds=kinds)
+    return channels_last.with_options(check, kinds=kinds, filters_last=True)
+
+
+def _is_convolution(node: Node, kinds: Collection[DType]) -> bool:
+    """Of floats among `kinds`, and of known rank."""
     x, w = node.operands[:2]
-    return x.dtype is DType.FLOAT32 and x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
+    known = x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
+    return known and x.dtype in kinds and x.dtype in FLOATS
 
 
 class _Sweep:
@@ -95,8 +108,9 @@ class _Sweep:
     `home` holds the values whose nodes work on channels that are last.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, kinds: Collection[DType], *, filters_last: bool):
         self._graph = graph
+        self._kinds, self._filters_last = kinds, filters_last
         self._uses = use_counts(graph)
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
         self._last: dict[Value, Value] = {}
@@ -122,7 +136,8 @@ class _Sweep:
 
     def _keep(self, node: Node) -> None:
         operands = [None if v is None else self._in_order(v) for v in node.inputs]
-        kept = map_bodies(node, operands, channels_last)
+        options: Any = dict(kinds=self._kinds, filters_last=self._filters_last)
+        kept = map_bodies(node, operands, partial(channels_last, **options))
         self._standard.update(zip(node.outputs, kept.outputs, strict=True))
 
     def _in_order(self, value: Value) -> Value:
@@ -174,9 +189,11 @@ class _Sweep:
 
     def _convolution(self, node: Node) -> Sequence[Value] | None:
         if is_integer_convolution(node):
+            if node.operands[0].dtype not in self._kinds:
+                return None
             integers = moved_convolution(node, self._moved, self._in_order)
             return self._node(node, integers.op, integers.operands)
-        if not _is_float32_convolution(node):
+        if not _is_convolution(node, self._kinds):
             return None
         op = operator(node, Convolution)
         if isinstance(op, ConvGradInput):
@@ -185,12 +202,19 @@ class _Sweep:
             return self._conv_grad_weight(node, op)
         if isinstance(op, ConvTranspose):
             fields = {"output_padding": op.output_padding, "output_shape": op.output_shape}
-            made: Op = ChannelsLastConvTranspose(**op.related(), **fields)
+            made: Op = ChannelsLastConvTranspose(**self._attributes(op), **fields)
         else:
-            made = ChannelsLastConv(**op.related(), **(op.epilogue() if isinstance(op, FusedConv) else {}))
-        places = [self._moved, self._in_order, self._in_order, self._moved]
+            made = ChannelsLastConv(**self._attributes(op), **(op.epilogue() if isinstance(op, FusedConv) else {}))
+        places = [self._moved, self._filters, self._in_order, self._moved]
         operands = [None if v is None else place(v) for v, place in zip(node.inputs, places, strict=False)]
         return self._node(node, made, operands)
+
+    def _attributes(self, op: Convolution) -> dict[str, Any]:
+        """Of a convolution with the channels last that is `op` otherwise."""
+        return {**op.related(), "filters_last": self._filters_last}
+
+    def _filters(self, w: Value) -> Value:
+        return self._moved(w) if self._filters_last else self._in_order(w)
 
     def _pointwise(self, node: Node) -> Sequence[Value] | None:
         rank = max(_rank(v) for v in node.inputs if v in self._home)
@@ -335,19 +359,20 @@ class _Sweep:
 
     def _conv_grad_input(self, node: Node, op: Convolution) -> Sequence[Value]:
         dy, w, x = node.operands
-        made = ChannelsLastConvGradInput(**op.related())
-        return self._node(node, made, [self._moved(dy), self._in_order(w), self._moved(x)])
+        made = ChannelsLastConvGradInput(**self._attributes(op))
+        return self._node(node, made, [self._moved(dy), self._filters(w), self._moved(x)])
 
     def _conv_grad_weight(self, node: Node, op: Convolution) -> Sequence[Value]:
         x, dy, w = node.operands
-        made = ChannelsLastConvGradWeight(**op.related())
-        (dw,) = self._node(node, made, [self._moved(x), self._moved(dy), self._in_order(w)])
-        self._standard[node.output] = dw
+        made = ChannelsLastConvGradWeight(**self._attributes(op))
+        (dw,) = self._node(node, made, [self._moved(x), self._moved(dy), self._filters(w)])
+        # What is computed of a gradient by weights has no channels: it is not at home.
+        (self._last if self._filters_last else self._standard)[node.output] = dw
         return ()
 
     def _trained_batch_norm(self, node: Node, op: BatchNormalization) -> Sequence[Value] | None:
         x, *vectors = node.operands
-        if any(v.dtype is not DType.FLOAT32 for v in node.operands):
+        if x.dtype not in self._kinds or any(v.dtype is not x.dtype for v in vectors):
             return None
         made = ChannelsLastBatchNorm(epsilon=op.epsilon, momentum=op.momentum)
         operands = [self._moved(x), *(self._in_order(v) for v in vectors)]

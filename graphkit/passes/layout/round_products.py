@@ -117,7 +117,8 @@ def _is_bare_depthwise(node: Node) -> bool:
     op = node.op
     group = getattr(op, "group", 1)
     w = node.operands[2 if op.name.endswith("GradWeight") else 1]
-    if group == 1 or w.shape is None or w.shape[:2] != (group, 1):
+    each = -1 if getattr(op, "filters_last", False) else 1
+    if group == 1 or w.shape is None or (w.shape[0], w.shape[each]) != (group, 1):
         return False
     return op.name.endswith(("GradInput", "GradWeight")) or (
         len(node.operands) == 2 and not getattr(op, "activation", "")

@@ -20,7 +20,7 @@ from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.internal.channels_last import ChannelsLast
+from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvolution
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
 from graphkit.passes.layout.unstride_transposed import scatters
@@ -182,7 +182,7 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _forward(*, transposed: bool = False, last: bool = False) -> Preparation:
     def prepare(node: Node, context: KernelContext) -> SizedFactory | None:
-        dtype = library_dtype(node)
+        dtype = None if _has_last_filters(node) else library_dtype(node)
         return None if dtype is None else _Forward(transposed, node, context, dtype, last)
 
     return prepare
@@ -227,8 +227,15 @@ def _is_depthwise(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
     return all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], *node.outputs))
 
 
+def _has_last_filters(node: Node) -> bool:
+    """Whether filters are in the order that no kernel here reads."""
+    return isinstance(node.op, ChannelsLastConvolution) and node.op.filters_last
+
+
 def _gradient_dtype(node: Node) -> str | None:
     """The element type of both operands, when oneDNN computes the gradient in it here; else None."""
+    if _has_last_filters(node):
+        return None
     kinds = {v.dtype for v in node.operands[:2]}
     if kinds == {DType.FLOAT32}:
         return "float32"

@@ -204,11 +204,13 @@ class Product(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """y is the convolution of x by w, plus a bias where there is one. `wanted` is y, or the gradient by x, or by w.
+    """y is the convolution of x by w, plus a bias and a residual where there are such. `wanted` is y, or the gradient
+    by x, or by w.
 
-    x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]: sizes of row-major arrays, all of `kind`,
-    without one of 0. factors: the two that are given, in this order. Sums of half floats are float32, and with `sums`
-    the result is these; `tf32`: float32 elements are multiplied by their leading 11 bits. The library may use
+    x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]: sizes of arrays, all of `kind`, without one
+    of 0. They are row-major; with `last` channels of x and y are behind the spatial axes, with `filters_last` those of
+    w are. residual: as y. factors: the two that are given, in this order. Sums of half floats are float32, and with
+    `sums` the result is these; `tf32`: float32 elements are multiplied by their leading 11 bits. The library may use
     `workspace` bytes of scratch memory from `working` on.
     """
 
@@ -225,6 +227,9 @@ class Convolution(NamedTuple):
     workspace: int = 0
     working: Scratch = Scratch(0)
     sums: bool = False
+    residual: Argument | None = None
+    last: bool = False
+    filters_last: bool = False
 
     @property
     def made(self) -> DType:
@@ -233,8 +238,8 @@ class Convolution(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Argument | None, ...]:
-        """Of the factors, the result and the bias, and the scratch memory."""
-        return (*self.factors, self.result, self.bias, self.working if self.workspace else None)
+        """Of the factors, the result, the bias and the residual, and the scratch memory."""
+        return (*self.factors, self.result, self.bias, self.residual, self.working if self.workspace else None)
 
 
 class Heads(NamedTuple):

@@ -226,7 +226,12 @@ def _lacks(*dtypes: DType) -> Callable[[Node], bool]:
 
 
 _not_float32 = _lacks(*(FLOATS - {DType.FLOAT32}))
-_not_of_library = _lacks(DType.FLOAT64, DType.FLOAT16, *(INTEGERS - {DType.INT8, DType.UINT8}))
+
+
+def _not_of_library(node: Node) -> bool:
+    """Whether a product or a convolution has numbers, or filters in an order, that the library does not know."""
+    numbers = _lacks(DType.FLOAT64, DType.FLOAT16, *(INTEGERS - {DType.INT8, DType.UINT8}))
+    return numbers(node) or getattr(node.op, "filters_last", False)
 
 
 def _has_other_parameters(node: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,12 +36,17 @@ def flat(array: Any, kind: DType) -> np.ndarray:
 
 
 def convolution(work: Convolution, memory: Of) -> None:
-    sizes = {"x": work.x, "w": work.w, "y": work.y}
     wide = np.float64 if work.kind is DType.FLOAT64 else np.float32
-    given = {
-        name: flat(memory(argument), work.kind)[: math.prod(sizes[name])].reshape(sizes[name]).astype(wide)
-        for name, argument in zip((n for n in "xwy" if n != work.wanted), work.factors, strict=True)
-    }
+
+    def placed(argument: Any, name: Literal["x", "w", "y"], kind: DType) -> np.ndarray:
+        """An array with the channels at axis 1, wherever memory has them."""
+        sizes, last = getattr(work, name), work.filters_last if name == "w" else work.last
+        elements = flat(memory(argument), kind)[: math.prod(sizes)]
+        return np.moveaxis(elements.reshape(sizes[0], *sizes[2:], sizes[1]), -1, 1) if last else elements.reshape(sizes)
+
+    names: list[Literal["x", "w", "y"]] = ["x", "w", "y"]
+    names.remove(work.wanted)
+    given = {n: placed(argument, n, work.kind).astype(wide) for n, argument in zip(names, work.factors, strict=True)}
     match work.wanted:
         case "y":
             result = convolve(numpy_xp, given["x"], given["w"], work.geometry)
@@ -51,7 +56,9 @@ def convolution(work: Convolution, memory: Of) -> None:
             result = convolve_grad_weight(numpy_xp, given["x"], given["y"], work.w[2:], work.geometry)
     if work.bias is not None:
         result = result + flat(memory(work.bias), work.kind).astype(wide).reshape(-1, *[1] * (len(work.y) - 2))
-    flat(memory(work.result), work.made)[: result.size] = result.astype(work.made.numpy).reshape(-1)
+    if work.residual is not None:
+        result = result + placed(work.residual, "y", work.kind).astype(wide)
+    placed(work.result, work.wanted, work.made)[...] = result.astype(work.made.numpy)
 
 
 def multiply(product: Product, memory: Of) -> None:

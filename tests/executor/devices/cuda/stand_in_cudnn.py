@@ -82,6 +82,7 @@ class Graph:
         self.steps: list[str] = []
         self.unwanted: set[Any] = set()
         self.bias_of: Tensor | None = None
+        self.added: Tensor | None = None
         Graph.made.append(self)
 
     def tensor(self, name: str, dim: Any, stride: Any, data_type: Any, uid: int) -> Tensor:
@@ -108,6 +109,11 @@ class Graph:
         assert [n for axis, n in enumerate(bias.dim) if axis != 1] == [1] * (len(bias.dim) - 1)
         self.bias_of = bias
         return input
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        assert a is self.result
+        self.added = b
+        return a
 
     def sdpa(
         self, q: Tensor, k: Tensor, v: Tensor, attn_scale: float, generate_stats: bool, **diagonal: Any
@@ -199,6 +205,9 @@ class Graph:
                 result = convolve_grad_weight(numpy_xp, given["x"], given["y"], tuple(self.sizes["w"][2:]), geometry)
         if self.bias_of is not None:
             result = result + self.bias_of.at(addresses).astype(self.wide)
+        if self.added is not None:
+            assert list(self.added.dim) == list(self.sizes["y"])
+            result = result + self.added.at(addresses).astype(self.wide)
         return result
 
 

@@ -17,6 +17,8 @@ from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.internal.channels_last import ChannelsLastConv
+from graphkit.ops.internal.channels_last_gradient import ChannelsLastConvGradInput, ChannelsLastConvGradWeight
 from graphkit.ops.internal.fused import FusedConv
 from graphkit.ops.nn.conv import Conv, ConvGradInput, ConvGradWeight
 
@@ -53,6 +55,13 @@ def test_sizes(case: Any, emulator: Emulator) -> None:
         (node, [x, w]),
         (node_of(ConvGradInput(**case[2]), dy, w, x), [dy, w, x]),
         (node_of(ConvGradWeight(**case[2]), x, dy, w), [x, dy, w]),
+    ]
+    x, w, dy = (np.moveaxis(a, 1, -1).copy() for a in (x, w, dy))
+    attrs = {**case[2], "filters_last": True}
+    nodes += [
+        (node_of(ChannelsLastConv(**attrs), x, w), [x, w]),
+        (node_of(ChannelsLastConvGradInput(**attrs), dy, w, x), [dy, w, x]),
+        (node_of(ChannelsLastConvGradWeight(**attrs), x, dy, w), [x, dy, w]),
     ]
     emulator.compile(source for node, _ in nodes for source in kernel_of(node).sources)
     for node, arrays in nodes:
@@ -100,6 +109,16 @@ def test_tall_tiles(emulator: Emulator) -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+def channels_last(kind: str, x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any]) -> list[Node]:
+    """A convolution and its gradients, with the channels of all behind the spatial axes."""
+    image, filters = (Value(TensorType(kind, (s[0], *s[2:], s[1]))) for s in (x, w))
+    given = {**attrs, "filters_last": True}
+    node = Node(ChannelsLastConv(**given), [image, filters])
+    dy = Value(node.output.type)
+    data, weights = ChannelsLastConvGradInput(**given), ChannelsLastConvGradWeight(**given)
+    return [node, Node(data, [dy, filters, image]), Node(weights, [image, dy, filters])]
+
+
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 def test_every_tile_compiles_for_cards(kind: str, nvrtc: None) -> None:
     sources = [*kernel_of(tall(kind)).sources]
@@ -109,6 +128,7 @@ def test_every_tile_compiles_for_cards(kind: str, nvrtc: None) -> None:
         data, weights = ConvGradInput(**attrs), ConvGradWeight(**attrs)
         for one in (node, Node(data, [dy, filters, first]), Node(weights, [first, dy, filters])):
             sources += kernel_of(one).sources
+        sources += [s for one in channels_last(kind, x, w, attrs) for s in kernel_of(one).sources]
     registers.check(sources, "sm_90")
 
 

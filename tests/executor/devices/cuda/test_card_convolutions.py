@@ -28,11 +28,15 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ops import DOMAIN, registry
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.internal.channels_last import ChannelsLastConv
 from graphkit.ops.internal.fused import FusedConv
 from graphkit.ops.nn.conv import Conv, ConvGradWeight, ConvTranspose
 
-OPERATORS = [("", "Conv"), (DOMAIN, "ConvGradInput"), (DOMAIN, "ConvGradWeight"),
-             ("", "ConvTranspose")]  # fmt: skip
+OPERATORS = [("", "Conv"), ("", "ConvTranspose")]
+OPERATORS += [
+    (DOMAIN, f"{layout}{name}") for layout in ("", "ChannelsLast") for name in ("ConvGradInput", "ConvGradWeight")
+]
+OPERATORS += [(DOMAIN, "ChannelsLastConv"), (DOMAIN, "ChannelsLastConvTranspose")]
 
 
 def kernel_of(op: Any, *arrays: np.ndarray, **facts: Any) -> CardKernel:
@@ -79,6 +83,58 @@ def test_what_is_left_to_a_launch_behind_it() -> None:
         assert all(isinstance(launch, Launch) for launch in rest)
         # The residual is read behind the convolution, which writes the result.
         assert kernel.inplace == ()
+
+
+def last_with_residual(**attrs: Any) -> tuple[Any, list[np.ndarray]]:
+    arrays = [ones(1, 5, 5, 2), ones(4, 3, 3, 2), ones(4), np.arange(36, dtype=np.float32).reshape(1, 3, 3, 4) - 20]
+    return ChannelsLastConv(**attrs, filters_last=True), arrays
+
+
+@pytest.mark.parametrize(
+    ("attrs", "taken", "launches"),
+    [
+        ({}, True, 1),
+        ({"activation": "Relu"}, True, 2),
+        ({"residual_last": True}, True, 1),
+        ({"activation": "Relu", "residual_last": True}, False, 2),
+    ],
+    ids=str,
+)
+def test_a_residual_is_taken_in_with_channels_last(
+    attrs: dict[str, Any], taken: bool, launches: int, emulator: Emulator
+) -> None:
+    """Where nothing comes before it; the activation is the launch behind, as ever."""
+    op, arrays = last_with_residual(**attrs)
+    kernel = kernel_of(op, *arrays)
+    work = kernel.launches[0]
+    assert isinstance(work, Convolution)
+    assert (work.residual is not None) == taken
+    assert len(kernel.launches) == launches
+    assert kernel.inplace == ()
+    (expected,) = run_node(node_of(op, *arrays), arrays)
+    ways = list(kernel.ways)
+    assert len(ways) == 2 + taken
+    for way in ways:
+        y = np.empty_like(expected)
+        emulator.run(way, arrays, [y])
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def test_a_residual_that_the_library_does_not_take_in(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is added behind it, and nobody is told."""
+    op, arrays = last_with_residual(activation="Relu")
+    kernel, before = kernel_of(op, *arrays), convolutions.planned
+
+    def planned(convolution: Convolution, **target: Any) -> Any:
+        if convolution.residual is not None:
+            raise NoWay("cuDNN: no engine")
+        return before(convolution, **target)
+
+    monkeypatch.setattr(convolutions, "planned", planned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launched = card._Launched(card_with(STREAM), node_of(op, *arrays), kernel, None)
+    assert launched.chosen is kernel.otherwise
 
 
 def test_a_not_a_number_goes_through_activations(emulator: Emulator) -> None:

@@ -91,6 +91,72 @@ def test_other_axes(emulator: Emulator) -> None:
         check(emulator, "LpNormalization", {"axis": axis, "p": 2}, [x], (True,))
 
 
+# --- channels last ----------------------------------------------------------------------------------
+
+LAST: list[dict[str, Any]] = [
+    {}, {"activation": "Relu"}, {"activation": "Clip", "activation_alpha": -0.25, "activation_beta": 0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 5), (4000, 3), (1, 30, 30, 33)], ids=str)
+@pytest.mark.parametrize("options", LAST, ids=lambda o: o.get("activation", "none"))
+def test_channels_last(shape: tuple[int, ...], options: dict[str, Any], emulator: Emulator) -> None:
+    """Forward and backward, with a residual and without; what passed looks at the result of the same."""
+    x, dy, other, scale, b, mean = drawn(shape, shape, shape, *[shape[-1:]] * 3)
+    x, var = 7 + 2 * x, np.abs(mean) + np.float32(0.1)
+    for residual in ([], [other]):
+        forward = node_of(
+            registry.get("ai.graphkit", "ChannelsLastBatchNorm")(**options), x, scale, b, mean, var, *residual
+        )
+        arrays = [x, scale, b, mean, var, *residual]
+        expected = run_node(forward, [a.astype(np.float64) for a in arrays])
+        found = run(emulator, forward, arrays)
+        for y, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
+        given = [dy, x, scale, b, *found[3:], *([found[0], other] if residual else [])]
+        back = node_of(registry.get("ai.graphkit", "ChannelsLastBatchNormGrad")(**options), *given)
+        expected = run_node(back, [a.astype(np.float64) for a in given])
+        some = ((False, True, True, False), (True, False, False, True)) if residual and len(x) == 3 else ()
+        for used in ((True,) * 4, *some):
+            for y, wanted, read in zip(run(emulator, back, given, used), expected, used, strict=True):
+                assert (y is None) is not read
+                if read:
+                    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4 * max(1, np.abs(wanted).max()))
+
+
+def test_what_is_no_number_passes_activations_with_channels_last(emulator: Emulator) -> None:
+    """And so does the gradient there, as on processors; the other channels do not see it."""
+    x, dy, vector = drawn((6, 4, 3), (6, 4, 3), (3,))
+    x[2, 1, 1] = np.nan
+    positive = np.abs(vector)
+    for options in LAST[1:]:
+        forward = node_of(registry.get("ai.graphkit", "ChannelsLastBatchNorm")(**options), x, *[positive] * 4)
+        y, *_, mean, deviation = run(emulator, forward, [x, *[positive] * 4])
+        assert np.isnan(y).all(axis=(0, 1)).tolist() == np.isnan(y).any(axis=(0, 1)).tolist() == [False, True, False]
+        given = [dy, x, positive, positive, mean, deviation]
+        back = node_of(registry.get("ai.graphkit", "ChannelsLastBatchNormGrad")(**options), *given)
+        dx, _, db, passed = run(emulator, back, given)
+        np.testing.assert_array_equal(passed[..., 1], dy[..., 1])
+        assert np.isnan(dx).all(axis=(0, 1)).tolist() == np.isnan(dx).any(axis=(0, 1)).tolist() == [False, True, False]
+        assert np.isfinite(db).all()
+
+
+def test_statistics_of_half_floats_are_floats(emulator: Emulator) -> None:
+    """A mean that is large beside the deviation, rounded to float16, would move all gradients."""
+    rng = np.random.default_rng(0)
+    x = (100 + rng.standard_normal((64, 50, 3))).astype(np.float16)
+    dy, one = rng.standard_normal(x.shape).astype(np.float16), np.ones(3, np.float16)
+    forward = node_of(registry.get("ai.graphkit", "ChannelsLastBatchNorm")(), x, *[one] * 4)
+    *_, mean, deviation = run(emulator, forward, [x, *[one] * 4])
+    np.testing.assert_allclose(mean, x.astype(np.float64).mean(axis=(0, 1)), rtol=1e-6)
+    given = [dy, x, one, one, mean, deviation]
+    back = node_of(registry.get("ai.graphkit", "ChannelsLastBatchNormGrad")(), *given)
+    found = run(emulator, back, given)
+    wanted = run_node(back, [a.astype(np.float64) for a in given])
+    for y, expected in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(y, expected, rtol=2e-3, atol=2e-3)
+
+
 # --- gradients of the normalisations of rows --------------------------------------------------------
 
 # The operand, the factor, and the first axis: along rows, across them, repeated in both, one for all.

@@ -9,11 +9,11 @@ from typing import Any
 from graphkit.executor.devices.cuda.launches import Convolution
 from graphkit.executor.devices.cuda.libraries import cudnn
 from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.operands import row_major
+from graphkit.executor.devices.operands import channel_strides, row_major
 from graphkit.ir.types import DType
 
 # What tensors are called, in the order of a convolution's arguments.
-_FIRST, _SECOND, _RESULT, _BIAS = range(1, 5)
+_FIRST, _SECOND, _RESULT, _BIAS, _RESIDUAL = range(1, 6)
 
 
 def planned(convolution: Convolution, **target: Any) -> Any:
@@ -30,10 +30,11 @@ def _rounding(convolution: Convolution, dnn: Any) -> list[Any]:
 
 def _graph(convolution: Convolution, dnn: Any, target: dict[str, Any]) -> Any:
     graph, kind = cudnn.graph(dnn, convolution.kind, target), cudnn.data_type(dnn, convolution.kind)
-    geometry, sizes = convolution.geometry, {name: _plane(getattr(convolution, name)) for name in "xwy"}
+    geometry = convolution.geometry
+    sizes, strides = _planes(convolution)
 
-    def tensor(name: str, number: int, of: Sequence[int]) -> Any:
-        return graph.tensor(name=name, dim=list(of), stride=row_major(of), data_type=kind, uid=number)
+    def tensor(name: str, number: int, of: Sequence[int], steps: Sequence[int]) -> Any:
+        return graph.tensor(name=name, dim=list(of), stride=list(steps), data_type=kind, uid=number)
 
     given = {
         "pre_padding": _along(geometry.begin, 0),
@@ -41,9 +42,10 @@ def _graph(convolution: Convolution, dnn: Any, target: dict[str, Any]) -> Any:
         "stride": _along(geometry.strides, 1),
         "dilation": _along(geometry.dilations, 1),
     }
+    factors = [name for name in "xwy" if name != convolution.wanted]
     one, two = (
-        tensor(name, number, sizes[name])
-        for name, number in zip((n for n in "xwy" if n != convolution.wanted), (_FIRST, _SECOND), strict=True)
+        tensor(name, number, sizes[name], strides[name])
+        for name, number in zip(factors, (_FIRST, _SECOND), strict=True)
     )
     match convolution.wanted:
         case "y":
@@ -54,11 +56,19 @@ def _graph(convolution: Convolution, dnn: Any, target: dict[str, Any]) -> Any:
             result = graph.conv_wgrad(image=one, loss=two, **given)
     if convolution.bias is not None:
         channels = [1, sizes["y"][1], *(1 for _ in sizes["y"][2:])]
-        result = graph.bias(input=result, bias=tensor("bias", _BIAS, channels))
-    wanted = sizes[convolution.wanted]
-    made = cudnn.data_type(dnn, convolution.made)
-    result.set_output(True).set_data_type(made).set_uid(_RESULT).set_dim(wanted).set_stride(row_major(wanted))
+        result = graph.bias(input=result, bias=tensor("bias", _BIAS, channels, row_major(channels)))
+    if convolution.residual is not None:
+        result = graph.add(a=result, b=tensor("residual", _RESIDUAL, sizes["y"], strides["y"]))
+    made, wanted = cudnn.data_type(dnn, convolution.made), convolution.wanted
+    result.set_output(True).set_data_type(made).set_uid(_RESULT).set_dim(sizes[wanted]).set_stride(strides[wanted])
     return graph
+
+
+def _planes(convolution: Convolution) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Sizes and strides of x, w and y."""
+    sizes = {"x": _plane(convolution.x), "w": _plane(convolution.w), "y": _plane(convolution.y)}
+    last = {"x": convolution.last, "w": convolution.filters_last, "y": convolution.last}
+    return sizes, {name: channel_strides(of, last=last[name]) for name, of in sizes.items()}
 
 
 def _plane(sizes: Sequence[int]) -> list[int]:

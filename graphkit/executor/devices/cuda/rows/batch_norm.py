@@ -11,16 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Output
+from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Given, Input, Output
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work, written
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import shape
+from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.channels_last_norm import (
+    ChannelsLastBatchNorm,
+    ChannelsLastBatchNormGrad,
+    _ChannelsLastNorm,
+)
 from graphkit.ops.nn.norm import BatchNormalization, BatchNormGrad
 from graphkit.ops.nn.norm_image import (
     GroupNormalization,
@@ -44,10 +49,11 @@ def _held(node: Node, x: int = 0) -> DType | None:
 def _memory(
     node: Node, names: Sequence[str], outputs: Sequence[str], used: Sequence[bool]
 ) -> list[tuple[str, Argument]]:
-    """The operands and those results that somebody reads, by their names."""
+    """The operands that are there and those results that somebody reads, by their names."""
     given: list[tuple[str, Argument]] = [
         (f"const {STORED[value.dtype]}* {name}", Input(i))
-        for i, (name, value) in enumerate(zip(names, node.operands, strict=True))
+        for i, (name, value) in enumerate(zip(names, node.inputs, strict=False))
+        if value is not None
     ]
     return given + [
         (f"{STORED[value.dtype]}* {name}", Output(i))
@@ -73,15 +79,13 @@ def _batch_normalization(node: Node, context: KernelContext) -> CardKernel | Non
     names = ("x", "scale", "b", "input_mean", "input_var")
     given = _memory(node, names, ("y", "running_mean", "running_var"), used)
     given.append(_number("epsilon", op.epsilon, held))
-    passes, once = [], []
+    passes: list[Pass] = []
+    once: list[str] = []
     if op.training_mode:
         passes = [_MOMENTS]
-        statistics = ["const A mean = p0.mean;", "const A var = p0.deviations / (A)count;"]
-        given += [_number("keep", op.momentum, held), _number("take", 1 - op.momentum, held)]
-        kind = node.outputs[1].dtype
-        for name, read in zip(("mean", "var"), used[1:], strict=True):
-            running = written(f"running_{name}", kind, "g", f"(A)gk_read(input_{name}[g]) * keep + {name} * take")
-            once += [running] if read else []
+        statistics = _OWN_STATISTICS
+        running, once = _running(node, op.momentum, held, used)
+        given += running
     else:
         statistics = ["const A mean = (A)gk_read(input_mean[g]);", "const A var = (A)gk_read(input_var[g]);"]
     ahead = [*statistics, "const A factor = (A)gk_read(scale[g]) / gk_sqrt(var + epsilon);",
@@ -114,6 +118,95 @@ def _batch_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     ]
     work = Work("batch_norm_grad", given, passes, [*read, dx] if used[0] else [], ahead, once)
     return Groups.over(sizes, channel_axes(len(sizes)), held).kernel(work, inplace=((0, 0), (1, 0)))
+
+
+_OWN_STATISTICS = ["const A mean = p0.mean;", "const A var = p0.deviations / (A)count;"]
+
+
+def _running(node: Node, momentum: float, held: DType, used: Sequence[bool]) -> tuple[Given, list[str]]:
+    """Parameters, and the lines that write those running statistics, results 1 and 2, that somebody reads."""
+    given = [_number("keep", momentum, held), _number("take", 1 - momentum, held)]
+    kind = node.outputs[1].dtype
+    lines = [
+        written(f"running_{name}", kind, "g", f"(A)gk_read(input_{name}[g]) * keep + {name} * take")
+        for name, read in zip(("mean", "var"), used[1:], strict=False)
+        if read
+    ]
+    return given, lines
+
+
+# --- batch, channels last ---------------------------------------------------------------------------
+
+
+def _limits(op: _ChannelsLastNorm, held: DType) -> Given:
+    return [_number(name, limit, held) for name, limit in zip(("low", "high"), op.limits, strict=True)]
+
+
+@register_launched("cuda", DOMAIN, "ChannelsLastBatchNorm")
+def _channels_last_batch_norm(node: Node, context: KernelContext) -> CardKernel | None:
+    op, held, rank = operator(node, ChannelsLastBatchNorm), _held(node), len(shape(node.inputs[0]))
+    if held is None:
+        return None
+    used = [*context.used_outputs, *[True] * 5][:5]
+    names = ("x", "scale", "b", "input_mean", "input_var", "residual")
+    given = _memory(node, names, ("y", "running_mean", "running_var", "mean_of", "inv_std_dev"), used)
+    running, once = _running(node, op.momentum, held, used)
+    given += [*running, _number("epsilon", op.epsilon, held)]
+    statistics = ("mean_of", "mean"), ("inv_std_dev", "r")
+    once += [
+        written(name, node.outputs[3].dtype, "g", value)
+        for (name, value), read in zip(statistics, used[3:], strict=True)
+        if read
+    ]
+    ahead = [*_OWN_STATISTICS, "const A r = (A)1 / gk_sqrt(var + epsilon);",
+             "const A factor = (A)gk_read(scale[g]) * r;", "const A shift = (A)gk_read(b[g]);"]  # fmt: skip
+    lines = ["A v = ((A)gk_read(x[at]) - mean) * factor + shift;"]
+    residual = operand(node, 5) is not None
+    if residual:
+        lines.append("v += (A)gk_read(residual[at]);")
+    if op.activation:
+        given += _limits(op, held)
+        lines.append(
+            "v = gk_maximum(v, low);" if op.activation == "Relu" else "v = gk_minimum(gk_maximum(v, low), high);"
+        )
+    lines.append(written("y", node.outputs[0].dtype, "at", "v"))
+    work = Work("batch_norm", given, [_MOMENTS], lines if used[0] else [], ahead, once)
+    inplace = ((0, 0), (5, 0)) if residual else ((0, 0),)
+    return Groups.over(shape(node.inputs[0]), range(rank - 1), held).kernel(work, inplace=inplace)
+
+
+@register_launched("cuda", DOMAIN, "ChannelsLastBatchNormGrad")
+def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
+    """The gradient by y passes where the activation let it through, and where that is not known: for NaN."""
+    op, held, sizes = operator(node, ChannelsLastBatchNormGrad), _held(node), shape(node.inputs[1])
+    if held is None:
+        return None
+    used = [*context.used_outputs, *[True] * 4][:4]
+    names = ("dy", "x", "scale", "b", "mean", "inv_std_dev", "y", "addend")
+    given = _memory(node, names, ("dx", "dscale", "db", "dresidual"), used)
+    from_y, added = (operand(node, position) is not None for position in (6, 7))
+    read = ["A d = (A)gk_read(dy[at]);", "const A h = ((A)gk_read(x[at]) - middle) * r;"]
+    if added:
+        read.append("d += (A)gk_read(addend[at]);")
+    if op.activation:
+        given += _limits(op, held)
+        read.append(f"const A z = {'(A)gk_read(y[at])' if from_y else 'h * weight + shift'};")
+        read.append(f"d = {'z <= low' if op.activation == 'Relu' else 'z < low || z > high'} ? (A)0 : d;")
+    known = ["const A middle = (A)gk_read(mean[g]), r = (A)gk_read(inv_std_dev[g]);",
+             "const A weight = (A)gk_read(scale[g]), shift = (A)gk_read(b[g]);"]  # fmt: skip
+    sums = Pass("gk_sums<A, 2>", 2, [*read, "p0.s[0] += d;", "p0.s[1] += d * h;"], known)
+    ahead = ["const A factor = weight * r;", "const A mean_d = p0.s[0] / (A)count;",
+             "const A mean_dh = p0.s[1] / (A)count;"]  # fmt: skip
+    results = ("dx", 0, "factor * (d - mean_d - h * mean_dh)"), ("dresidual", 3, "d")
+    writes = [written(name, node.outputs[i].dtype, "at", value) for name, i, value in results if used[i]]
+    once = [
+        written(name, node.outputs[i].dtype, "g", f"p0.s[{place}]")
+        for name, i, place in (("dscale", 1, 1), ("db", 2, 0))
+        if used[i]
+    ]
+    work = Work("batch_norm_grad", given, [sums], [*read, *writes] if writes else [], ahead, once)
+    inplace = [(0, 0), (0, 3), *([(7, 0), (7, 3)] if added else [])]
+    return Groups.over(sizes, range(len(sizes) - 1), held).kernel(work, inplace=inplace)
 
 
 # --- images -----------------------------------------------------------------------------------------

@@ -86,7 +86,11 @@ class Coordinates:
     @property
     def line(self) -> str:
         """The number of the line along the innermost axis, of two at least, behind `lines`."""
-        return f"{self.name}q{self.rank - 1}"
+        return self.line_along(self.rank - 1)
+
+    def line_along(self, axis: int) -> str:
+        """The same of another axis than the outermost, where further ones are inside of it."""
+        return f"{self.name}q{axis}"
 
     def lines(self, linear: str) -> tuple[list[str], list[str]]:
         """What takes the expression `linear` apart, and the coordinates' expressions."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -35,11 +35,18 @@ from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish, fi
 from graphkit.executor.devices.cuda.windows.tiles import COLUMNS, SIDE, WIDE, Factor, Tiled
 from graphkit.executor.devices.cuda.windows.windows import Windows
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.operands import operand, row_major, shape
+from graphkit.executor.devices.operands import channel_strides, operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, HALVES, DType
 from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.channels_last import (
+    ChannelsLast,
+    ChannelsLastConvolution,
+    ChannelsLastConvTranspose,
+    to_first,
+)
+from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution as ConvolutionOp
 from graphkit.ops.nn.conv import ConvTranspose, Geometry
 from graphkit.ops.nn.sliding_window import Window
@@ -49,13 +56,16 @@ _MOST_AXES = 3
 
 @dataclass(frozen=True)
 class Convolved:
-    """x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]. held: the type of sums."""
+    """x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]. held: the type of sums. In memory, with
+    `last` channels of x and y are behind the spatial axes, with `filters_last` those of w are."""
 
     x: tuple[int, ...]
     w: tuple[int, ...]
     y: tuple[int, ...]
     geometry: Geometry
     held: DType
+    last: bool = False
+    filters_last: bool = False
 
     @property
     def axes(self) -> range:
@@ -101,12 +111,29 @@ class Convolved:
 
     def _images(self, kind: DType) -> tuple[tuple[str, Argument], ...]:
         """The operand x, and what says where windows lie in it."""
-        g, spatial = self.geometry, self.x[2:]
+        g = self.geometry
+        image, plane, *steps = channel_strides(self.x, last=self.last)
         places = self.numbers(
-            stride=g.strides, dilation=g.dilations, begin=g.begin, size=spatial, xstep=row_major(spatial),
-            xplane=math.prod(spatial), xgroup=math.prod(spatial) * self.w[1],
+            stride=g.strides, dilation=g.dilations, begin=g.begin, size=self.x[2:], xstep=steps, ximage=image,
+            xplane=plane, xgroup=plane * self.w[1],
         )  # fmt: skip
         return ((f"const {STORED[kind]}* x", Input(0)), *places)
+
+    def _inner(self, axes: Sequence[int]) -> int:
+        """Elements of a channel that lie side by side, of an image with these spatial axes."""
+        return 1 if self.last else math.prod(axes)
+
+    def _elements(self, places: Coordinates) -> tuple[list[str], str, list[str]]:
+        """Lines that take element `places` of a filter apart, its channel and its place along each axis."""
+        lines, found = places.lines("column" if places.name == "c" else "d")
+        channel = found.pop(-1 if self.filters_last else 0)
+        return lines, channel, found
+
+    @property
+    def _filter(self) -> tuple[int, ...]:
+        """Sizes of a filter in memory."""
+        channels, *kernel = self.w[1:]
+        return (*kernel, channels) if self.filters_last else (channels, *kernel)
 
     # --- the three products -----------------------------------------------------------------------------
 
@@ -118,7 +145,7 @@ class Convolved:
             Coordinates("d", 1 + len(self.axes), self.short),
         )
         found, (image, *places) = columns.lines("column")
-        taken, (channel, *elements) = steps.lines("d")
+        taken, channel, elements = self._elements(steps)
         positions, depth = self.y[2:], math.prod(self.w[1:])
         left = Factor(
             ["value = gk_read(w[(group * rows + row) * depth + d]);"], ((f"const {STORED[kind]}* w", Input(1)),)
@@ -126,7 +153,7 @@ class Convolved:
         before = [
             *found,
             *(f"const {self.signed} start{a} = ({self.signed}){places[a]} * stride{a} - begin{a};" for a in self.axes),
-            f"const {self.index} base = ({image} * groups + group) * xgroup;",
+            f"const {self.index} base = {image} * ximage + group * xgroup;",
         ]
         lines = [
             *taken,
@@ -138,25 +165,28 @@ class Convolved:
         given = (
             *self._images(kind),
             *columns.given((self.x[0], *positions)),
-            *steps.given(self.w[1:]),
-        )  # fmt: skip
-        inner = math.prod(positions)
+            *steps.given(self._filter),
+        )
         return Tiled(
-            "conv", group, self.w[0] // group, self.x[0] * inner, depth, inner, left, Factor(lines, given, [], before),
-            self.held, kind, self.short, finish=result,
+            "conv", group, self.w[0] // group, self.x[0] * math.prod(positions), depth, self._inner(positions), left,
+            Factor(lines, given, [], before), self.held, kind, self.short, finish=result,
         )  # fmt: skip
 
     def by_data(self, kind: DType, result: Finish) -> Tiled:
         """Operands: dy, w."""
         g, group, rank = self.geometry, self.geometry.group, len(self.axes)
         spatial, positions, kernel = self.x[2:], self.y[2:], self.w[2:]
+        yimage, yplane, *ysteps = channel_strides(self.y, last=self.last)
         columns, steps = (Coordinates(name, 1 + rank, self.short) for name in "cd")
         weights = Coordinates("l", 2, self.short)
         found, (image, *places) = columns.lines("column")
         taken, (channel, *elements) = steps.lines("d")
         split, (filters, element) = weights.lines("d")
+        row = f"((group * filters + {filters}) * rows + row) * lsize1 + {element}"
+        if self.filters_last:
+            row = f"((group * filters + {filters}) * lsize1 + {element}) * rows + row"
         left = Factor(
-            [f"value = gk_read(w[((group * filters + {filters}) * rows + row) * lsize1 + {element}]);"],
+            [f"value = gk_read(w[{row}]);"],
             (
                 (f"const {STORED[kind]}* w", Input(1)),
                 *self.numbers(filters=self.w[0] // group),
@@ -167,7 +197,7 @@ class Convolved:
         before = [
             *found,
             *(f"const {self.signed} far{a} = ({self.signed}){places[a]} + begin{a};" for a in self.axes),
-            f"const {self.index} base = ({image} * groups + group) * ygroup;",
+            f"const {self.index} base = {image} * yimage + group * ygroup;",
         ]
         strided = any(s > 1 for s in g.strides)
         divisors = [Divisor(f"stride{a}", self.short) for a in self.axes] if strided else []
@@ -193,16 +223,16 @@ class Convolved:
         given = (
             (f"const {STORED[kind]}* dy", Input(0)),
             *self.numbers(
-                dilation=g.dilations, begin=g.begin, positions=positions, ystep=row_major(positions),
-                yplane=math.prod(positions), ygroup=math.prod(positions) * (self.w[0] // group),
+                dilation=g.dilations, begin=g.begin, positions=positions, ystep=ysteps, yimage=yimage, yplane=yplane,
+                ygroup=yplane * (self.w[0] // group),
             ),
             *(pair for divisor, stride in zip(divisors, g.strides, strict=False) for pair in divisor.given(stride)),
             *columns.given((self.x[0], *spatial)),
             *steps.given((self.w[0] // group, *kernel)),
         )  # fmt: skip
-        inner, depth = math.prod(spatial), self.w[0] // group * math.prod(kernel)
+        depth = self.w[0] // group * math.prod(kernel)
         return Tiled(
-            "conv_grad_data", group, self.w[1], self.x[0] * inner, depth, inner, left,
+            "conv_grad_data", group, self.w[1], self.x[0] * math.prod(spatial), depth, self._inner(spatial), left,
             Factor(lines, given, [], before), self.held, kind, self.short, finish=result,
         )  # fmt: skip
 
@@ -212,12 +242,18 @@ class Convolved:
         columns, steps = (Coordinates(name, 1 + rank, self.short) for name in "cd")
         images = Coordinates("l", 2, self.short)
         split, (image, place) = images.lines("d")
+        yimage, yplane, *ysteps = channel_strides(self.y, last=self.last)
+        at = f"{image} * yimage + (group * rows + row) * yplane + {place} * ystep"
         left = Factor(
-            [f"value = gk_read(dy[({image} * groups * rows + group * rows + row) * lsize1 + {place}]);"],
-            ((f"const {STORED[kind]}* dy", Input(1)), *images.given((1, math.prod(positions)))),
+            [f"value = gk_read(dy[{at}]);"],
+            (
+                (f"const {STORED[kind]}* dy", Input(1)),
+                *self.numbers(yimage=yimage, yplane=yplane, ystep=ysteps[-1]),
+                *images.given((1, math.prod(positions))),
+            ),
             split,
         )
-        found, (channel, *elements) = columns.lines("column")
+        found, channel, elements = self._elements(columns)
         # Of each of a thread's columns: where its channel begins, and how far its element is from the window's start.
         before = [
             f"{self.index} plane_of[{WIDE}];",
@@ -234,7 +270,7 @@ class Convolved:
         once = [
             *taken,
             *(f"const {self.signed} start{a} = ({self.signed}){places[a]} * stride{a};" for a in self.axes),
-            f"const {self.index} base = ({one} * groups + group) * xgroup;",
+            f"const {self.index} base = {one} * ximage + group * xgroup;",
         ]
         lines = [
             *(f"const {self.signed} at{a} = start{a} + far{a}[i];" for a in self.axes),
@@ -244,7 +280,7 @@ class Convolved:
         ]
         given = (
             *self._images(kind),
-            *columns.given(self.w[1:]),
+            *columns.given(self._filter),
             *steps.given((self.x[0], *positions)),
         )  # fmt: skip
         count = math.prod(self.w[1:])
@@ -259,7 +295,7 @@ class Convolved:
         if not g.group == self.x[1] == self.w[0]:
             return None
         window = Window(self.w[2:], g.strides, g.dilations, g.begin, g.end)
-        return Windows(self.x[0], self.x[1], self.x[2:], self.y[2:], window)
+        return Windows(self.x[0], self.x[1], self.x[2:], self.y[2:], window, self.last)
 
 
 # --- the library ----------------------------------------------------------------------------------------
@@ -273,9 +309,10 @@ def _by_library(
 ) -> CardKernel:
     """With `own` for what it cannot compute.
 
-    Activations and residuals are a launch of their own behind it: its documentation does not say that its Relu keeps
-    NaN. Gradients by weights that are wider than the operands it writes on some cards; for the others these are widened
-    before, and multiplied by their leading 11 bits, which are all that half floats have.
+    Activations are a launch of their own behind it: its documentation does not say that its Relu keeps NaN. So are
+    residuals, but with channels last, where it adds them on most cards. Gradients by weights that are wider than the
+    operands it writes on some cards; for the others these are widened before, and multiplied by their leading 11 bits,
+    which are all that half floats have.
     """
     kind, result = node.operands[0].dtype, node.output.dtype
     wider = result is DType.FLOAT32 and kind in HALVES
@@ -286,15 +323,36 @@ def _by_library(
     work = Convolution(
         wanted, kind, found.x, found.w, found.y, found.geometry, factors, Output(0),
         bias=None if bias is None else Input(bias), tf32=context.tf32 and kind is DType.FLOAT32, sums=wider,
+        last=found.last, filters_last=found.filters_last,
     )  # fmt: skip
-    behind = NOTHING
-    if isinstance(node.op, ConvTranspose) or wanted == "y":
-        behind = finish(node, kind, found.held, bias=2 if bias is None else None)
-    sizes = {"x": found.x, "w": found.w, "y": found.y}
-    last = (finishing_launch(behind, kind, found.held, sizes[wanted], found.short),) if behind.lines else ()
     if wider:
         own = _of_widened(found, work, own)
-    return _asked((), work, last, 0, own)
+    if wanted != "y" and not _is_transposed(node):
+        return _asked((), work, (), 0, own)
+    kernel = _finished(found, work, finish(node, kind, found.held, bias=2 if bias is None else None), own)
+    if not (found.last and wanted == "y" and _adds_first(node)):
+        return kernel
+    behind = finish(node, kind, found.held, bias=None, residual=None)
+    return _finished(found, work._replace(residual=Input(_RESIDUAL)), behind, kernel)
+
+
+# The position of the operand that is added to a convolution.
+_RESIDUAL = 3
+
+
+def _adds_first(node: Node) -> bool:
+    """Whether there is a residual that nothing but the bias comes before."""
+    op = node.op
+    return (
+        isinstance(op, Epilogue) and operand(node, _RESIDUAL) is not None and not (op.residual_last and op.activation)
+    )
+
+
+def _finished(found: Convolved, work: Convolution, behind: Finish, own: CardKernel) -> CardKernel:
+    """With what follows in a launch behind it."""
+    sizes = found.x if work.wanted == "x" else found.y
+    launch = finishing_launch(behind, work.kind, found.held, sizes, short=found.short, last=found.last)
+    return _asked((), work, (launch,) if behind.lines else (), 0, own)
 
 
 def _asked(
@@ -333,13 +391,21 @@ def _convolved(node: Node, x: Value | None, w: Value | None, y: Value | None) ->
     """None for types without arithmetic, and more axes than there are kernels for."""
     kinds = {v.dtype for v in (*node.operands[:2], node.output)}
     held = DType.FLOAT64 if DType.FLOAT64 in kinds else DType.FLOAT32
-    sizes = shape(x), shape(w), shape(y)
+    op = operator(node, ConvolutionOp)
+    last, filters_last = isinstance(op, ChannelsLast), isinstance(op, ChannelsLastConvolution) and op.filters_last
+    sizes = _sizes(x, last=last), _sizes(w, last=filters_last), _sizes(y, last=last)
     if not kinds <= STORED.keys() or not 1 <= len(sizes[0]) - 2 <= _MOST_AXES:
         return None
-    geometry = operator(node, ConvolutionOp).geometry(*sizes[:2])
-    if isinstance(node.op, ConvTranspose):
-        geometry = node.op.geometry(sizes[2], sizes[1])
-    return _flattened(Convolved(*sizes, geometry, held))
+    standard = op.standard() if isinstance(op, ChannelsLast) else op
+    transposed = isinstance(standard, ConvTranspose)
+    geometry = standard.geometry(sizes[2], sizes[1]) if transposed else standard.geometry(*sizes[:2])
+    return _flattened(Convolved(*sizes, geometry, held, last, filters_last))
+
+
+def _sizes(value: Value | None, *, last: bool) -> tuple[int, ...]:
+    """With the channels at axis 1. last: the value has them behind all others."""
+    sizes = shape(value)
+    return tuple(sizes[axis] for axis in to_first(len(sizes))) if last else sizes
 
 
 def _flattened(given: Convolved) -> Convolved:
@@ -348,7 +414,11 @@ def _flattened(given: Convolved) -> Convolved:
     if any(k != 1 for k in given.w[2:]) or any(s != 1 for s in g.strides) or any(g.begin) or any(g.end):
         return given
     x, w, y = ((*of[:2], math.prod(of[2:])) for of in (given.x, given.w, given.y))
-    return Convolved(x, w, y, Geometry((1,), (1,), (0,), (0,), g.group), given.held)
+    return replace(given, x=x, w=w, y=y, geometry=Geometry((1,), (1,), (0,), (0,), g.group))
+
+
+def _is_transposed(node: Node) -> bool:
+    return isinstance(node.op, (ConvTranspose, ChannelsLastConvTranspose))
 
 
 def _is_empty(found: Convolved) -> bool:
@@ -370,6 +440,7 @@ def _conv(node: Node, context: KernelContext) -> CardKernel | None:
 
 register_launched("cuda", "", "Conv")(_conv)
 register_launched("cuda", DOMAIN, "FusedConv")(_conv)
+register_launched("cuda", DOMAIN, "ChannelsLastConv")(_conv)
 
 
 def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
@@ -380,17 +451,19 @@ def _by_data(node: Node, context: KernelContext) -> CardKernel | None:
     if _is_empty(found):
         return CardKernel(())
     kind = node.output.dtype
-    result = finish(node, kind, found.held) if isinstance(node.op, ConvTranspose) else NOTHING
+    result = finish(node, kind, found.held) if _is_transposed(node) else NOTHING
     if (windows := found.depthwise()) is not None:
         return depthwise.by_data(windows, kind, found.held, result)
     return _by_library(found, "x", node, context, found.by_data(kind, result).kernel())
 
 
-register_launched("cuda", DOMAIN, "ConvGradInput")(_by_data)
+for _name in ("ConvGradInput", "ChannelsLastConvGradInput", "ChannelsLastConvTranspose"):
+    register_launched("cuda", DOMAIN, _name)(_by_data)
 register_launched("cuda", "", "ConvTranspose")(_by_data)
 
 
 @register_launched("cuda", DOMAIN, "ConvGradWeight")
+@register_launched("cuda", DOMAIN, "ChannelsLastConvGradWeight")
 def _by_weights(node: Node, context: KernelContext) -> CardKernel | None:
     found = _convolved(node, node.inputs[0], node.output, node.inputs[1])
     if found is None or _is_empty(found):

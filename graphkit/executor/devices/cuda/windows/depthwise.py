@@ -1,9 +1,10 @@
 """Convolutions with one filter for each channel, and their adjoints, which are no products of matrices.
 
-A thread makes ACROSS neighbours of a line where filters are narrow: it reads what their windows share once. Elsewhere
-it makes one result, or one element of a gradient by the windows around it. Of the gradient by weights a block sums up
-one filter over a slice of all positions, each thread with the whole filter in registers; a second launch adds slices
-up. The order of all sums is that of the sizes alone.
+A thread makes ACROSS neighbours of a line where filters are narrow, of several channels where these are last: it reads
+what their windows share once. Elsewhere it makes one result, or one element of a gradient by the windows around it. Of
+the gradient by weights a block sums up one filter over a slice of all positions, or with channels last those of as many
+channels as a warp has threads; a thread has a whole filter in registers; a second launch adds slices up. The order of
+all sums is that of the sizes alone.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from graphkit.ir.types import DType
 ACROSS, _WIDEST, _FARTHEST = 4, 9, 2
 # Elements of a filter that a thread has sums for, blocks that keep a card busy, and positions of a thread at least.
 _KEPT, _BUSY, _LEAST = 25, 512, 4
+# Channels of a thread at most, where they are last.
+_BESIDE = 4
 
 
 def forward(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING) -> CardKernel:
     """Of x: [N, C, *spatial] and w: [C, 1, *kernel], which are the first operands.
 
-    kind: the type of elements in memory, held: of sums.
+    kind: the type of elements in memory, held: of sums. Windows may have the channels last, which does not change w.
     """
     if _is_narrow(windows):
-        return CardKernel((_lines(windows, kind, held, finish, mirrored=False),), inplace=finish.inplace)
+        return CardKernel((_narrow(windows, kind, held, finish, mirrored=False),), inplace=finish.inplace)
     given, lines = _one(windows, kind, held, finish, windows.elements_of)
     return CardKernel((windows.over_y("depthwise", given, lines),), inplace=finish.inplace)
 
@@ -59,7 +62,7 @@ def by_data(windows: Windows, kind: DType, held: DType, finish: Finish = NOTHING
             windows, spatial=windows.positions, positions=windows.spatial, window=w._replace(begin=begin)
         )
         if _is_narrow(mirrored):
-            return CardKernel((_lines(mirrored, kind, held, finish, mirrored=True),))
+            return CardKernel((_narrow(mirrored, kind, held, finish, mirrored=True),))
     given, lines = _one(windows, kind, held, finish, windows.around)
     return CardKernel((windows.over_x("depthwise_grad_data", given, lines),))
 
@@ -88,7 +91,7 @@ def _one(
 
 
 def _channel(windows: Windows) -> list[str]:
-    return [f"const {windows.places.index} channel = plane % channels;"]
+    return [f"const {windows.places.index} channel = {'within' if windows.last else 'plane % channels'};"]
 
 
 # --- lines --------------------------------------------------------------------------------------------
@@ -99,8 +102,13 @@ def _is_narrow(windows: Windows) -> bool:
     return bool(w.kernel[-1] <= _WIDEST and w.strides[-1] <= _FARTHEST and w.dilations[-1] == 1)
 
 
+def _narrow(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
+    """A thread for ACROSS results of a line, or of lines side by side. mirrored: filters are read from behind."""
+    return (_lines_beside if windows.last else _lines)(windows, kind, held, finish, mirrored=mirrored)
+
+
 def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
-    """A thread for ACROSS results of a line. mirrored: filters are read from behind."""
+    """Channels first."""
     line = windows.positions[-1]
     groups = replace(windows, positions=(*windows.positions[:-1], -(-line // ACROSS)), each=ACROSS)
     last, index, signed = groups.axes[-1], groups.places.index, groups.signed
@@ -157,6 +165,65 @@ def _lines(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirror
     return groups.over_y("depthwise_lines", given, lines)
 
 
+def _lines_beside(windows: Windows, kind: DType, held: DType, finish: Finish, *, mirrored: bool) -> Launch:
+    """Channels last."""
+    line, channels = windows.positions[-1], windows.channels
+    beside = math.gcd(channels, min(_BESIDE, 16 // held.itemsize))
+    short = (*windows.positions[:-1], -(-line // ACROSS))
+    groups = replace(windows, positions=short, each=ACROSS, beside=beside)
+    last, index, signed = groups.axes[-1], groups.places.index, groups.signed
+    width, stride = groups.window.kernel[-1], groups.window.strides[-1]
+    outer = list(groups.axes[:-1])
+    before = [text for a in outer for text in groups.begun(a)]
+    loops: list[tuple[str, list[str]]] = [(f"{signed} k{a} = first{a}; k{a} < last{a}; ++k{a}", []) for a in outer]
+    place = "filter - 1 - (tap + k)" if mirrored else "tap + k"
+    offset = "".join(f" + ({index})({groups.place(a)}) * xstep{a}" for a in outer)
+    pack = f"gk_pack<{STORED[kind]}, {beside}>"
+    over_channels = ["#pragma unroll", f"for (int c = 0; c < {beside}; ++c) {{"]
+    body = [
+        f"const {STORED[kind]}* line = x + (plane * xplane + within{offset});",
+        f"const {index} tap = ({index})({groups.number_along(outer)}) * {width}u;",
+        f"A near[{(ACROSS - 1) * stride + width}][{beside}];",
+        "#pragma unroll",
+        f"for (int k = 0; k < {(ACROSS - 1) * stride + width}; ++k) {{",
+        f"    {pack} p = {{}};",
+        f"    if (({index})(start{last} + k) < ({index})size{last}) {{",
+        f"        p = gk_load<{STORED[kind]}, {beside}>(line + ({index})(start{last} + k) * channels, {beside});",
+        "    }",
+        *_in([*over_channels, "    near[k][c] = gk_read(p.e[c]);", "}"]),
+        "}",
+        "#pragma unroll",
+        f"for (int k = 0; k < {width}; ++k) {{",
+        *_in(over_channels),
+        f"        const A f = gk_read(w[(within + c) * filter + {place}]);",
+        "        #pragma unroll",
+        f"        for (int j = 0; j < {ACROSS}; ++j) {{",
+        f"            sums[j][c] = gk_mul_add(near[j * {stride} + k][c], f, sums[j][c]);",
+        "        }",
+        "    }",
+        "}",
+    ]
+    each = [
+        "A v = sums[j][c];", f"const {index} channel = within + c, to = begin_of + j * channels + c;", *finish.lines,
+        "gk_write(done.e[c], v);",
+    ]  # fmt: skip
+    guard = [f"if (p{last} * {ACROSS} + j >= ({signed})line_of) {{", "    break;", "}"] if line % ACROSS else []
+    lines = [
+        f"typedef {STORED[held]} A;",
+        f"const {signed} start{last} = p{last} * {ACROSS * stride} - begin{last};", *before,
+        f"A sums[{ACROSS}][{beside}] = {{}};", *nested(loops, body),
+        f"const {index} line_number = {groups.places.line_along(1 + last)};",
+        f"const {index} begin_of = (line_number * line_of + p{last} * {ACROSS}u) * channels + within;",
+        "#pragma unroll",
+        f"for (int j = 0; j < {ACROSS}; ++j) {{",
+        *_in([*guard, f"{pack} done;", *over_channels, *_in(each), "}"]),
+        f"    gk_store<{STORED[kind]}, {beside}>(y + begin_of + j * channels, done, {beside});",
+        "}",
+    ]  # fmt: skip
+    given = [*_operands(groups, kind), *finish.given, (f"{index} line_of", groups.places.number(line))]
+    return groups.over_y("depthwise_lines", given, lines)
+
+
 # --- the gradient by weights --------------------------------------------------------------------------
 
 
@@ -166,7 +233,9 @@ def by_weights(windows: Windows, kind: DType, held: DType, result: DType) -> Car
     if windows.elements > _KEPT:
         return None
     count = windows.lead * math.prod(windows.positions)
-    slices = max(min(-(-_BUSY // windows.channels), count // (_LEAST * THREADS)), 1)
+    # Channels of a block, whose other threads share its positions.
+    beside = WARP if windows.last else 1
+    slices = max(min(-(-_BUSY // -(-windows.channels // beside)), count // (_LEAST * THREADS // beside)), 1)
     length = -(-count // slices)
     slices = -(-count // length)
     if slices == 1:
@@ -180,45 +249,46 @@ def by_weights(windows: Windows, kind: DType, held: DType, result: DType) -> Car
 
 
 def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argument, slices: int, length: int) -> Launch:
-    """A block for each slice of each channel's filter."""
-    taps, axes, signed = windows.elements, windows.axes, windows.signed
-    w, places = windows.window, Coordinates("r", 1 + len(windows.axes), windows.short)
+    """A block for each slice of each channel's filter, or of those of a warp's width of channels."""
+    taps, axes, signed, last = windows.elements, windows.axes, windows.signed, windows.last
+    places = Coordinates("r", 1 + len(windows.axes), windows.short)
     index = places.index
     found, (image, *at) = places.lines("r")
-    offset = " + ".join(f"({index})place{a} * xstep{a}" for a in axes)
-    number = "k0"
-    for a in axes[1:]:
-        number = f"({number}) * {w.kernel[a]} + k{a}"
-    inside = " && ".join(f"({index})place{a} < ({index})size{a}" for a in axes)
-    inner = [
-        f"if ({inside}) {{",
-        f"    sums[{number}] = gk_mul_add(g, (A)gk_read(x[base + {offset}]), sums[{number}]);",
-        "}",
-    ]
-    far = [f" * {d}" if d > 1 else "" for d in w.dilations]
-    for a in reversed(axes):
-        inner = [
-            "#pragma unroll",
-            f"for (int k{a} = 0; k{a} < {w.kernel[a]}; ++k{a}) {{",
-            f"    const {signed} place{a} = start{a} + k{a}{far[a]};",
-            *("    " + line for line in inner),
-            "}",
+    if last:
+        blocks = -(-windows.channels // WARP)
+        place = [
+            f"const {index} tiles = (channels + {WARP - 1}u) / {WARP}u, slice = gk_block / tiles;",
+            f"const {index} channel = gk_block % tiles * {WARP}u + threadIdx.x % {WARP}u;",
+            f"const {index} lane = threadIdx.x / {WARP}u, lanes = {THREADS // WARP}u;",
+        ]
+        bases = [
+            f"const {index} base = {image} * xplane + channel;",
+            "const A g = gk_read(dy[r * channels + channel]);",
+        ]
+    else:
+        blocks = windows.channels
+        place = [
+            f"const {index} channel = gk_block % channels, slice = gk_block / channels;",
+            f"const {index} lane = threadIdx.x, lanes = {THREADS}u;",
+        ]
+        bases = [
+            f"const {index} plane = {image} * channels + channel, base = plane * xplane;",
+            f"const A g = gk_read(dy[plane * yplane + (r - {image} * yplane)]);",
         ]
     lines = [
         f"typedef {STORED[held]} A;",
-        f"__shared__ A parts[{taps}][{THREADS // WARP}];",
-        f"const {index} channel = gk_block % channels, slice = gk_block / channels;",
+        *place,
         f"const {index} first = slice * length, end = count - first < length ? count : first + length;",
         f"A sums[{taps}] = {{}};",
-        f"for ({index} r = first + threadIdx.x; r < end; r += {THREADS}u) {{",
-        *("    " + line for line in found),
-        *(f"    const {signed} start{a} = ({signed}){at[a]} * stride{a} - begin{a};" for a in axes),
-        f"    const {index} plane = {image} * channels + channel, base = plane * xplane;",
-        f"    const A g = gk_read(dy[plane * yplane + (r - {image} * yplane)]);",
-        *("    " + line for line in inner),
+        f"for ({index} r = first + lane; channel < channels && r < end; r += lanes) {{",
+        *_in([
+            *found,
+            *(f"const {signed} start{a} = ({signed}){at[a]} * stride{a} - begin{a};" for a in axes),
+            *bases, *_taken(windows),
+        ]),
         "}",
-        *_together(taps),
-    ]
+        *(_together_beside(taps) if last else _together(taps)),
+    ]  # fmt: skip
     given: list[tuple[str, Argument]] = [
         (f"const {STORED[kind]}* x", Input(0)), (f"const {STORED[kind]}* dy", Input(1)), (f"{STORED[into]}* y", y),
         *((f"{index} {name}", places.number(number)) for name, number in (
@@ -228,13 +298,39 @@ def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argumen
         *windows.given(), *places.given((windows.lead, *windows.positions)),
     ]  # fmt: skip
     source = source_of("depthwise_grad_weights", [text for text, _ in given], lines)
-    return Launch(source, windows.channels * slices, tuple(argument for _, argument in given))
+    return Launch(source, blocks * slices, tuple(argument for _, argument in given))
+
+
+def _taken(windows: Windows) -> list[str]:
+    """Adds a position's part, `g` times the window at `start` of the plane at `base`, to the filter's sums."""
+    axes, w, index = windows.axes, windows.window, windows.places.index
+    offset = " + ".join(f"({index})place{a} * xstep{a}" for a in axes)
+    number = "k0"
+    for a in axes[1:]:
+        number = f"({number}) * {w.kernel[a]} + k{a}"
+    inside = " && ".join(f"({index})place{a} < ({index})size{a}" for a in axes)
+    lines = [
+        f"if ({inside}) {{",
+        f"    sums[{number}] = gk_mul_add(g, (A)gk_read(x[base + {offset}]), sums[{number}]);",
+        "}",
+    ]
+    far = [f" * {d}" if d > 1 else "" for d in w.dilations]
+    for a in reversed(axes):
+        lines = [
+            "#pragma unroll",
+            f"for (int k{a} = 0; k{a} < {w.kernel[a]}; ++k{a}) {{",
+            f"    const {windows.signed} place{a} = start{a} + k{a}{far[a]};",
+            *_in(lines),
+            "}",
+        ]
+    return lines
 
 
 def _together(taps: int) -> list[str]:
     """Puts the sums of a block's threads together, by shuffles and then in the order of warps, and writes them."""
     warps = THREADS // WARP
     return [
+        f"__shared__ A parts[{taps}][{warps}];",
         "#pragma unroll",
         f"for (int k = 0; k < {taps}; ++k) {{",
         "    A sum = sums[k];",
@@ -256,6 +352,26 @@ def _together(taps: int) -> list[str]:
     ]
 
 
+def _together_beside(taps: int) -> list[str]:
+    """Puts the sums of a block's warps together, in their order, and writes them."""
+    return [
+        f"__shared__ A parts[{THREADS}];",
+        "#pragma unroll",
+        f"for (int k = 0; k < {taps}; ++k) {{",
+        "    parts[threadIdx.x] = sums[k];",
+        "    __syncthreads();",
+        f"    if (threadIdx.x < {WARP}u && channel < channels) {{",
+        "        A sum = 0;",
+        f"        for (int warp = 0; warp < {THREADS // WARP}; ++warp) {{",
+        f"            sum += parts[threadIdx.x + {WARP}u * warp];",
+        "        }",
+        f"        gk_write(y[(slice * channels + channel) * {taps}u + k], sum);",
+        "    }",
+        "    __syncthreads();",
+        "}",
+    ]
+
+
 def _added(count: int, slices: int, held: DType, into: DType) -> Launch:
     """The sums of so many slices of `count` elements in scratch memory."""
     places = Coordinates("i", 1, count * slices + THREADS < 1 << 31)
@@ -271,3 +387,7 @@ def _added(count: int, slices: int, held: DType, into: DType) -> Launch:
         (f"{places.index} slices", places.number(slices)),
     ]  # fmt: skip
     return for_each("add_slices", (count,), places, given, lines)
+
+
+def _in(lines: Sequence[str]) -> list[str]:
+    return ["    " + line for line in lines]

@@ -42,11 +42,11 @@ class Finish(NamedTuple):
 NOTHING = Finish()
 
 
-def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residual: int = 3) -> Finish:
+def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residual: int | None = 3) -> Finish:
     """What follows the product of a node.
 
     kind: the element type of its operands in memory; held: of A. bias, residual: their positions; None: the product has
-    the bias already.
+    it already.
     """
     given: list[tuple[str, Argument]] = []
     lines: list[str] = []
@@ -56,7 +56,7 @@ def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residu
         lines.append("v += gk_read(bias[channel]);")
     if not isinstance(op, Epilogue):
         return Finish(tuple(given), tuple(lines))
-    if operand(node, residual) is not None:
+    if residual is not None and operand(node, residual) is not None:
         given.append((f"const {STORED[kind]}* residual", Input(residual)))
         added = "v += gk_read(residual[to]);"
     if added and not op.residual_last:
@@ -67,16 +67,21 @@ def finish(node: Node, kind: DType, held: DType, *, bias: int | None = 2, residu
         lines.append(f"v = {_ACTIVATIONS[op.activation]};")
     if added and op.residual_last:
         lines.append(added)
-    return Finish(tuple(given), tuple(lines), ((residual, 0),) if added else ())
+    return Finish(tuple(given), tuple(lines), ((residual, 0),) if residual is not None and added else ())
 
 
-def finishing_launch(result: Finish, kind: DType, held: DType, sizes: Sequence[int], short: bool) -> Launch:
+def finishing_launch(
+    result: Finish, kind: DType, held: DType, sizes: Sequence[int], *, short: bool, last: bool
+) -> Launch:
     """What follows, on the output that a library has computed.
 
-    sizes: [N, M, *positions] of the output. short: indices of 32 bits reach all of it.
+    sizes: [N, M, *positions] of the output, whose channels are the innermost axis in memory if `last`. short: indices
+    of 32 bits reach all of it.
     """
-    places = Coordinates("y", 3, short)
-    found, (_, channel, _) = places.lines("at")
+    positions = math.prod(sizes[2:])
+    order = (sizes[0] * positions, sizes[1]) if last else (*sizes[:2], positions)
+    places = Coordinates("y", len(order), short)
+    found, (_, channel, *_) = places.lines("at")
     lines = [
         f"typedef {STORED[held]} A;",
         *found,
@@ -86,4 +91,4 @@ def finishing_launch(result: Finish, kind: DType, held: DType, sizes: Sequence[i
         "gk_write(y[at], v);",
     ]
     y: tuple[str, Argument] = (f"{STORED[kind]}* y", Output(0))
-    return for_each("finish", (*sizes[:2], math.prod(sizes[2:])), places, [y, *result.given], lines)
+    return for_each("finish", order, places, [y, *result.given], lines)

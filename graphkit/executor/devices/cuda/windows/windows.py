@@ -27,7 +27,8 @@ class Windows:
     """Where windows lie in `lead * channels` planes of x, and their results in those of y.
 
     spatial, positions: sizes of a plane of x and of y. Elements are in the order [lead, channels, *axes], or
-    [lead, *axes, channels] if `last`. each: how many elements of y there are for each position.
+    [lead, *axes, channels] if `last`. each: how many elements of y there are for each position. beside: neighbouring
+    channels of a thread, where these are last; they divide them.
     """
 
     lead: int
@@ -37,6 +38,7 @@ class Windows:
     window: Window
     last: bool = False
     each: int = 1
+    beside: int = 1
 
     @property
     def axes(self) -> range:
@@ -105,10 +107,14 @@ class Windows:
     def _launch(
         self, name: str, axes: tuple[int, ...], given: Sequence[tuple[str, Argument]], lines: Sequence[str]
     ) -> Launch:
-        sizes = (self.lead, *axes, self.channels) if self.last else (self.lead * self.channels, *axes)
+        sizes = (self.lead * self.channels, *axes)
+        if self.last:
+            sizes = (self.lead, *axes, self.channels // self.beside)
         found, coordinates = self.places.lines("at")
         index = self.places.index
         outer, inner = coordinates[0], coordinates[-1] if self.last else "0"
+        if self.beside > 1:
+            inner = f"{inner} * {self.beside}u"
         begin = [
             *found,
             f"const {index} plane = {outer}, within = {inner};",
