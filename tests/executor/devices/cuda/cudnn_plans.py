@@ -19,6 +19,8 @@ from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import DOMAIN, registry
+from graphkit.ops.internal.channels_last import ChannelsLastConv
+from graphkit.ops.internal.channels_last_gradient import ChannelsLastConvGradInput, ChannelsLastConvGradWeight
 from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.nn.conv import Conv, ConvGradInput, ConvGradWeight
 from graphkit.passes.core.bind import bind
@@ -31,8 +33,9 @@ def asked_of(kernel: CardKernel | None) -> Iterator[Convolution]:
 
 
 def of_samples() -> Iterator[tuple[str, Convolution]]:
-    for domain, name in (("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv"), (DOMAIN, "ConvGradInput"),
-                         (DOMAIN, "ConvGradWeight")):  # fmt: skip
+    own = ("FusedConv", "ConvGradInput", "ConvGradWeight", "ChannelsLastConv", "ChannelsLastConvGradInput",
+           "ChannelsLastConvGradWeight", "ChannelsLastConvTranspose")  # fmt: skip
+    for domain, name in (("", "Conv"), ("", "ConvTranspose"), *((DOMAIN, name) for name in own)):
         for case in cases_of(registry.get(domain, name)):
             for work in asked_of(case.kernel):
                 yield f"{case.name} {work.kind.value}", work
@@ -57,6 +60,28 @@ def of_a_network(name: str, batch: int) -> Iterator[tuple[str, Convolution]]:
                         yield f"{name} {one.op.name} {kind} {work.x} {work.w}", work
 
 
+def of_a_network_with_channels_last(name: str, batch: int) -> Iterator[tuple[str, Convolution]]:
+    """The same, with all that may stand behind its convolutions, as tensor cores compute them."""
+    model = gk.models.build(name)
+    graph = bind(model.graph, {i: (batch, *t.shape[1:]) for i, t in model.input_types.items()})
+    for node in graph.nodes:
+        if not isinstance(node.op, Conv):
+            continue
+        attrs = {**node.op.related(), "filters_last": True}
+        sizes = [(s[0], *s[2:], s[1]) for s in (v.tensor.static_shape for v in (*node.inputs[:2], node.output))]
+        for kind in ("float32", "float16", "bfloat16"):
+            x, w, y = (Value(TensorType(kind, of)) for of in sizes)
+            bias = Value(TensorType(kind, sizes[1][:1]))
+            for op, operands in (
+                (ChannelsLastConv(**attrs), [x, w]), (ChannelsLastConv(**attrs, activation="Relu"), [x, w, bias, y]),
+                (ChannelsLastConvGradInput(**attrs), [y, w, x]), (ChannelsLastConvGradWeight(**attrs), [x, y, w]),
+                (ChannelsLastConvGradWeight(**attrs), [x, y, Value(TensorType("float32", sizes[1]))]),
+            ):  # fmt: skip
+                kernel = make_launched("cuda", Node(op, operands), KernelContext(tf32=True))
+                for work in asked_of(kernel):
+                    yield f"{name} {op.name} {kind} {work.x} {work.w}", work
+
+
 def of_heads() -> Iterator[tuple[str, Attention]]:
     """Attention over many sizes, in every type and layout that is the library's."""
     sizes = ((1, 1, 1, 1), (3, 3, 1, 1000), (8, 2, 1, 1000), (8, 8, 77, 100), (8, 2, 77, 100), (16, 16, 2048, 2048))
@@ -75,10 +100,17 @@ def of_heads() -> Iterator[tuple[str, Attention]]:
                 yield f"{shapes} {kind} {layout} causal={causal}", work
 
 
+def convolutions_of_all() -> Iterator[tuple[str, Convolution]]:
+    yield from of_samples()
+    yield from of_a_network("resnet", 64)
+    for name in ("resnet", "mobilenetv2"):
+        yield from of_a_network_with_channels_last(name, 64)
+
+
 def main(what: str, architecture: str, folder: str) -> None:
     no_driver.load(Path(folder), architecture)
     card = no_driver.properties(cudnn.frontend(), architecture)
-    seen = dict.fromkeys([*of_samples(), *of_a_network("resnet", 64)] if what == "convolutions" else of_heads())
+    seen = dict.fromkeys(convolutions_of_all() if what == "convolutions" else of_heads())
     for name, work in seen:
         planned = convolutions.planned if isinstance(work, Convolution) else attention.planned
         try:

@@ -310,7 +310,7 @@ def _by_library(
     """With `own` for what it cannot compute.
 
     Activations are a launch of their own behind it: its documentation does not say that its Relu keeps NaN. So are
-    residuals, but with channels last, where it adds them on most cards. Gradients by weights that are wider than the
+    residuals, but with channels last on tensor cores, where it adds them. Gradients by weights that are wider than the
     operands it writes on some cards; for the others these are widened before, and multiplied by their leading 11 bits,
     which are all that half floats have.
     """
@@ -330,7 +330,8 @@ def _by_library(
     if wanted != "y" and not _is_transposed(node):
         return _asked((), work, (), 0, own)
     kernel = _finished(found, work, finish(node, kind, found.held, bias=2 if bias is None else None), own)
-    if not (found.last and wanted == "y" and _adds_first(node)):
+    on_tensor_cores = work.tf32 or kind in HALVES
+    if not (found.last and on_tensor_cores and wanted == "y" and _adds_first(node)):
         return kernel
     behind = finish(node, kind, found.held, bias=None, residual=None)
     return _finished(found, work._replace(residual=Input(_RESIDUAL)), behind, kernel)
