@@ -104,8 +104,8 @@ def residual_network(classes: int = 4) -> gk.Model:
 NETWORKS: dict[str, Callable[[], gk.Model]] = {"residual": residual_network}
 WHOLE: dict[str, Callable[[], gk.Model]] = {
     "lenet": lambda: gk.models.build("lenet", image=(1, 16, 16), classes=4),
-    "resnet": lambda: gk.models.build("resnet", layers=18, classes=4, image=(3, 16, 16)),
-    "mobilenetv2": lambda: gk.models.build("mobilenetv2", classes=4, image=(3, 16, 16), dropout=0.0),
+    "resnet": lambda: gk.models.build("resnet", layers=18, classes=4, image=(3, 32, 32)),
+    "mobilenetv2": lambda: gk.models.build("mobilenetv2", classes=4, image=(3, 32, 32), dropout=0.0),
 }
 EACH = [*NETWORKS, *(pytest.param(name, marks=pytest.mark.full) for name in WHOLE)]
 
@@ -151,8 +151,8 @@ TRAINED += [pytest.param(name, p, marks=pytest.mark.full) for name in WHOLE for 
 
 @pytest.mark.parametrize(("name", "precision"), TRAINED)
 def test_training(name: str, precision: str, layout: str, card: Card) -> None:
-    x, labels = images(built(name), 4), np.arange(4) % 4
-    # Steps of deep networks are small: what is apart by a bit is far apart a few normalisations of four images on.
+    x, labels = images(built(name), 8), np.arange(8) % 4
+    # Steps of deep networks are small: what is apart by a bit is far apart a few normalisations of few numbers on.
     rate = 0.01 if name in NETWORKS else 1e-5
     losses: dict[str, list[float]] = {}
     for device in ("cpu", "cuda"):

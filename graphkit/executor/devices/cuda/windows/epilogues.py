@@ -30,6 +30,10 @@ _ACTIVATIONS = {
 }
 
 
+# Bytes of one access.
+_ACCESS = 16
+
+
 class Finish(NamedTuple):
     """given: the parameters, with what they are given. lines: they change `v`, element `to` of the result, which is of
     channel `channel`. inplace: the residual's memory may be the result's."""
@@ -79,16 +83,25 @@ def finishing_launch(
     of 32 bits reach all of it.
     """
     positions = math.prod(sizes[2:])
-    order = (sizes[0] * positions, sizes[1]) if last else (*sizes[:2], positions)
+    order = [sizes[0] * positions, sizes[1]] if last else [*sizes[:2], positions]
+    width = math.gcd(order[-1], _ACCESS // kind.itemsize)
+    order[-1] //= width
     places = Coordinates("y", len(order), short)
-    found, (_, channel, *_) = places.lines("at")
+    found, coordinates = places.lines("at")
+    channel = f"{coordinates[1]} * {width}u + k" if last else coordinates[1]
+    pack = f"gk_pack<{STORED[kind]}, {width}>"
     lines = [
         f"typedef {STORED[held]} A;",
         *found,
-        f"const {places.index} channel = {channel}, to = at;",
-        "A v = gk_read(y[at]);",
-        *result.lines,
-        "gk_write(y[at], v);",
+        f"{pack} done = gk_load<{STORED[kind]}, {width}>(y + at * {width}u, {width});",
+        "#pragma unroll",
+        f"for (int k = 0; k < {width}; ++k) {{",
+        f"    const {places.index} channel = {channel}, to = at * {width}u + k;",
+        "    A v = gk_read(done.e[k]);",
+        *("    " + line for line in result.lines),
+        "    gk_write(done.e[k], v);",
+        "}",
+        f"gk_store<{STORED[kind]}, {width}>(y + at * {width}u, done, {width});",
     ]
     y: tuple[str, Argument] = (f"{STORED[kind]}* y", Output(0))
     return for_each("finish", order, places, [y, *result.given], lines)
