@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 from graphkit.autodiff import gradient
+from graphkit.errors import CheckFailed
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.layout.channels_last import channels_last
+from graphkit.passes.layout.channels_last import channels_last, with_filters_last
 
 rng = np.random.default_rng(0)
 
@@ -179,18 +181,20 @@ TRAINED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("filters_last", [False, True])
 @pytest.mark.parametrize("name", TRAINED)
-def test_gradients_keep_the_layout(name: str) -> None:
+def test_gradients_keep_the_layout(name: str, filters_last: bool) -> None:
     x, w = Value(TensorType("float32", ("N", 3, 9, 8)), "x"), Value(TensorType("float32", (6, 3, 3, 1)), "w")
     loss = F.reduce_sum_square(TRAINED[name](F.conv(x, w)), keepdims=False)
     graph = Graph([x, w], [loss, *gradient([loss], [w, x])])
-    result = run_passes(channels_last(graph), CLEANUP)
+    result = run_passes(channels_last(graph, filters_last=filters_last), CLEANUP)
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9, 8), (6, 3, 3, 1))]
     for got, want in zip(evaluate(result, arrays), evaluate(graph, arrays), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * float(np.abs(want).max()))
     names = ops(result)
     assert {"ChannelsLastConv", "ChannelsLastConvGradInput", "ChannelsLastConvGradWeight"} <= set(names)
-    assert names.count("Transpose") == 2, names  # of x, and of its gradient
+    # Of x, and of its gradient; of w likewise.
+    assert names.count("Transpose") == (4 if filters_last else 2), names
     assert not {"MaxPoolGrad", "AveragePoolGrad", "BatchNormGrad", "ConvGradInput", "ConvGradWeight"} & set(names)
 
 
@@ -245,3 +249,15 @@ def test_gradients_in_double_precision_stay() -> None:
     x, w = (Value(TensorType("float64", (2, 2, 4, 4)), n) for n in ("x", "w"))
     graph = Graph([x, w], [F.conv_grad_input(x, w, x, pads=(1, 2, 2, 1))])
     assert ops(channels_last(graph)) == ["ConvGradInput"]
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_types_that_are_not_asked_for_keep_the_standard_order(kind: str) -> None:
+    x = Value(TensorType(kind, ("N", 3, 9, 8)), "x")
+    graph = Graph([x], [F.relu(F.conv(x, F.cast(weights(4, 3, 3, 3), to=kind)))])
+    moved = with_filters_last({DType.FLOAT16})
+    names = set(ops(run_passes(graph, [moved])))
+    assert ("ChannelsLastConv" in names) == (kind == "float16")
+    moved.verify(run_passes(graph, [moved]))
+    with pytest.raises(CheckFailed, match="channels_last ensures") if kind == "float16" else nullcontext():
+        moved.verify(graph)
