@@ -123,9 +123,9 @@ class Convolved:
         """Elements of a channel that lie side by side, of an image with these spatial axes."""
         return 1 if self.last else math.prod(axes)
 
-    def _elements(self, places: Coordinates) -> tuple[list[str], str, list[str]]:
-        """Lines that take element `places` of a filter apart, its channel and its place along each axis."""
-        lines, found = places.lines("column" if places.name == "c" else "d")
+    def _elements(self, places: Coordinates, linear: str) -> tuple[list[str], str, list[str]]:
+        """Lines that take element `linear` of a filter apart, its channel and its place along each axis."""
+        lines, found = places.lines(linear)
         channel = found.pop(-1 if self.filters_last else 0)
         return lines, channel, found
 
@@ -145,7 +145,7 @@ class Convolved:
             Coordinates("d", 1 + len(self.axes), self.short),
         )
         found, (image, *places) = columns.lines("column")
-        taken, channel, elements = self._elements(steps)
+        taken, channel, elements = self._elements(steps, "d")
         positions, depth = self.y[2:], math.prod(self.w[1:])
         left = Factor(
             ["value = gk_read(w[(group * rows + row) * depth + d]);"], ((f"const {STORED[kind]}* w", Input(1)),)
@@ -178,22 +178,9 @@ class Convolved:
         spatial, positions, kernel = self.x[2:], self.y[2:], self.w[2:]
         yimage, yplane, *ysteps = channel_strides(self.y, last=self.last)
         columns, steps = (Coordinates(name, 1 + rank, self.short) for name in "cd")
-        weights = Coordinates("l", 2, self.short)
         found, (image, *places) = columns.lines("column")
         taken, (channel, *elements) = steps.lines("d")
-        split, (filters, element) = weights.lines("d")
-        row = f"((group * filters + {filters}) * rows + row) * lsize1 + {element}"
-        if self.filters_last:
-            row = f"((group * filters + {filters}) * lsize1 + {element}) * rows + row"
-        left = Factor(
-            [f"value = gk_read(w[{row}]);"],
-            (
-                (f"const {STORED[kind]}* w", Input(1)),
-                *self.numbers(filters=self.w[0] // group),
-                *weights.given((1, math.prod(kernel))),
-            ),
-            split,
-        )
+        left = self._filters_by_data(kind)
         before = [
             *found,
             *(f"const {self.signed} far{a} = ({self.signed}){places[a]} + begin{a};" for a in self.axes),
@@ -236,6 +223,23 @@ class Convolved:
             Factor(lines, given, [], before), self.held, kind, self.short, finish=result,
         )  # fmt: skip
 
+    def _filters_by_data(self, kind: DType) -> Factor:
+        """The left factor of `by_data`: operand w."""
+        weights = Coordinates("l", 2, self.short)
+        split, (filters, element) = weights.lines("d")
+        row = f"((group * filters + {filters}) * rows + row) * lsize1 + {element}"
+        if self.filters_last:
+            row = f"((group * filters + {filters}) * lsize1 + {element}) * rows + row"
+        return Factor(
+            [f"value = gk_read(w[{row}]);"],
+            (
+                (f"const {STORED[kind]}* w", Input(1)),
+                *self.numbers(filters=self.w[0] // self.geometry.group),
+                *weights.given((1, math.prod(self.w[2:]))),
+            ),
+            split,
+        )
+
     def by_weights(self, kind: DType, result: DType) -> Tiled:
         """Operands: x, dy."""
         group, rank, positions = self.geometry.group, len(self.axes), self.y[2:]
@@ -253,7 +257,7 @@ class Convolved:
             ),
             split,
         )
-        found, channel, elements = self._elements(columns)
+        found, channel, elements = self._elements(columns, "column")
         # Of each of a thread's columns: where its channel begins, and how far its element is from the window's start.
         before = [
             f"{self.index} plane_of[{WIDE}];",
