@@ -158,7 +158,7 @@ TRAINED += [pytest.param(name, p, marks=pytest.mark.full) for name in WHOLE for 
 def test_training(name: str, precision: str, layout: str, card: Card) -> None:
     x, labels = images(built(name), 8), np.arange(8) % 4
     # Steps of deep networks are small: what is apart by a bit is far apart a few normalisations of few numbers on.
-    rate = 0.01 if name in NETWORKS else 1e-5
+    rate = 0.01 if name in NETWORKS else 1e-7
     losses: dict[str, list[float]] = {}
     for device in ("cpu", "cuda"):
         options: dict[str, Any] = {"precision": precision} if device == "cuda" else {}
