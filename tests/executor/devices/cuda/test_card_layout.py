@@ -79,6 +79,7 @@ def test_where_the_layout_stays_as_it_is() -> None:
     for kind, precision, name in (
         ("float32", "f32", "Conv"), ("float64", "tf32", "Conv"), ("float16", "f32", "ChannelsLastConv"),
         ("bfloat16", "f32", "ChannelsLastConv"), ("float32", "tf32", "ChannelsLastConv"),
+        ("float32", "fp8", "ChannelsLastConv"),
     ):  # fmt: skip
         x, w = gk.input("x", ["N", 2, 6, 6], dtype=kind), np.ones((3, 2, 3, 3), DType(kind).numpy)
         graph = prepared(Graph([x], [F.conv(x, w)]), precision)
