@@ -5,6 +5,7 @@
 // only the few queries are transposed. Keys come in blocks; the running maximum, sum and result of each query are
 // corrected from block to block (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135).
 #include "kernels/attention/attention_table.h"
+#include "kernels/attention/few_queries.h"
 #include "simd/exp.h"
 
 namespace graphkit {
@@ -324,9 +325,16 @@ void attend(const AttentionBlock& block, float* memory) {
 }
 
 inline void run_attention(const AttentionBlock& block, float* memory) {
-    block.rows <= kLanes<float> ? attend<1>(block, memory) : attend<kMostWidth>(block, memory);
+    if (block.rows <= kFewQueries) {
+        attend_few(block, memory);
+    } else if (block.rows <= kLanes<float>) {
+        attend<1>(block, memory);
+    } else {
+        attend<kMostWidth>(block, memory);
+    }
 }
 
+static_assert(kFewQueries <= kMostWidth * kLanes<float> && kFewKeys <= kKeyBlock);
 inline std::int64_t attention_memory(std::int64_t depth, std::int64_t value_depth) {
     return (depth + kKeyBlock + value_depth) * kMostWidth * kLanes<float>;
 }
