@@ -1,11 +1,14 @@
 """Networks on a card: graphkit beside PyTorch, eager and compiled, and ONNX Runtime, in one process and by turns.
 
-    python bench/card_networks.py [--only mlp,resnet50] [--rounds 7] [--seconds 0.5] [--record NAME]
+    python bench/card_networks.py [--only mlp,resnet50] [--precision f32|bf16] [--rounds 7] [--seconds 0.5]
+                                  [--record NAME]
 
 Training is a step by SGD with momentum, from a batch in the host's memory to the loss there; inference is a run from
 arrays to arrays. What is not installed is left out and named. First steps are compared before anything is timed. A
-second run of graphkit with precision "tf32" stands beside the others, which may use it (PyTorch for convolutions, ONNX
-Runtime for all). Needs a card: see bench/cuda.sh. Writes NAME.json and NAME.md.
+second run of graphkit stands beside the first: with precision "tf32" beside that in float32, since the others may use
+it (PyTorch for convolutions, ONNX Runtime for all), with "fp8" beside that in bfloat16, in which PyTorch's autocast
+computes, and ONNX Runtime does not take part. MB are those that the first two steps have of the engine's allocator, or
+keep: parameters, momenta and all that a step needs. Needs a card: see bench/cuda.sh. Writes NAME.json and NAME.md.
 """
 
 from __future__ import annotations
@@ -30,25 +33,31 @@ from training_workloads import WORKLOADS, Workload
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices import cuda
 
-TITLES = {**engines.TITLES, "tf32": "graphkit, tf32", "onnxruntime": "ONNX Runtime"}
+TITLES = {**engines.TITLES, "tf32": "graphkit, tf32", "fp8": "graphkit, fp8", "onnxruntime": "ONNX Runtime"}
+# Of graphkit's runs, by what the others compute in.
+PRECISIONS = {"f32": {"graphkit": "f32", "tf32": "tf32"}, "bf16": {"graphkit": "bf16", "fp8": "fp8"}}
 
 
 def training(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """By engine: the times of steps, how far its first step is from PyTorch's, or the error that it ended with."""
+    half = task["precision"] == "bf16"
     opened: dict[str, Callable[[], engines.Runner]] = {
-        "graphkit": lambda: engines.open_engine("graphkit", workload, 1, "cuda"),
-        "tf32": lambda: engines.graphkit(workload, 1, device="cuda", precision="tf32"),
+        name: lambda precision=precision: engines.graphkit(workload, 1, device="cuda", precision=precision)
+        for name, precision in PRECISIONS[task["precision"]].items()
     }
     if engines.versions()["torch"] is not None:
         for name in ("torch", "compiled"):
-            opened[name] = lambda name=name: engines.open_engine(name, workload, 1, "cuda")
+            opened[name] = lambda name=name: engines.open_engine(name, workload, 1, "cuda", half)
     results: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[], object]] = {}
     firsts = {}
     for name, made in opened.items():
         try:
+            taken = _taken(name)
             runner = made()
             firsts[name] = runner.step(), runner.states(), runner.statistics
+            runner.step()
+            runner.facts["device_bytes"] = taken()
         except Exception as error:  # noqa: BLE001 - the engines' exceptions have no common base; the row shows it
             results[name] = {"error": one_line(error, task)}
         else:
@@ -80,17 +89,38 @@ def inference(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str
         run = net.compile("cuda", precision=precision).run
         return lambda: run(inputs)
 
-    opened("graphkit", lambda: graphkit("f32"))
-    opened("tf32", lambda: graphkit("tf32"))
+    half = task["precision"] == "bf16"
+    for name, precision in PRECISIONS[task["precision"]].items():
+        opened(name, lambda precision=precision: graphkit(precision))
     if engines.versions()["torch"] is not None:
         for name in ("torch", "compiled"):
-            opened(name, lambda name=name: engines.torch_inference(workload, "cuda", compiled=name == "compiled"))
-    if importlib.util.find_spec("onnxruntime") is not None:
+            opened(name, lambda name=name: engines.torch_inference(workload, "cuda", name == "compiled", half))
+    if not half and importlib.util.find_spec("onnxruntime") is not None:
         with tempfile.TemporaryDirectory() as folder:
             opened("onnxruntime", lambda: _onnxruntime(workload, Path(folder) / "net.onnx"))
     for name, times in timed(calls, task).items():
         results[name] |= times
     return results
+
+
+def _taken(name: str) -> Callable[[], int | None]:
+    """What tells the bytes of the card that an engine's allocator has had at once since this call; None without a
+    card. Of graphkit those that it keeps: it has one piece of memory for all of a step."""
+    if name in ("torch", "compiled"):
+        import torch
+
+        if not torch.cuda.is_available():
+            return lambda: None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return lambda: torch.cuda.max_memory_allocated() - before
+    if importlib.util.find_spec("cupy") is None:
+        return lambda: None
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    held = pool.used_bytes()
+    return lambda: pool.used_bytes() - held
 
 
 def _onnxruntime(workload: Workload, path: Path) -> Callable[[], object]:
@@ -113,8 +143,10 @@ def report(rows: list[dict[str, Any]], about: str) -> str:
             ratio = row["ratio"].get(name)
             time = f"{result['seconds']['p50'] * 1e3:.3f}" if "seconds" in result else result["error"]
             shown = "" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-            body.append((row["workload"], row["part"], TITLES[name], time, shown))
-    return f"{about}\n\n" + table(("network", "what", "engine", "ms", "times graphkit's"), body)
+            taken = result.get("device_bytes")
+            memory = "" if taken is None else f"{taken / 1e6:.0f}"
+            body.append((row["workload"], row["part"], TITLES[name], time, shown, memory))
+    return f"{about}\n\n" + table(("network", "what", "engine", "ms", "times graphkit's", "MB"), body)
 
 
 def measure(names: list[str], task: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -131,6 +163,7 @@ def measure(names: list[str], task: Mapping[str, Any]) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, by comma")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="f32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one engine in one round")
     parser.add_argument("--record", type=Path, metavar="NAME")
@@ -140,7 +173,7 @@ def main() -> int:
     except GraphkitError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    task = {"rounds": options.rounds, "seconds": options.seconds, "seed": 0}
+    task = {"rounds": options.rounds, "seconds": options.seconds, "seed": 0, "precision": options.precision}
     rows = measure(options.only.split(","), task)
     text = report(rows, said)
     print(text)

@@ -52,3 +52,4 @@ python bench/card.py --record "$figures/card.json" | tee "$figures/card.md"
 pip uninstall --quiet --yes onnxruntime
 pip install --quiet torch onnxruntime-gpu
 python bench/card_networks.py --record "$figures/card-networks"
+python bench/card_networks.py --precision bf16 --record "$figures/card-networks-bf16"

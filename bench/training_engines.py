@@ -44,11 +44,11 @@ def load(name: str, threads: int) -> None:
     open_engine(name, TINY, threads).step()
 
 
-def open_engine(name: str, workload: Workload, threads: int, device: str = "cpu") -> Runner:
-    """Ready for the first step, which may still compile."""
+def open_engine(name: str, workload: Workload, threads: int, device: str = "cpu", half: bool = False) -> Runner:
+    """Ready for the first step, which may still compile. half: PyTorch's chooses bfloat16 where its autocast does."""
     if name == "graphkit":
         return graphkit(workload, threads, device=device)
-    return _torch(workload, threads, compiled=name == "compiled", device=device)
+    return _torch(workload, threads, compiled=name == "compiled", device=device, half=half)
 
 
 def open_shared(name: str, workload: Workload, threads: int) -> tuple[Runner, Callable[[], object]]:
@@ -86,7 +86,9 @@ def graphkit(workload: Workload, threads: int, **options: Any) -> Runner:
     return Runner(lambda: float(made.step(inputs, target)), states, statistics, facts)
 
 
-def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = False, device: str = "cpu") -> Runner:
+def _torch(
+    workload: Workload, threads: int, compiled: bool, shared: bool = False, device: str = "cpu", half: bool = False
+) -> Runner:
     if compiled:
         # Processes that measure the same program compile it once.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "graphkit-bench-inductor"))
@@ -112,7 +114,8 @@ def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = Fals
     optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, MOMENTUM, fused=True)
 
     def loss_of(target: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        return _loss(workload.loss, module(*inputs), target)
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            return _loss(workload.loss, module(*inputs), target)
 
     mode = "default" if device == "cpu" else "max-autotune"
     forward = torch.compile(loss_of, mode=mode) if compiled else loss_of
@@ -138,8 +141,10 @@ def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = Fals
     return Runner(step, states, statistics)
 
 
-def torch_inference(workload: Workload, device: str, compiled: bool) -> Callable[[], list[np.ndarray]]:
-    """A run of PyTorch's network, from arrays to arrays."""
+def torch_inference(
+    workload: Workload, device: str, compiled: bool, half: bool = False
+) -> Callable[[], list[np.ndarray]]:
+    """A run of PyTorch's network, from arrays to arrays. half: in bfloat16 where its autocast chooses that."""
     import torch
     import torch_zoo
 
@@ -152,9 +157,9 @@ def torch_inference(workload: Workload, device: str, compiled: bool) -> Callable
     given = [torch.from_numpy(a) for a in workload.feeds()[0].values()]
 
     def run() -> list[np.ndarray]:
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=half):
             found = call(*(a.to(device) for a in given))
-        return [t.cpu().numpy() for t in ([found] if isinstance(found, torch.Tensor) else found)]
+        return [t.float().cpu().numpy() for t in ([found] if isinstance(found, torch.Tensor) else found)]
 
     return run
 

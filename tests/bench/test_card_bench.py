@@ -78,19 +78,20 @@ def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "needs CuPy" in capsys.readouterr().err
 
 
-def test_networks_beside_their_peers(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("precision", "second"), [("f32", "tf32"), ("bf16", "fp8")])
+def test_networks_beside_their_peers(precision: str, second: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the stand-in graphkit runs, and every other engine is there with what it could not do."""
     for module in (bench.cuda, bench.cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: card)
     monkeypatch.setattr(networks, "WORKLOADS", {"tiny": TINY})
-    rows = networks.measure(["tiny"], {"rounds": 2, "seconds": 1e-3, "seed": 0})
+    rows = networks.measure(["tiny"], {"rounds": 2, "seconds": 1e-3, "seed": 0, "precision": precision})
     assert [row["part"] for row in rows] == ["inference", "training"]
     for row in rows:
         assert row["engines"]["graphkit"]["seconds"]["p50"] > 0
-        assert row["ratio"]["tf32"]["median"] > 0
-        assert all("error" in result for name, result in row["engines"].items() if name not in ("graphkit", "tf32"))
+        assert row["ratio"][second]["median"] > 0
+        assert all("error" in result for name, result in row["engines"].items() if name not in ("graphkit", second))
     assert rows[1]["engines"]["graphkit"]["fallbacks"] == []
-    assert "graphkit, tf32" in networks.report(rows, "a stand-in")
+    assert f"graphkit, {second}" in networks.report(rows, "a stand-in")
 
 
 @pytest.mark.pytorch
@@ -99,3 +100,13 @@ def test_pytorch_infers_what_graphkit_does() -> None:
     (found,) = engines.torch_inference(TINY, "cpu", compiled=False)()
     (expected,) = TINY.net().run(TINY.feeds()[0]).values()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+    (rounded,) = engines.torch_inference(TINY, "cpu", compiled=False, half=True)()
+    np.testing.assert_allclose(rounded, expected, atol=3e-2 * abs(expected).max())
+    assert (rounded != found).any()
+
+
+@pytest.mark.pytorch
+def test_pytorch_trains_in_bfloat16() -> None:
+    pytest.importorskip("torch")
+    plain, rounded = (engines.open_engine("torch", TINY, 1, half=half) for half in (False, True))
+    np.testing.assert_allclose(rounded.step(), plain.step(), rtol=2e-2)
