@@ -62,7 +62,12 @@ class Recompute(click.ParamType):
         return size
 
 
-def recompute_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--recompute and --swap-memory: what a training step does for less memory."""
+    command = click.option(
+        "--swap-memory", is_flag=True,
+        help="On a card, what the forward pass saves waits in the host's memory, copied beside the steps.",
+    )(command)  # fmt: skip
     return click.option(
         "--recompute", type=Recompute(),
         help="Compute activations again in the backward pass: most (sqrt), or as many as the memory asks for.",

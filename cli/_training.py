@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from graphkit.cli._inputs import Batch
-from graphkit.cli._options import recompute_option
+from graphkit.cli._options import memory_options
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -47,8 +47,8 @@ def _number(text: str) -> Any:
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--training, and what else makes its step: --loss, --optimizer, --recompute."""
-    command = recompute_option(command)
+    """--training, and what else makes its step: --loss, --optimizer, --recompute, --swap-memory."""
+    command = memory_options(command)
     command = click.option(
         "--optimizer", default="sgd", show_default=True, help="The optimizer, with --training; sgd has momentum 0.9."
     )(command)
@@ -58,10 +58,11 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--training", is_flag=True, help="A training step in place of inference.")(command)
 
 
-def check_training(training: bool, recompute: str | int | None) -> None:
+def check_training(training: bool, recompute: str | int | None, swap_memory: bool) -> None:
     """Raises UsageError for what only a training step has."""
-    if recompute is not None and not training:
-        raise UsageError("--recompute is for a training step: add --training")
+    for option, is_given in (("--recompute", recompute is not None), ("--swap-memory", swap_memory)):
+        if is_given and not training:
+            raise UsageError(f"{option} is for a training step: add --training")
 
 
 def trainer_of(net: Model, loss: str, optimizer: str, **options: Any) -> Trainer:

@@ -81,9 +81,9 @@ class _Bench(click.Command):
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, against: str | None, batch: int | None,
-    runs: int | None, training: bool, loss: str, optimizer: str, recompute: str | int | None, trace: str | None,
-    rtol: float | None, atol: float | None, device: str, threads: int | None, external_root: str | None, as_json: bool,
-    **image: Any,
+    runs: int | None, training: bool, loss: str, optimizer: str, recompute: str | int | None, swap_memory: bool,
+    trace: str | None, rtol: float | None, atol: float | None, device: str, threads: int | None,
+    external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Time MODEL: percentiles of graphkit's runs and of ONNX Runtime's, and how many times as fast graphkit is.
 
@@ -103,13 +103,14 @@ def command(
 
     if training and against == "onnxruntime":
         raise UsageError("--training is for graphkit alone: leave --against out")
-    check_training(training, recompute)
+    check_training(training, recompute, swap_memory)
+    memory = {"recompute": recompute, "swap_memory": swap_memory}
     net = read_model(model, external_root)
     threads = config.num_threads(threads)
     result: dict[str, Any] = {"model": net.name, "device": device, "threads": threads}
     given = Batch(inputs, images_of(image), batch, fill, seed)
     if training:
-        calls = _training(net, result, given, loss, optimizer, recompute)
+        calls = _training(net, result, given, loss, optimizer, memory)
     else:
         calls = _inference(net, result, given, None if against == "nothing" else model, rtol, atol)
     if result["fallbacks"]:
@@ -146,22 +147,17 @@ def _inference(
 
 
 def _training(
-    net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, recompute: str | int | None
+    net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, memory: dict[str, Any]
 ) -> Calls:
-    """A step of training; `result` learns of it."""
-    switches = {
-        "device": device_of(result["device"]),
-        "threads": result["threads"],
-        "seed": batch.seed,
-        "recompute": recompute,
-    }
+    """A step of training; `result` learns of it. memory: options of a Trainer for less of it."""
+    switches = {"device": device_of(result["device"]), "threads": result["threads"], "seed": batch.seed, **memory}
     step = training_step(net, loss, optimizer, batch, **switches)
     result["inputs"] = {n: list(a.shape) for n, a in step.feeds.items()}
     result["fallbacks"] = step.plan.fallbacks
     result["training"] = {
         "loss": loss,
         "optimizer": optimizer,
-        "recompute": recompute,
+        **memory,
         "samples": step.samples,
         "arena_bytes": step.plan.arena_bytes,
         "activation_bytes": step.plan.activation_bytes,

@@ -50,6 +50,7 @@ def command(
     loss: str,
     optimizer: str,
     recompute: str | int | None,
+    swap_memory: bool,
     processes: int,
     steps: bool,
     compare: bool,
@@ -75,12 +76,13 @@ def command(
     from graphkit.executor.run.session import Executor
 
     net = read_model(model, external_root)
-    check_training(training, recompute)
+    check_training(training, recompute, swap_memory)
     if processes > 1 and not training:
         raise UsageError("--processes is for --training: inference has no optimizer's states to divide")
     switches: dict[str, Any] = {"device": device_of(device), "threads": threads}
     # A Trainer has a graph and plans it, as a model does.
-    subject: Any = trainer_of(net, loss, optimizer, recompute=recompute, **switches) if training else net
+    memory = {"recompute": recompute, "swap_memory": swap_memory}
+    subject: Any = trainer_of(net, loss, optimizer, **memory, **switches) if training else net
     bound, guesses = concrete_shapes(subject, parse_shapes(shapes), batch)
     if guesses:
         log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))

@@ -9,7 +9,7 @@ import click
 
 from graphkit import config
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import data_option, device_options, external_root_option, json_option, recompute_option
+from graphkit.cli._options import data_option, device_options, external_root_option, json_option, memory_options
 from graphkit.cli._processes import ARGUMENTS, Job, process_options
 from graphkit.cli.train import config_file, stopping
 from graphkit.cli.train.options import (
@@ -35,7 +35,7 @@ from graphkit.train import defaults
 @network_options
 @loss_options
 @optimizer_options
-@recompute_option
+@memory_options
 @run_options
 @parallel_options
 @process_options

@@ -126,7 +126,8 @@ def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str
         loss_weights=objective.multipliers(o["loss_weights"], "--loss-weight"),
         mixup=o["mixup"], cutmix=o["cutmix"],
         carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
-        seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
+        seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"],
+        swap_memory=o["swap_memory"], precision=o["precision"],
         on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
         groups=placed(o["places"]), micro_batches=o["micro_batches"],
     )  # fmt: skip

@@ -167,6 +167,7 @@ def test_the_time_of_operators(call, folder, tmp_path, options):
         (["--training", "--loss", "mse_loss"], "mse_loss"),
         (["--training", "--optimizer", "sdg"], "sgd"),
         (["--recompute", "sqrt"], "--training"),
+        (["--swap-memory"], "--training"),
         (["--against", "tensorflow"], "tensorflow"),
         (["y:2,8"], "no input 'y'"),
         (["--runs", "0"], "--runs"),

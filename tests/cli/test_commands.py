@@ -356,9 +356,12 @@ def test_plan_of_a_training_step(call, folder):
     assert any(step["op"].endswith("SgdUpdate") for step in sgd["steps"])
     assert any(step["op"].endswith("AdamUpdate") for step in adam["steps"])
     assert planned()["arena_bytes"] < sgd["arena_bytes"]
-    code, _, err = call("plan", folder / "net.json", "--recompute", "sqrt")
-    assert code == 2
-    assert "add --training" in err
+    # Of a card alone: a processor's memory is the host's.
+    assert planned("--training", "--swap-memory")["arena_bytes"] == sgd["arena_bytes"]
+    for options in (["--recompute", "sqrt"], ["--swap-memory"]):
+        code, _, err = call("plan", folder / "net.json", *options)
+        assert code == 2
+        assert "add --training" in err
 
 
 def test_plan_of_states_that_processes_divide(call, folder):
