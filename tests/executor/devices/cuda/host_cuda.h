@@ -79,7 +79,7 @@ static inline float gk_host_from_f16(unsigned short h) {
 // --- threads that wait for each other --------------------------------------------------------------------------------
 
 enum HostState { HOST_READY, HOST_AT_BLOCK, HOST_AT_WARP, HOST_DONE };
-const unsigned kHostThreads = 1024, kHostStack = 1 << 16, kHostWarp = 32;
+const unsigned kHostStack = 1 << 16, kHostWarp = 32;
 
 struct HostFiber {
     ucontext_t context;
@@ -89,6 +89,7 @@ struct HostFiber {
 
 static std::unique_ptr<HostFiber[]> host_fibers;
 static std::unique_ptr<unsigned char[]> host_stacks;
+static unsigned host_threads = 0;  // that have a stack
 static ucontext_t host_scheduler;
 static std::function<void()> host_body;
 static int host_order = 0;
@@ -207,9 +208,10 @@ static bool host_release(unsigned threads) {
 }
 
 static bool host_block(unsigned threads) {
-    if (!host_fibers) {
-        host_fibers.reset(new HostFiber[kHostThreads]);
-        host_stacks.reset(new unsigned char[(size_t)kHostThreads * kHostStack]);
+    if (threads > host_threads) {
+        host_fibers.reset(new HostFiber[threads]);
+        host_stacks.reset(new unsigned char[(size_t)threads * kHostStack]);
+        host_threads = threads;
     }
     for (unsigned i = 0; i < threads; ++i) {
         HostFiber& fiber = host_fibers[i];
