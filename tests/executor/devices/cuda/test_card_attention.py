@@ -260,12 +260,12 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     sources = []
     for size in TILES:
         for attributes in ({}, {"causal": True}):
-            for tf32 in (False, True):
+            for tf32 in (False, True) if kind == "float32" else (False,):
                 sources += kernel_of(node(size, kind, **attributes), tf32).sources
         q, k, v = node(size, kind).operands
-        for mask in (Value(TensorType(stored, size[2:4])) for stored in ("bool", kind, "float32")):
+        for mask in (Value(TensorType(stored, size[2:4])) for stored in ("bool", kind)):
             sources += kernel_of(Node(FusedAttention(causal=True), [q, k, v, mask])).sources
-    registers.check(sources, architecture)
+    registers.check([*dict.fromkeys(sources)], architecture)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
