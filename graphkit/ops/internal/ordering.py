@@ -9,12 +9,8 @@ from graphkit.ir.types import ANY, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 
 
-@op
-class After(Op):
-    """x itself; what reads the result is computed after `token`, of which nothing is read.
-
-    Recomputation uses it: an activation is computed again when its gradient has arrived, not before.
-    """
+class Ordered(Op):
+    """x itself, after `token`, of which nothing is read."""
 
     domain = DOMAIN
     inputs = ("x", "token")
@@ -34,3 +30,11 @@ class After(Op):
 
     def expand(self, x: Any, token: Any) -> Any:
         return F.identity(x)
+
+
+@op
+class After(Ordered):
+    """x itself; what reads the result is computed after `token`, of which nothing is read.
+
+    Recomputation uses it: an activation is computed again when its gradient has arrived, not before.
+    """

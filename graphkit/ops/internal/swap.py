@@ -12,6 +12,7 @@ from typing import Any
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
+from graphkit.ops.internal.ordering import Ordered
 
 
 @op
@@ -41,25 +42,6 @@ class SwapOut(Op):
 
 
 @op
-class SwapIn(Op):
+class SwapIn(Ordered):
     """x itself, after `token`, of which nothing is read; on a device with memory of its own, a copy of what SwapOut has
     put into the host's, which is made beside the steps between this one and the first that reads it."""
-
-    domain = DOMAIN
-    inputs = ("x", "token")
-    types = {"x": ANY, "token": ANY}
-    views = ((0, 0),)
-    shape_only = ("token",)
-    samples = (Sample((2, 3), (4,)), Sample((), ()), Sample((0, 2), (1,)))
-
-    def infer(self, x: TensorType, token: TensorType) -> TensorType:
-        return x
-
-    def reference(self, xp: Any, x: Any, token: Any) -> Any:
-        return x
-
-    def grad(self, node: Node, dy: Any) -> Any:
-        return dy, None
-
-    def expand(self, x: Any, token: Any) -> Any:
-        return F.identity(x)

@@ -55,7 +55,7 @@ class SwapQueue:
         if not wanted:
             return
         begun = [*self._points]
-        last = max(map(begun.index, wanted))
+        last = max(place for place, value in enumerate(begun) if value in wanted)
         self._device.wait_for(self._points[begun[last]])
         for value in begun[: last + 1]:
             del self._points[value]

@@ -18,10 +18,11 @@ from typing import Literal, TypeAlias
 
 from graphkit.executor.devices.cuda.attention.registers import KEYS, SIDE, WIDE, RegisterTiles, Rows
 from graphkit.executor.devices.cuda.attention.sizes import Attended, Strides, pack_of
-from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles, indented
+from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles
 from graphkit.executor.devices.cuda.launches import Given, Input, Launch, Output, Scratch, source_of
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import DType
 
 Wanted: TypeAlias = Literal["q", "k", "v"]

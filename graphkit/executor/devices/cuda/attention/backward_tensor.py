@@ -19,8 +19,9 @@ from graphkit.executor.devices.cuda.attention.tensor import (
     TensorTiles,
     padded,
 )
-from graphkit.executor.devices.cuda.attention.tiles import BESIDE, indented
+from graphkit.executor.devices.cuda.attention.tiles import BESIDE
 from graphkit.executor.devices.cuda.launches import Launch, source_of
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import HALVES, DType
 
 # Rows of a block: of four pairs of warps.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphkit.executor.devices.cuda.attention.registers import KEYS, SIDE, WIDE, RegisterTiles
-from graphkit.executor.devices.cuda.attention.tiles import BESIDE, indented
+from graphkit.executor.devices.cuda.attention.tiles import BESIDE
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     Argument,
@@ -30,6 +30,7 @@ from graphkit.executor.devices.cuda.launches import (
 from graphkit.executor.devices.cuda.movement.sorting import aligned
 from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import DType
 
 # Blocks that keep a card busy, and the least keys that one goes through before there is another slice.

@@ -7,8 +7,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from graphkit.executor.devices.cuda.attention.sizes import pack_of
-from graphkit.executor.devices.cuda.attention.tiles import Tiles, indented
+from graphkit.executor.devices.cuda.attention.tiles import Tiles
 from graphkit.executor.devices.cuda.launches import THREADS
+from graphkit.executor.devices.cuda.text.lines import indented
 
 # Threads along either side of a tile, scores of a thread in a row, and steps of either product in shared memory.
 SIDE, WIDE, DEPTH = 16, 4, 16

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphkit.executor.devices.cuda.attention.sizes import Attended, pack_of
-from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles, indented
+from graphkit.executor.devices.cuda.attention.tiles import BESIDE, Tiles
 from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Launch, Output, source_of
 from graphkit.executor.devices.cuda.text.expressions import STORED
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import HALVES, DType
 
 # Sides of a product: rows, columns. Its sums are of so many bytes of each operand.

@@ -10,6 +10,7 @@ from graphkit.executor.devices.cuda.attention.sizes import Attended, Strides
 from graphkit.executor.devices.cuda.launches import Given, Input, Output, Scratch
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import DType
 
 # Blocks that fit on a multiprocessor at least.
@@ -134,7 +135,3 @@ class Tiles:
         if not self.of.mask_is_boolean:
             change = f"score += gk_read({element});"
         return ["if (row < rows && key < limit) {", f"    {change}", "}"]
-
-
-def indented(lines: list[str]) -> list[str]:
-    return ["    " + line for line in lines]

@@ -26,6 +26,7 @@ from graphkit.executor.devices.cuda.launches import (
 from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.cuda.text.joining import WARP
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish
 from graphkit.executor.devices.cuda.windows.windows import Windows, nested
 from graphkit.ir.types import DType
@@ -190,11 +191,11 @@ def _lines_beside(windows: Windows, kind: DType, held: DType, finish: Finish, *,
         f"    if (({index})(start{last} + k) < ({index})size{last}) {{",
         f"        p = gk_load<{STORED[kind]}, {beside}>(line + ({index})(start{last} + k) * channels, {beside});",
         "    }",
-        *_in([*over_channels, "    near[k][c] = gk_read(p.e[c]);", "}"]),
+        *indented([*over_channels, "    near[k][c] = gk_read(p.e[c]);", "}"]),
         "}",
         "#pragma unroll",
         f"for (int k = 0; k < {width}; ++k) {{",
-        *_in(over_channels),
+        *indented(over_channels),
         f"        const A f = gk_read(w[(within + c) * filter + {place}]);",
         "        #pragma unroll",
         f"        for (int j = 0; j < {ACROSS}; ++j) {{",
@@ -216,7 +217,7 @@ def _lines_beside(windows: Windows, kind: DType, held: DType, finish: Finish, *,
         f"const {index} begin_of = (line_number * line_of + p{last} * {ACROSS}u) * channels + within;",
         "#pragma unroll",
         f"for (int j = 0; j < {ACROSS}; ++j) {{",
-        *_in([*guard, f"{pack} done;", *over_channels, *_in(each), "}"]),
+        *indented([*guard, f"{pack} done;", *over_channels, *indented(each), "}"]),
         f"    gk_store<{STORED[kind]}, {beside}>(y + begin_of + j * channels, done, {beside});",
         "}",
     ]  # fmt: skip
@@ -281,7 +282,7 @@ def _filters(windows: Windows, kind: DType, held: DType, into: DType, y: Argumen
         f"const {index} first = slice * length, end = count - first < length ? count : first + length;",
         f"A sums[{taps}] = {{}};",
         f"for ({index} r = first + lane; channel < channels && r < end; r += lanes) {{",
-        *_in([
+        *indented([
             *found,
             *(f"const {signed} start{a} = ({signed}){at[a]} * stride{a} - begin{a};" for a in axes),
             *bases, *_taken(windows),
@@ -320,7 +321,7 @@ def _taken(windows: Windows) -> list[str]:
             "#pragma unroll",
             f"for (int k{a} = 0; k{a} < {w.kernel[a]}; ++k{a}) {{",
             f"    const {windows.signed} place{a} = start{a} + k{a}{far[a]};",
-            *_in(lines),
+            *indented(lines),
             "}",
         ]
     return lines
@@ -387,7 +388,3 @@ def _added(count: int, slices: int, held: DType, into: DType) -> Launch:
         (f"{places.index} slices", places.number(slices)),
     ]  # fmt: skip
     return for_each("add_slices", (count,), places, given, lines)
-
-
-def _in(lines: Sequence[str]) -> list[str]:
-    return ["    " + line for line in lines]

@@ -8,7 +8,6 @@ second launch adds up: the order of all sums is that of the sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from graphkit.executor.devices.cuda.launches import (
 )
 from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, Divisor, for_each
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.executor.devices.cuda.windows.epilogues import NOTHING, Finish
 from graphkit.ir.types import DType
 
@@ -183,8 +183,8 @@ class Tiled:
                 *_element(self.right, "column < columns && d < end", "next_right[i]"),
                 "}",
             ]
-        fetch = ["{", *_in(left), "}", "{", *_in(right), "}"]
-        return [*before, f"const auto fetch = [&]({index} from) {{", *_in(fetch), "};"]
+        fetch = ["{", *indented(left), "}", "{", *indented(right), "}"]
+        return [*before, f"const auto fetch = [&]({index} from) {{", *indented(fetch), "};"]
 
     def _loop(self) -> list[str]:
         """The sums of the slice, `sums`."""
@@ -239,7 +239,7 @@ class Tiled:
             "#pragma unroll",
             f"for (int j = 0; j < {WIDE}; ++j) {{",
             f"    const {index} column = column0 + thread % {SIDE}u * {WIDE}u + j;",
-            *_in(found),
+            *indented(found),
             f"    place[j] = {outer} * ({channels}) * ysize1 + {within};",
             "}",
         ]
@@ -254,7 +254,7 @@ class Tiled:
                 "if (column >= columns) {", "    continue;", "}",
                 f"gk_pack<{kind}, {pack}> done[{WIDE // pack}];",
                 "#pragma unroll",
-                f"for (int j = 0; j < {WIDE}; ++j) {{", *_in(each),
+                f"for (int j = 0; j < {WIDE}; ++j) {{", *indented(each),
                 f"    gk_write(done[j / {pack}].e[j % {pack}], v);", "}",
                 "#pragma unroll",
                 f"for (int j = 0; j < {WIDE}; j += {pack}) {{",
@@ -266,17 +266,17 @@ class Tiled:
                 "#pragma unroll",
                 f"for (int j = 0; j < {WIDE}; ++j) {{",
                 "    if (column + j >= columns) {", "        break;", "    }",
-                *_in(each), "    gk_write(y[to], v);", "}",
+                *indented(each), "    gk_write(y[to], v);", "}",
             ]  # fmt: skip
         return [
-            "{", *_in(head),
+            "{", *indented(head),
             "    #pragma unroll",
             f"    for (int i = 0; i < {self.per_thread}; ++i) {{",
             f"        const {index} row = row0 + thread / {SIDE}u * {self.per_thread}u + i;",
             f"        const {index} column = column0 + thread % {SIDE}u * {WIDE}u;",
             "        if (row >= rows) {", "            break;", "        }",
             f"        const {index} channel = {channel};",
-            *_in(_in(rows)),
+            *indented(indented(rows)),
             "    }", "}",
         ]  # fmt: skip
 
@@ -309,12 +309,14 @@ class Tiled:
         return for_each(f"{self.name}_slices", (channels, self.columns), places, given, lines)
 
 
-def _in(lines: Sequence[str]) -> list[str]:
-    return ["    " + line for line in lines]
-
-
 def _element(factor: Factor, condition: str, into: str) -> list[str]:
-    return ["    A value = 0;", f"    if ({condition}) {{", *_in(_in(factor.lines)), "    }", f"    {into} = value;"]
+    return [
+        "    A value = 0;",
+        f"    if ({condition}) {{",
+        *indented(indented(factor.lines)),
+        "    }",
+        f"    {into} = value;",
+    ]
 
 
 def _packs(name: str, tile: str, count: int, pack: int, number: str) -> list[str]:
