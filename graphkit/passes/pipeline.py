@@ -25,7 +25,7 @@ from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.loss_grad import fuse_loss_grad
 from graphkit.passes.fuse.matmul import fuse_matmul
 from graphkit.passes.fuse.pointwise import fuse_pointwise
-from graphkit.passes.fuse.shared_heads import share_heads
+from graphkit.passes.fuse.shared_heads import repeat_heads, share_heads
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.channels_last import channels_last, with_filters_last
@@ -63,6 +63,7 @@ _PRODUCTS_AND_LAYOUTS = (
         fuse_activation,
         fuse_softmax,
         eliminate_transpose,
+        repeat_heads,
         fuse_attention,
         share_heads,
         eliminate_reshape,
@@ -140,7 +141,7 @@ def array_passes(
         *ordered(
             known_ranks, expand_composites.with_options(whole=whole), merge_recurrences, simplify, fold, scan_axes,
             eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, fuse_softmax_grad,
-            eliminate_transpose, _ATTENTION_OF_ANY_TYPE,
+            eliminate_transpose, repeat_heads, _ATTENTION_OF_ANY_TYPE,
         ),
         fuse_attention_gradient,
         # Those of its layouts meet others.
@@ -157,9 +158,13 @@ def array_passes(
 
 
 # What becomes possible when the shapes of a prepared graph are known; on devices with arrays of their own.
-BOUND = pipeline(simplify, fuse_attention, share_heads, scan_axes, given=held_after(INFERENCE, _HELD))
+BOUND = pipeline(simplify, repeat_heads, fuse_attention, share_heads, scan_axes, given=held_after(INFERENCE, _HELD))
 ARRAYS_BOUND = pipeline(
-    simplify, _ATTENTION_OF_ANY_TYPE, share_heads, given=held_after(array_passes(lambda node: True), _GIVEN_TO_ARRAYS)
+    simplify,
+    repeat_heads,
+    _ATTENTION_OF_ANY_TYPE,
+    share_heads,
+    given=held_after(array_passes(lambda node: True), _GIVEN_TO_ARRAYS),
 )
 
 

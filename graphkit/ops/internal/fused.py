@@ -24,7 +24,7 @@ from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
 from graphkit.ops.nn.conv import Conv, Convolution
-from graphkit.ops.nn.heads import repeated_heads
+from graphkit.ops.nn.heads import shared_product
 from graphkit.ops.pointwise import scalar_like
 
 # The operator that an activation stands for, from `activation_alpha` and `activation_beta`. Clip has its limits as
@@ -316,13 +316,11 @@ class FusedAttention(Op):
 
     def expand(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         shared = q.tensor.shape is not None and k.tensor.shape is not None and self._heads(q) != self._heads(k)
+        product = shared_product if shared else F.mat_mul
         if self.layout == "NLHD":
             q, v = (F.transpose(x, perm=(0, 2, 1, 3)) for x in (q, v))
-            k = F.transpose(k, perm=(0, 2, 1, 3)) if shared else k
-        if shared:
-            k, v = (repeated_heads(x, q) for x in (k, v))
-        k = F.transpose(k, perm=(0, 1, 3, 2) if shared or self.layout == "NHLD" else (0, 2, 3, 1))
-        scores = F.mat_mul(q, k)
+        k = F.transpose(k, perm=(0, 1, 3, 2) if self.layout == "NHLD" else (0, 2, 3, 1))
+        scores = product(q, k)
         if self.scale != 1.0:
             scores = F.mul(scores, scalar_like(self.scale, scores))
         if mask is not None and mask.dtype is DType.BOOL:
@@ -331,7 +329,7 @@ class FusedAttention(Op):
             scores = F.add(of_type(scores, mask.dtype), mask)
         if self.causal:
             scores = F.where(visible_keys(scores), scores, scalar_like(-math.inf, scores))
-        y = F.mat_mul(of_type(F.softmax(scores, axis=-1), v.dtype), v)
+        y = product(of_type(F.softmax(scores, axis=-1), v.dtype), v)
         return F.transpose(y, perm=(0, 2, 1, 3)) if self.output_layout == "NLHD" else y
 
 

@@ -15,7 +15,7 @@ from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
-from graphkit.ops.nn.heads import merge_heads, repeated_heads, split_heads
+from graphkit.ops.nn.heads import merge_heads, shared_product, split_heads
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted
 
@@ -314,8 +314,8 @@ class Attention(Op):
             root = scalar_like(max(q.tensor.known_shape[3], 1) ** -0.25, q)
         else:
             root = F.pow(F.cast(F.shape(q)[3:], to=q.dtype), scalar_like(-0.25, q))
-        every_k, every_v = (repeated_heads(x, q) for x in (k, v)) if grouped else (k, v)
-        raw = F.mat_mul(q * root, F.transpose(every_k * root, perm=(0, 1, 3, 2)))
+        product = shared_product if grouped else F.mat_mul
+        raw = product(q * root, F.transpose(k * root, perm=(0, 1, 3, 2)))
         capped = F.tanh(raw / self.softcap) * self.softcap if self.softcap > 0 else raw
         added, visible = self._masks(q, k, attn_mask, past_key, nonpad)
         biased = capped if added is None else capped + added
@@ -330,7 +330,7 @@ class Attention(Op):
         weights = converted(F.softmax(converted(weights, precision), axis=-1), q.dtype)
         if alive is not None:
             weights = F.where(alive, weights, scalar_like(0.0, q))
-        y = converted(F.mat_mul(converted(weights, v.dtype), every_v), q.dtype)
+        y = converted(product(converted(weights, v.dtype), v), q.dtype)
         if flat:
             y = merge_heads(F.transpose(y, perm=(0, 2, 1, 3)))
         shown = (raw, capped, biased, weights)[self.qk_matmul_output_mode]

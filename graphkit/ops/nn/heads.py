@@ -20,8 +20,20 @@ def merge_heads(x: Any) -> Any:
     return F.reshape(x, F.concat(sizes[:2], F.mul(sizes[2:3], sizes[3:]), axis=0), allowzero=True)
 
 
+def shared_product(a: Any, b: Any) -> Any:
+    """a [B, H, L, m] @ b [B, G, m, n] -> [B, H, L, n], where each of the G matrices serves H / G neighbours.
+
+    Their rows are put below each other: nothing is repeated, in a file neither.
+    """
+    sizes, groups = F.shape(a), F.shape(b)[1:2]
+    rows = F.mul(sizes[2:3], F.div(sizes[1:2], groups))
+    stacked = F.reshape(a, F.concat(sizes[:1], groups, rows, sizes[3:], axis=0), allowzero=True)
+    y = F.mat_mul(stacked, b)
+    return F.reshape(y, F.concat(sizes[:3], F.shape(b)[3:], axis=0), allowzero=True)
+
+
 def repeated_heads(x: Any, q: Any) -> Any:
-    """[B, G, S, D] -> [B, H, S, D] where q has the H heads: each comes H / G times. `share_heads` takes that back."""
+    """[B, G, S, D] -> [B, H, S, D] where q has the H heads: each comes H / G times."""
     sizes, heads = F.shape(x), F.shape(q)[1:2]
     times = F.div(heads, sizes[1:2])
     every = F.expand(F.unsqueeze(x, i64(2)), F.concat(sizes[:2], times, sizes[2:], axis=0))

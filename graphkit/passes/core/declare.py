@@ -33,6 +33,7 @@ class Property(Enum):
     SOFTMAX_GRADIENTS_FUSED = "formulas of the gradients of softmax are operators"
     TRANSPOSES_MERGED = "no transpose of a transpose"
     ATTENTION_FUSED = "attention is one operator"
+    HEADS_REPEATED = "heads that share a factor look as exporters write them"
     HEADS_SHARED = "heads of keys and values are not repeated"
     RESHAPES_MERGED = "no chains of reshapes"
     TRANSPOSED_CONVOLUTIONS_CONVERTED = "transposed convolutions without strides are convolutions"

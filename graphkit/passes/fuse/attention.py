@@ -39,7 +39,7 @@ _PEELED = 6
 
 
 @graph_pass(
-    requires=[Property.HALVES_WIDENED, Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED],
+    requires=[Property.HALVES_WIDENED, Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED, Property.HEADS_REPEATED],
     ensures=[Property.ATTENTION_FUSED],
 )
 def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,)) -> Graph:

@@ -1,30 +1,51 @@
-"""Heads of keys and values that several heads of queries share: they are read where they are, and never repeated."""
+"""Heads of keys and values that several heads of queries share: they are read where they are, and never repeated.
+
+Ainslie et al. 2023, arXiv:2305.13245. Graphs have two forms of it. Exporters repeat: they expand an axis that is put
+behind that of the heads, and join both. `shared_product` puts the rows of the heads that share one below each other,
+which does not look like attention. So `repeat_heads` makes the first form of the second where attention is about to be
+looked for, and `share_heads` takes all repetitions back, those of files too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.nn.heads import repeated_heads, shared_product
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import first, ints, is_op, producer
+from graphkit.passes.core.match import first, is_op, producer
 from graphkit.passes.core.sweep import Readers, fuse
-from graphkit.passes.fuse.attention import peeled
+from graphkit.passes.fuse.attention import Factor, peeled
 
 _HEADS = 1
 _KEPT, _SWAPPED = (0, 1, 2, 3), (0, 1, 3, 2)
 
 
+@graph_pass(ensures=[Property.HEADS_REPEATED])
+def repeat_heads(graph: Graph) -> Graph:
+    """Products of heads that share a factor, as `shared_product` writes them: of a factor for each. Linear."""
+
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        shared = _shared_product(node) if is_op(node, "Reshape") else None
+        if shared is None:
+            return None
+        factor = peeled(shared.b)
+        if factor.perm not in (_KEPT, _SWAPPED):
+            factor = Factor(shared.b, 1.0, _KEPT)
+        every = repeated_heads(factor.source, shared.a)
+        return (F.mat_mul(shared.a, _with_peel(every, factor)),)
+
+    return fuse(graph, rule, needs=("Softmax",), at=("Reshape",))
+
+
 @graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.HEADS_SHARED])
 def share_heads(graph: Graph) -> Graph:
-    """Give attention, and products of heads, what each head was before it was repeated for several neighbours.
-
-    To repeat is to expand an axis that is put behind that of the heads, and to join both. In products the rows of the
-    heads that share one are put below each other. Ainslie et al. 2023, arXiv:2305.13245. Linear.
-    """
+    """Give attention, and products of heads, what heads were before each was repeated for neighbours. Linear."""
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if is_op(node, "MatMul"):
@@ -32,6 +53,41 @@ def share_heads(graph: Graph) -> Graph:
         return _attention(node) if isinstance(node.op, FusedAttention) else None
 
     return fuse(graph, rule, needs=("Expand", "Tile"), at=("FusedAttention", "MatMul"))
+
+
+class _Shared(NamedTuple):
+    """Factors [B, H, L, m] and [B, G, m, n]."""
+
+    a: Value
+    b: Value
+
+
+def _shared_product(node: Node) -> _Shared | None:
+    """What a reshaped product is, if rows of heads are below each other in its first factor."""
+    product = producer(first(node), "MatMul")
+    stack = None if product is None else producer(product.operands[0], "Reshape")
+    if product is None or stack is None:
+        return None
+    a, stacked, b, y = first(stack), stack.output, product.operands[1], node.output
+    if not all(v.shape is not None and len(v.shape) == 4 for v in (a, stacked, b, y)):
+        return None
+    batch, heads, rows, terms = a.tensor.known_shape
+    groups = _size(b, _HEADS)
+    if not isinstance(heads, int) or not isinstance(groups, int) or groups == 0 or heads % groups or heads == groups:
+        return None
+    is_shared = (
+        stacked.shape == (batch, groups, rows * (heads // groups), terms)
+        and y.shape == (batch, heads, rows, _size(b, 3))
+        and _size(b, 0) == batch
+    )  # fmt: skip
+    return _Shared(a, b) if is_shared else None
+
+
+def _with_peel(x: Value, factor: Factor) -> Value:
+    """What a factor is of its source, of another one."""
+    if factor.scale != 1.0:
+        x = F.mul(x, scalar_like(factor.scale, x))
+    return F.transpose(x, perm=_SWAPPED) if factor.perm == _SWAPPED else x
 
 
 def _attention(node: Node) -> Sequence[Value] | None:
@@ -51,18 +107,8 @@ def _product(node: Node) -> Sequence[Value] | None:
     shared = _before_repetition(factor.source, _HEADS) if factor.perm in (_KEPT, _SWAPPED) else None
     if shared is None or _size(a, _HEADS) != _size(b, _HEADS) or _size(a, 0) != _size(b, 0):
         return None
-    if factor.scale != 1.0:
-        shared = F.mul(shared, scalar_like(factor.scale, shared))
-    if factor.perm == _SWAPPED:
-        shared = F.transpose(shared, perm=_SWAPPED)
-    heads, groups = _size(b, _HEADS), _size(shared, _HEADS)
-    assert isinstance(heads, int)
-    assert isinstance(groups, int)
-    sizes = F.shape(a)
-    rows = F.mul(sizes[2:3], ints(heads // groups))
-    stacked = F.reshape(a, F.concat(sizes[:1], ints(groups), rows, sizes[3:], axis=0), allowzero=True)
-    y = F.mat_mul(stacked, shared)
-    return (F.reshape(y, F.concat(sizes[:3], F.shape(y)[3:], axis=0), allowzero=True),)
+    y: Value = shared_product(a, _with_peel(shared, factor))
+    return (y,)
 
 
 def _before_repetition(value: Value | None, axis: int) -> Value | None:

@@ -12,8 +12,9 @@ import graphkit as gk
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
+from graphkit.ops.nn.heads import shared_product
 from graphkit.passes.fuse.attention import fuse_attention
-from graphkit.passes.fuse.shared_heads import share_heads
+from graphkit.passes.fuse.shared_heads import repeat_heads, share_heads
 
 HEADS, GROUPS, DEPTH = 6, 2, 4
 SIZES = {"N": 2, "T": 3, "S": 5}
@@ -75,6 +76,31 @@ def test_products_that_are_not_attention(apply: Any, repeat: Callable[..., Any],
     found = apply(given, attended(q, every_k, repeat(v), cap=True), fuse_attention, share_heads, **SIZES)
     assert found["MatMul"] == 2
     assert not {"Expand", "Tile"} & found.keys()
+
+
+@pytest.mark.parametrize("cap", [False, True])
+def test_rows_below_each_other(apply: Any, cap: bool) -> None:
+    """As graphkit writes shared heads itself: attention, or the same products as before."""
+    given = q, k, v = inputs()
+    scores = F.mul(shared_product(q, F.transpose(F.mul(k, 0.5), perm=(0, 1, 3, 2))), 0.5)
+    y = shared_product(F.softmax(F.tanh(scores) if cap else scores, axis=-1), v)
+    found = apply(given, y, repeat_heads, fuse_attention, share_heads, **SIZES)
+    if cap:
+        assert found["MatMul"] == 2
+        assert "Expand" not in found
+    else:
+        assert found == {"FusedAttention": 1}
+
+
+def test_files_of_older_versions_repeat_nothing() -> None:
+    """What stands for the operator there multiplies keys and values where they are."""
+    q, k, v = (gk.input(name, [1, heads, 5, 8]) for name, heads in (("q", 8), ("k", 2), ("v", 2)))
+    y, *_ = gk.attention(q, k, v, is_causal=True)
+    file = gk.Model({"y": y}).to_onnx(opset=20)
+    operators = {node.op_type for node in file.graph.node}
+    assert "MatMul" in operators
+    assert not {"Attention", "Expand", "Tile"} & operators
+    assert gk.verify(gk.load(file)).passed
 
 
 def test_what_is_no_repetition_of_heads(apply: Any) -> None:

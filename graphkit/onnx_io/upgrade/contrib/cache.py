@@ -24,7 +24,7 @@ from graphkit.onnx_io.upgrade.contrib.scores import (
 )
 from graphkit.ops import F
 from graphkit.ops.axes import i64
-from graphkit.ops.nn.heads import repeated_heads
+from graphkit.ops.nn.heads import shared_product
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted, wide_type
 
@@ -167,8 +167,8 @@ def _grouped(node: NodeView, site: _Site, qkv: tuple[Any, Any, Any], start: Any)
     wide = wide_type(q.dtype)
     q, k, v_wide = (converted(x, wide) for x in (q, k, v))
     scale = scale_of(node, q.tensor.known_shape[3])
-    every_k, every_v = (repeated_heads(x, q) if site.heads != site.groups else x for x in (k, v_wide))
-    found = F.mat_mul(q, F.transpose(every_k, perm=(0, 1, 3, 2)))
+    product = F.mat_mul if site.heads == site.groups else shared_product
+    found = product(q, F.transpose(k, perm=(0, 1, 3, 2)))
     found = F.mul(found, scalar_like(scale, found))
     if site.softcap > 0:
         cap = scalar_like(site.softcap, found)
@@ -179,7 +179,7 @@ def _grouped(node: NodeView, site: _Site, qkv: tuple[Any, Any, Any], start: Any)
     if visible is not None:
         found = F.where(visible, found, scalar_like(-np.inf, found))
     weights = _softmax(found, sink, smooth, wide)
-    y = converted(joined_heads(F.mat_mul(weights, every_v)), v.dtype)
+    y = converted(joined_heads(product(weights, v_wide)), v.dtype)
     return y, None if not node.wants(3) else converted(found if site.output == 1 else weights, v.dtype)
 
 
