@@ -14,9 +14,9 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import BOOLS, FLOATS, HALVES, DType, TensorType
-from graphkit.ops._base import DOMAIN, F, Rand, Sample, op
+from graphkit.ops._base import F, Rand, Sample, op
 from graphkit.ops._checks import fits
-from graphkit.ops.internal.fused import ATTENTION_SAMPLES, FusedAttention, of_type, visible_keys
+from graphkit.ops.internal.fused import ATTENTION_SAMPLES, AttentionOp, of_type, visible_keys
 from graphkit.ops.pointwise import scalar_like
 
 _MASKS = FLOATS | BOOLS
@@ -27,10 +27,8 @@ def statistics_type(kind: DType) -> DType:
     return DType.FLOAT32 if kind in HALVES else kind
 
 
-class _Scored(FusedAttention):
+class _Scored(AttentionOp):
     """What the forward operator and the gradient share: their scores."""
-
-    shares_heads = False
 
     def _in_heads(self, swap: Any, *operands: Any) -> tuple[Any, ...]:
         """Operands of `layout` as [N, H, rows, columns]."""
@@ -128,11 +126,9 @@ class FusedAttentionWithStatistics(_Scored):
     mask puts -1e9 in the place of each. A query that sees nothing has minus infinity, and the sum 0.
     """
 
-    domain = DOMAIN
     inputs = ("q", "k", "v", "mask?")
     outputs = ("y", "largest", "total")
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": _MASKS}
-    substitutes = True
     composite = True
     samples = (
         *ATTENTION_SAMPLES,
@@ -141,10 +137,10 @@ class FusedAttentionWithStatistics(_Scored):
         Sample((1, 1, 3, 2), (1, 1, 2, 2), (1, 1, 2, 2), causal=True, grad=False),
     )
 
-    def infer(  # type: ignore[override]
+    def infer(
         self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None
     ) -> tuple[TensorType, TensorType, TensorType]:
-        y = super().infer(q, k, v, mask)
+        y = self.result(q, k, v, mask)
         statistics = TensorType(statistics_type(q.dtype), self.heads_first(q)[:3])
         return y, statistics, statistics
 
@@ -182,17 +178,15 @@ class FusedAttentionGrad(_Scored):
     dk = scale * ds^T q, dv = p^T dy. The mask has no gradient. Dao 2023, arXiv:2307.08691.
     """
 
-    domain = DOMAIN
     inputs = ("q", "k", "v", "mask?", "y", "largest", "total", "dy")
     outputs = ("dq", "dk", "dv")
     types = {
         "q": FLOATS, "k": "q", "v": "q", "mask": _MASKS, "y": "q", "largest": FLOATS, "total": FLOATS, "dy": "q",
     }  # fmt: skip
-    substitutes = True
     composite = True
     samples = staticmethod(lambda: tuple(_gradient_samples()))
 
-    def infer(  # type: ignore[override]
+    def infer(
         self,
         q: TensorType,
         k: TensorType,
@@ -203,7 +197,7 @@ class FusedAttentionGrad(_Scored):
         total: TensorType,
         dy: TensorType,
     ) -> tuple[TensorType, TensorType, TensorType]:
-        result = super().infer(q, k, v, mask)
+        result = self.result(q, k, v, mask)
         for name, given in (("y", y), ("dy", dy)):
             if not fits(given.shape, result.shape):
                 raise TypeMismatch(f"{name} {given} does not fit the result {result}")
@@ -213,9 +207,7 @@ class FusedAttentionGrad(_Scored):
                 raise TypeMismatch(f"{name} {given} is not one number for each query: {statistics}")
         return q, k, v
 
-    def reference(  # type: ignore[override]
-        self, xp: Any, q: Any, k: Any, v: Any, mask: Any, y: Any, largest: Any, total: Any, dy: Any
-    ) -> Any:
+    def reference(self, xp: Any, q: Any, k: Any, v: Any, mask: Any, y: Any, largest: Any, total: Any, dy: Any) -> Any:
         q, k, v = self._in_heads(lambda x: xp.swapaxes(x, 1, 2), q, k, v)
         if self.output_layout == "NLHD":
             y, dy = (xp.swapaxes(x, 1, 2) for x in (y, dy))
@@ -228,9 +220,7 @@ class FusedAttentionGrad(_Scored):
         dv = xp.matmul(xp.swapaxes(weights, 2, 3), dy)
         return tuple(xp.array(x) for x in self._in_heads(lambda x: xp.swapaxes(x, 1, 2), dq, dk, dv))
 
-    def expand(  # type: ignore[override]
-        self, q: Any, k: Any, v: Any, mask: Any, y: Any, largest: Any, total: Any, dy: Any
-    ) -> Any:
+    def expand(self, q: Any, k: Any, v: Any, mask: Any, y: Any, largest: Any, total: Any, dy: Any) -> Any:
         given, axis = q.dtype, np.array([-1], np.int64)
         q, k, v, y, dy, mask = _widened(q, k, v, y, dy, mask)
         q, k, v = self._in_heads(_swapped, q, k, v)

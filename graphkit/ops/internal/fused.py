@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -227,16 +227,8 @@ ATTENTION_SAMPLES = (
 )
 
 
-@op
-class FusedAttention(Op):
-    """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762.
-
-    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv], where H / G neighbours of q's heads have one of
-    k and v; with layout="NLHD" the operands are [N, L, H, D] and so on, with output_layout="NLHD" the result is
-    [N, L, H, Dv]. The mask broadcasts to [N, H, L, S]: floats, of q's type or float32, are added to the scores, which
-    have the mask's type from there on; where a boolean one is false, the score is replaced by `mask_value`. `causal`
-    hides from query i the keys after i + S - L, as if by scores of minus infinity.
-    """
+class AttentionOp(Op):
+    """What operators of scaled dot-product attention share: attributes, which FusedAttention describes, and sizes."""
 
     scale: float = 1.0
     causal: bool = False
@@ -244,18 +236,12 @@ class FusedAttention(Op):
     layout: str = "NHLD"
     output_layout: str = "NHLD"
     domain = DOMAIN
-    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "mask?")
-    types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
     substitutes = True
-    samples: ClassVar[Any] = (
-        *ATTENTION_SAMPLES,
-        Sample((2, 4, 3, 5), (2, 2, 3, 5), (2, 2, 3, 4), (4, 1, 3), causal=True, scale=0.5),
-        Sample((2, 1, 6, 4), (2, 5, 2, 4), (2, 5, 2, 3), (1, 6, 1, 5), layout="NLHD", output_layout="NLHD"),
-    )
     # Whether heads of queries may share those of keys.
-    shares_heads = True
+    shares_heads = False
 
-    def infer(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None) -> TensorType:
+    def result(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None) -> TensorType:
+        """The type of the result. Raises TypeMismatch for operands that do not go together, UsageError for layouts."""
         if self.layout not in _LAYOUTS or self.output_layout not in _LAYOUTS:
             raise UsageError(f"layouts are {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}")
         if mask is not None and mask.dtype not in (q.dtype, DType.BOOL, DType.FLOAT32):
@@ -280,9 +266,6 @@ class FusedAttention(Op):
             return bool(groups > 0 and heads % groups == 0)
         return dims.may_equal(heads, groups)
 
-    def _heads(self, x: Any) -> Dim:
-        return self.heads_first(x.tensor)[1]
-
     def heads_first(self, kind: TensorType) -> tuple[Dim, ...]:
         """The sizes of an operand as [N, H, rows, columns]. Raises TypeMismatch."""
         if kind.shape is None:
@@ -291,6 +274,30 @@ class FusedAttention(Op):
             raise TypeMismatch(f"attention takes operands of four axes, not {kind}")
         n, a, b, d = kind.shape
         return (n, a, b, d) if self.layout == "NHLD" else (n, b, a, d)
+
+
+@op
+class FusedAttention(AttentionOp):
+    """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762.
+
+    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv], where H / G neighbours of q's heads have one of
+    k and v; with layout="NLHD" the operands are [N, L, H, D] and so on, with output_layout="NLHD" the result is
+    [N, L, H, Dv]. The mask broadcasts to [N, H, L, S]: floats, of q's type or float32, are added to the scores, which
+    have the mask's type from there on; where a boolean one is false, the score is replaced by `mask_value`. `causal`
+    hides from query i the keys after i + S - L, as if by scores of minus infinity.
+    """
+
+    inputs = ("q", "k", "v", "mask?")
+    types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
+    samples = (
+        *ATTENTION_SAMPLES,
+        Sample((2, 4, 3, 5), (2, 2, 3, 5), (2, 2, 3, 4), (4, 1, 3), causal=True, scale=0.5),
+        Sample((2, 1, 6, 4), (2, 5, 2, 4), (2, 5, 2, 3), (1, 6, 1, 5), layout="NLHD", output_layout="NLHD"),
+    )
+    shares_heads = True
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None) -> TensorType:
+        return self.result(q, k, v, mask)
 
     def reference(self, xp: Any, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         if self.layout == "NLHD":
@@ -315,7 +322,8 @@ class FusedAttention(Op):
         return xp.array(xp.swapaxes(y, 1, 2)) if self.output_layout == "NLHD" else y
 
     def expand(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
-        shared = q.tensor.shape is not None and k.tensor.shape is not None and self._heads(q) != self._heads(k)
+        heads, groups = (self.heads_first(x.tensor)[1] for x in (q, k))
+        shared = q.tensor.shape is not None and k.tensor.shape is not None and heads != groups
         product = shared_product if shared else F.mat_mul
         if self.layout == "NLHD":
             q, v = (F.transpose(x, perm=(0, 2, 1, 3)) for x in (q, v))

@@ -10,7 +10,7 @@ import numpy as np
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F, operator
-from graphkit.ops.internal.fused import FusedAttention, FusedMatMul
+from graphkit.ops.internal.fused import AttentionOp, FusedAttention, FusedMatMul
 from graphkit.ops.nn.softmax import Softmax
 from graphkit.ops.tensor.shape import Squeeze
 from graphkit.passes.core.declare import Property, graph_pass
@@ -262,7 +262,7 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 def _causal(node: Node) -> Sequence[Value] | None:
     """A mask that has become constant."""
-    op = operator(node, FusedAttention)
+    op = operator(node, AttentionOp)
     operands = [*node.inputs, *[None] * (_MASK + 1 - len(node.inputs))]
     q, k, mask = operands[0], operands[1], operands[_MASK]
     assert q is not None
@@ -276,7 +276,7 @@ def _causal(node: Node) -> Sequence[Value] | None:
     return Node(op.replace(causal=True, mask_value=-np.inf), operands, node.name, node.meta, output_names=names).outputs
 
 
-def _hides_the_future(op: FusedAttention, q: Value, k: Value, mask: Value | None) -> bool:
+def _hides_the_future(op: AttentionOp, q: Value, k: Value, mask: Value | None) -> bool:
     """Whether a mask is constant, and hides exactly the keys behind a query."""
     array = None if mask is None else array_of(mask)
     if array is None or op.causal or array.ndim < 2 or array.size != array.shape[-1] * array.shape[-2]:

@@ -15,7 +15,7 @@ import ml_dtypes
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F, Op, operator
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused import AttentionOp
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite
@@ -53,7 +53,7 @@ def round_products(graph: Graph, *, kind: DType = DType.BFLOAT16, attention: boo
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        if attention and isinstance(node.op, FusedAttention):
+        if attention and isinstance(node.op, AttentionOp):
             return _attention(node, operands, kind)
         if (node.op.domain, node.op.name) not in _PRODUCTS:
             return map_bodies(node, operands, partial(round_products, kind=kind, attention=attention)).outputs
@@ -71,7 +71,7 @@ def _attention(node: Node, operands: Sequence[Value | None], kind: DType) -> Seq
     assert q is not None
     if q.dtype is not DType.FLOAT32:
         return None
-    op = operator(node, FusedAttention)
+    op = operator(node, AttentionOp)
     if math.isfinite(op.mask_value):
         # It stays finite: a query that sees nothing has equal weights.
         least, most = (float(limit) for limit in (ml_dtypes.finfo(kind.numpy).min, ml_dtypes.finfo(kind.numpy).max))

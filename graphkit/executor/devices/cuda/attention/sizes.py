@@ -12,7 +12,7 @@ from graphkit.executor.devices.operands import operand, repeating, shape
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import operator
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused import AttentionOp
 
 # Below so many queries tensor cores are not asked.
 FEW = 16
@@ -59,13 +59,13 @@ class Attended:
     y: Strides
     mask: tuple[int, int, int, int] | None
     mask_kind: DType | None
-    op: FusedAttention
+    op: AttentionOp
     statistics: tuple[bool, bool] = (False, False)
 
     @classmethod
     def of(cls, node: Node, statistics: tuple[bool, bool] = (False, False)) -> Attended:
         """Of a node of FusedAttention, of the operator with statistics or of the gradient, whose shapes are known."""
-        op, mask = operator(node, FusedAttention), operand(node, 3)
+        op, mask = operator(node, AttentionOp), operand(node, 3)
         heads_axis, rows_axis = (1, 2) if op.layout == "NHLD" else (2, 1)
         q, k, v = (shape(x) for x in node.inputs[:3])
         batch, heads, rows, depth = q[0], q[heads_axis], q[rows_axis], q[3]
