@@ -263,7 +263,7 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
             for tf32 in (False, True) if kind == "float32" else (False,):
                 sources += kernel_of(node(size, kind, **attributes), tf32).sources
         q, k, v = node(size, kind).operands
-        for mask in (Value(TensorType(stored, size[2:4])) for stored in ("bool", kind)):
+        for mask in (Value(TensorType(stored, size[2:4])) for stored in ("bool", kind, "float32")):
             sources += kernel_of(Node(FusedAttention(causal=True), [q, k, v, mask])).sources
     registers.check([*dict.fromkeys(sources)], architecture)
 
