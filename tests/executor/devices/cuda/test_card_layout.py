@@ -115,8 +115,15 @@ WHOLE: dict[str, Callable[[], gk.Model]] = {
     "resnet": lambda: gk.models.build("resnet", layers=18, classes=4, image=(3, 32, 32)),
     "mobilenetv2": lambda: gk.models.build("mobilenetv2", classes=4, image=(3, 32, 32), dropout=0.0),
 }
-EACH = [*((name, p) for name in NETWORKS for p in PRECISIONS)]
-EACH += [pytest.param(name, "bf16", marks=pytest.mark.full) for name in WHOLE]
+# Networks, precisions, and where channels are.
+INFERRED: list[Any] = [("residual", p, "last") for p in PRECISIONS]
+INFERRED += [pytest.param("residual", p, "first", marks=pytest.mark.full) for p in PRECISIONS]
+# In float16 deep networks skip steps until the loss's factor is low.
+TRAINED = [
+    *INFERRED,
+    *(pytest.param(name, p, "last", marks=pytest.mark.full) for name in WHOLE for p in ("tf32", "bf16")),
+]
+INFERRED += [pytest.param(name, p, "last", marks=pytest.mark.full) for name in WHOLE for p in PRECISIONS]
 
 
 def built(name: str) -> gk.Model:
@@ -128,7 +135,7 @@ def images(net: gk.Model, count: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, *kind.known_shape[1:])).astype(np.float32)
 
 
-@pytest.fixture(params=["last", pytest.param("first", marks=pytest.mark.full)])
+@pytest.fixture
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where channels are: "first" is what the same passes make without the layout."""
     if request.param == "first":
@@ -137,7 +144,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-@pytest.mark.parametrize(("name", "precision"), EACH)
+@pytest.mark.parametrize(("name", "precision", "layout"), INFERRED, indirect=["layout"])
 def test_inference(name: str, precision: str, layout: str, card: Card) -> None:
     """Of batches of any size, one of none among them."""
     net = built(name)
@@ -152,12 +159,7 @@ def test_inference(name: str, precision: str, layout: str, card: Card) -> None:
     assert ("ChannelsLastConv" in card.launched) == (layout == "last")
 
 
-# In float16 deep networks skip steps until the loss's factor is low.
-TRAINED = [*(("residual", p) for p in PRECISIONS)]
-TRAINED += [pytest.param(name, p, marks=pytest.mark.full) for name, p in (("lenet", "tf32"), ("resnet", "bf16"))]
-
-
-@pytest.mark.parametrize(("name", "precision"), TRAINED)
+@pytest.mark.parametrize(("name", "precision", "layout"), TRAINED, indirect=["layout"])
 def test_training(name: str, precision: str, layout: str, card: Card) -> None:
     x, labels = images(built(name), 8), np.arange(8) % 4
     # Steps of deep networks are small: what is apart by a bit is far apart a few normalisations of few numbers on.
