@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -10,6 +11,9 @@ from graphkit.executor.devices.device import BoundStep
 # Done by a call; one that returns PENDING has to be called again.
 Work: TypeAlias = Callable[[], Any]
 PENDING = object()
+
+# Work of a stream is done by whoever waits for it, in any thread, and may wait for work of others.
+_TAKING_TURNS = threading.RLock()
 
 
 class Recording:
@@ -54,12 +58,14 @@ class Stream:
         if self.recording is not None:
             self.recording.items[self].append(work)
             return
-        self.work.append(work)
+        with _TAKING_TURNS:
+            self.work.append(work)
         if self.early:
             self.advance()
 
     def mark(self) -> Point:
-        position = self._begun + len(self.work) if self.recording is None else len(self.recording.items[self])
+        with _TAKING_TURNS:
+            position = self._begun + len(self.work) if self.recording is None else len(self.recording.items[self])
         return Point(self, position, self.recording)
 
     def follow(self, point: Point) -> None:
@@ -78,12 +84,13 @@ class Stream:
 
     def advance(self, to: int | None = None) -> bool:
         """Do what can be done, up to a position; whether all of it is."""
-        while self.work and (to is None or self._begun < to):
-            if self.work[0]() is PENDING:
-                return False
-            del self.work[0]
-            self._begun += 1
-        return True
+        with _TAKING_TURNS:
+            while self.work and (to is None or self._begun < to):
+                if self.work[0]() is PENDING:
+                    return False
+                del self.work[0]
+                self._begun += 1
+            return True
 
     def finish(self) -> None:
         assert self.recording is None, "nothing is waited for while it is recorded"
