@@ -125,8 +125,9 @@ def translation_unit(sources: Sequence[Source]) -> str:
     for source in sources:
         given = ", ".join(f"*({kind}*)a[{i}]" for i, kind in enumerate(source.parameters))
         runs.append(
+            f"static void body_{source.entry}(void** a) {{ {source.entry}({given}); }}\n"
             f'extern "C" int run_{source.entry}(unsigned blocks, unsigned threads, int order, void** a) {{\n'
-            f"    return host_launch(blocks, threads, order, {str(waits(source)).lower()}, "
-            f"[=] {{ {source.entry}({given}); }});\n}}\n"
+            f"    return host_launch(blocks, threads, order, {str(waits(source)).lower()}, body_{source.entry}, a);\n"
+            "}\n"
         )
     return "\n".join(('#include "prefix.h"', *(source.text for source in sources), *runs))

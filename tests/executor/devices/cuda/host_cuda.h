@@ -2,13 +2,13 @@
 // wait for each other. `host_order` 1 runs them the other way round: what depends on that has forgotten a barrier.
 #pragma once
 
+// It has few words: a compiler reads all of them again for every library.
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-
-#include <functional>
-#include <memory>
 
 struct HostIndex {
     unsigned x, y, z;
@@ -82,22 +82,41 @@ enum HostState { HOST_READY, HOST_AT_BLOCK, HOST_AT_WARP, HOST_DONE };
 const unsigned kHostStack = 1 << 16, kHostWarp = 32;
 
 struct HostFiber {
-    ucontext_t context;
+    ucontext_t beginning;
+    jmp_buf place;  // where it goes on, once it has begun
+    bool has_begun;
     HostState state;
     alignas(16) unsigned char slot[32];  // what it gives to the other threads of its warp
 };
 
-static std::unique_ptr<HostFiber[]> host_fibers;
-static std::unique_ptr<unsigned char[]> host_stacks;
+// A kernel with its arguments.
+typedef void (*HostBody)(void** arguments);
+
+static HostFiber* host_fibers = nullptr;
+static unsigned char* host_stacks = nullptr;
 static unsigned host_threads = 0;  // that have a stack
-static ucontext_t host_scheduler;
-static std::function<void()> host_body;
+static jmp_buf host_scheduler;
+static HostBody host_body;
+static void** host_arguments;
 static int host_order = 0;
 
+// Jumps, which ask the system for nothing: contexts alone would, at every turn.
 static void host_wait(HostState state) {
     HostFiber& self = host_fibers[threadIdx.x];
     self.state = state;
-    swapcontext(&self.context, &host_scheduler);
+    if (_setjmp(self.place) == 0) {
+        _longjmp(host_scheduler, 1);
+    }
+}
+static void host_go_on(HostFiber& fiber) {
+    if (_setjmp(host_scheduler) != 0) {
+        return;
+    }
+    if (fiber.has_begun) {
+        _longjmp(fiber.place, 1);
+    }
+    fiber.has_begun = true;
+    setcontext(&fiber.beginning);
 }
 static inline void __syncthreads() { host_wait(HOST_AT_BLOCK); }
 
@@ -177,8 +196,9 @@ static void gk_host_multiply(float* d, const unsigned* a, const unsigned* b) {
 }
 
 static void host_fiber() {
-    host_body();
+    host_body(host_arguments);
     host_fibers[threadIdx.x].state = HOST_DONE;
+    _longjmp(host_scheduler, 1);
 }
 
 // Lets those go on that may; false where threads wait for others that never come.
@@ -209,18 +229,23 @@ static bool host_release(unsigned threads) {
 
 static bool host_block(unsigned threads) {
     if (threads > host_threads) {
-        host_fibers.reset(new HostFiber[threads]);
-        host_stacks.reset(new unsigned char[(size_t)threads * kHostStack]);
+        free(host_fibers);
+        free(host_stacks);
+        host_fibers = (HostFiber*)malloc(threads * sizeof(HostFiber));
+        host_stacks = (unsigned char*)malloc((size_t)threads * kHostStack);
+        if (host_fibers == nullptr || host_stacks == nullptr) {
+            abort();
+        }
         host_threads = threads;
     }
     for (unsigned i = 0; i < threads; ++i) {
         HostFiber& fiber = host_fibers[i];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = host_stacks.get() + (size_t)i * kHostStack;
-        fiber.context.uc_stack.ss_size = kHostStack;
-        fiber.context.uc_link = &host_scheduler;
+        getcontext(&fiber.beginning);
+        fiber.beginning.uc_stack.ss_sp = host_stacks + (size_t)i * kHostStack;
+        fiber.beginning.uc_stack.ss_size = kHostStack;
+        fiber.has_begun = false;
         fiber.state = HOST_READY;
-        makecontext(&fiber.context, host_fiber, 0);
+        makecontext(&fiber.beginning, host_fiber, 0);
     }
     for (unsigned done = 0; done < threads;) {
         done = 0;
@@ -228,7 +253,7 @@ static bool host_block(unsigned threads) {
             const unsigned thread = host_order == 0 ? i : threads - 1 - i;
             if (host_fibers[thread].state == HOST_READY) {
                 threadIdx = {thread, 0, 0};
-                swapcontext(&host_scheduler, &host_fibers[thread].context);
+                host_go_on(host_fibers[thread]);
             }
         }
         for (unsigned i = 0; i < threads; ++i) {
@@ -242,11 +267,12 @@ static bool host_block(unsigned threads) {
 }
 
 // 0, or 1 where threads wait for others that never come. waits: whether threads may wait for each other at all.
-static int host_launch(unsigned blocks, unsigned threads, int order, bool waits, const std::function<void()>& body) {
+static int host_launch(unsigned blocks, unsigned threads, int order, bool waits, HostBody body, void** arguments) {
     gridDim = {blocks, 1, 1};
     blockDim = {threads, 1, 1};
     host_order = order;
     host_body = body;
+    host_arguments = arguments;
     for (unsigned block = 0; block < blocks; ++block) {
         blockIdx = {block, 0, 0};
         if (waits) {
@@ -257,7 +283,7 @@ static int host_launch(unsigned blocks, unsigned threads, int order, bool waits,
         }
         for (unsigned thread = 0; thread < threads; ++thread) {
             threadIdx = {thread, 0, 0};
-            body();
+            body(arguments);
         }
     }
     return 0;
