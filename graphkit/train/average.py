@@ -1,13 +1,17 @@
-"""Exponential moving average of the parameters, kept beside them by the training program."""
+"""Exponential moving averages of the parameters: kept beside them by the training program, and put in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from graphkit.errors import UsageError
+from graphkit.executor.run.interruption import uninterrupted
+from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 from graphkit.train.arguments import BELOW_ONE, boolean, real
@@ -52,3 +56,54 @@ def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
     if spec is None or isinstance(spec, EMA):
         return spec
     return EMA(**spec) if isinstance(spec, Mapping) else EMA(spec)
+
+
+class Holder(Protocol):
+    """What has the slots of trained parameters. held: of which the model has the values in this process."""
+
+    @property
+    def trained(self) -> Collection[str]: ...
+
+    @property
+    def held(self) -> Collection[str]: ...
+
+    @property
+    def slots(self) -> ParamStore: ...
+
+
+class Averages:
+    """The moving averages in a trainer's slots, where it keeps any."""
+
+    def __init__(self, params: ParamStore, holder: Holder, are_kept: bool):
+        self._params, self._holder, self._are_kept = params, holder, are_kept
+        self.are_in_place = False
+
+    def start(self) -> None:
+        """They are what the parameters are."""
+        for name in self._holder.trained if self._are_kept else ():
+            self._holder.slots[f"{name}/{AVERAGE}"] = self._params[name]
+
+    def exchange(self) -> None:
+        """With the parameters, or back. Raises UsageError where there are none."""
+        if not self._are_kept:
+            raise UsageError("there is no moving average: give the Trainer ema=0.999, or another decay")
+        with uninterrupted:
+            for name in self._holder.held:
+                key = f"{name}/{AVERAGE}"
+                weight, average = self._params[name], self._holder.slots[key]
+                self._params.commit(name, average)
+                self._holder.slots.commit(key, weight)
+            self.are_in_place = not self.are_in_place
+
+    @contextlib.contextmanager
+    def in_their_place(self) -> Iterator[None]:
+        """Inside, the parameters have the averages' values, where there are any."""
+        before = self.are_in_place
+        try:
+            if self._are_kept and not before:
+                self.exchange()
+            yield
+        finally:
+            with uninterrupted:
+                if self.are_in_place is not before:
+                    self.exchange()

@@ -335,7 +335,7 @@ class Fit:
     def _stopped(self, interrupt: KeyboardInterrupt) -> None:
         """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""
         trainer = self.trainer
-        if trainer._averaged:  # it came between the validation and the exchange behind it
+        if trainer._averages.are_in_place:  # it came between the validation and the exchange behind it
             trainer.swap()
         where = f"stopped {trainer.position}"
         if trainer.torn:

@@ -35,7 +35,7 @@ _PATIENCE = 30.0
 
 def save(trainer: Trainer, folder: str | Path) -> None:
     """`Trainer.save`."""
-    if trainer._averaged:
+    if trainer._averages.are_in_place:
         raise UsageError("the model holds the moving averages: call swap() before save()")
     waiting, ranks = trainer._stepper.waiting, trainer._place[1]
     if waiting and ranks > 1:

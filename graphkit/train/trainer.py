@@ -1,8 +1,8 @@
 """Trainer: a model, a loss and an optimizer as programs that run step by step.
 
-What it is made of: `step` writes forward, loss, backward and update as graphs, `stepper` runs them on a batch and keeps
-what waits for the next one, `fit` goes through epochs of batches from wherever `position` says that a run stands, and
-`saving` takes all of it to a folder and back.
+What it is made of: `training_graph` joins the model and its loss, `step` writes forward, backward and update as graphs,
+`stepper` runs them on a batch and keeps what waits for the next one, `fit` goes through epochs of batches from wherever
+`position` says that a run stands, and `saving` takes all of it to a folder and back.
 """
 
 from __future__ import annotations
@@ -28,17 +28,12 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
-from graphkit.passes.fuse.recognise import recognise
-from graphkit.passes.simplify.sequences import resolve_sequences
-from graphkit.passes.training.fake_quantise import fake_quantise
-from graphkit.passes.training.randomness import bind_rng
-from graphkit.passes.training.straight_through import pass_through_rounding
-from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
+from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
-from graphkit.train.average import AVERAGE, EMA
+from graphkit.train.average import EMA, Averages
 from graphkit.train.average import ema as moving_average
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import States
@@ -56,9 +51,8 @@ from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
 from graphkit.train.selection import ParameterSelection, select_parameters
-from graphkit.train.statistics import over_processes
 from graphkit.train.stepper import Stepper
-from graphkit.train.targets import expected_targets
+from graphkit.train.training_graph import Criterion, training_graph
 
 
 class Trainer:
@@ -205,21 +199,14 @@ class Trainer:
 
         self.ema = moving_average(ema)
         selection = ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
-        parameters = [v for v in net.graph.inputs if v.role == "parameter"]
-        frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
-        # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
-        graph = recognise(resolve_sequences(to_training(net.graph, frozen)))
-        # What `losses.attach` takes beside a graph.
-        self._criterion = (loss, targets, output, loss_weights)
-        found_loss = losses.bound(graph, *self._criterion)
-        graph = bind_rng(losses.attach(graph, *self._criterion, mixed=bool(alphas)))
+        self._criterion = Criterion(loss, targets, output, loss_weights)
+        graph, self._targets = training_graph(
+            net, self._criterion, selection,
+            mixed=bool(alphas), straight_through=straight_through,
+            statistics_over=kvstore if sync_batch_norm else None,
+        )  # fmt: skip
         first = next(iter(loss)) if isinstance(loss, Mapping) else net.outputs[0]
         self._output = first if output is None else output
-        self._targets = expected_targets(graph, found_loss, net.output_types, isinstance(loss, Mapping))
-        graph = fake_quantise(graph)
-        if straight_through:
-            graph = pass_through_rounding(graph)
-        graph = over_processes(graph, kvstore if sync_batch_norm else None)
         trained = select_parameters(graph, selection)
         scale = loss_scale.state() if precision == "f16" else None
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite, scale)
@@ -248,20 +235,16 @@ class Trainer:
             )  # fmt: skip
             self._inference = Executor(self._inference_graph, net.params, **options)
         self._evaluation = Evaluation(self, options)
-        self.trained, self._slots = self._stepper.trained, self._stepper.slots
-        self._averaged = False
+        self.trained = self._stepper.trained
+        self._averages = Averages(net.params, self._stepper, self.ema is not None)
         if self.optimizer.schedule.is_open and not self._stepper.sets_rates:
             raise UsageError("servers have the learning rate, and no run to go over: give steps= to the schedule")
         if kvstore is not None and not self._alone and self._pipeline is None:
             names = list(net.params)
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
                 net.params[name] = array
-            self._start_averages()
+            self._averages.start()
         self._stepper.spread()
-
-    def _start_averages(self) -> None:
-        for name in self.trained if self.ema is not None else ():
-            self._slots[f"{name}/{AVERAGE}"] = self.net.params[name]
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -276,28 +259,13 @@ class Trainer:
 
         While `net` has the averages no step can be taken. Raises UsageError without `ema`.
         """
-        if self.ema is None:
-            raise UsageError("there is no moving average: give the Trainer ema=0.999, or another decay")
-        with uninterrupted:
-            for name in self._stepper.held:
-                key = f"{name}/{AVERAGE}"
-                weight, average = self.net.params[name], self._slots[key]
-                self.net.params.commit(name, average)
-                self._slots.commit(key, weight)
-            self._averaged = not self._averaged
+        self._averages.exchange()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
         """`with trainer.averaged() as net:` - inside, `net` has the moving averages; without `ema` its own values."""
-        before = self._averaged
-        try:
-            if self.ema is not None and not before:
-                self.swap()
+        with self._averages.in_their_place():
             yield self.net
-        finally:
-            with uninterrupted:
-                if self._averaged is not before:
-                    self.swap()
 
     # --- one step --------------------------------------------------------------------------------
 
@@ -402,7 +370,7 @@ class Trainer:
             return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        if self._averaged:
+        if self._averages.are_in_place:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is not None:
             self.kvstore.begin_step()
@@ -421,7 +389,7 @@ class Trainer:
 
         With servers all workers call it, and go on from the servers' values.
         """
-        if self._averaged:
+        if self._averages.are_in_place:
             raise UsageError("the model holds the moving averages: call swap() before flush()")
         with self._working():
             self._stepper.flush(self.learning_rate)

@@ -186,7 +186,7 @@ def test_each_rank_has_its_own_parameters_and_slots(on_ranks):
     for rank, (trainer, _) in enumerate(on_ranks(lambda store: trained(store, "cycle", steps=1))):
         own = ("a0_weight", "a0_bias", "a1_weight", "a1_bias") if rank == 0 else ("b_weight", "b_bias")
         assert trainer._stepper.held == own
-        slots = {name for name in trainer._slots if trainer._slots.holds(name)}
+        slots = {name for name in trainer._stepper.slots if trainer._stepper.slots.holds(name)}
         assert slots == {f"{name}/momentum" for name in own} | {"optimizer_step"}
         assert trainer.slot_bytes() == sum(trainer.net.params[name].nbytes for name in own)
         assert trainer.plan({"x": (16, 6), "target": (16,)}).arena_bytes > 0

@@ -225,7 +225,7 @@ def test_each_rank_has_its_own_parameters_and_few_micro_batches(on_ranks):
     found = on_ranks(lambda store: piped(store, "mlp", micro=8)[0], 3)
     for rank, (trainer, own) in enumerate(zip(found, "abc", strict=True)):
         assert trainer._stepper.held == (f"{own}_weight", f"{own}_bias")
-        slots = {name for name in trainer._slots if trainer._slots.holds(name)}
+        slots = {name for name in trainer._stepper.slots if trainer._stepper.slots.holds(name)}
         assert slots == {f"{own}_{part}/{slot}" for part in ("weight", "bias") for slot in ("mean", "variance")} | {
             "optimizer_step"
         }

@@ -65,8 +65,8 @@ def test_a_run_goes_on_to_the_bit(on_ranks, tmp_path, kind, hosts, options):
     on_ranks(lambda store: trained(store, kind, range(4), save=tmp_path, **options), 4, hosts=hosts)
     found = on_ranks(lambda store: trained(store, kind, range(4, 8), tmp_path, **options), 4, hosts=hosts)
     for mine, expected in zip(found, whole, strict=True):
-        for name, array in {**expected.net.params, **expected._slots}.items():
-            np.testing.assert_array_equal({**mine.net.params, **mine._slots}[name], array)
+        for name, array in {**expected.net.params, **expected._stepper.slots}.items():
+            np.testing.assert_array_equal({**mine.net.params, **mine._stepper.slots}[name], array)
         left = expected._stepper._residuals()
         assert list(mine._stepper._residuals()) == list(left)
         for name, array in left.items():

@@ -42,7 +42,7 @@ def trained(store, steps=5, count=16, sizes=None, optimizer=None, data=ratings, 
 
 
 def states(trainer):
-    return {**trainer.net.params, **trainer._slots}
+    return {**trainer.net.params, **trainer._stepper.slots}
 
 
 def assert_same(found, expected, bound=1e-5):
@@ -145,11 +145,11 @@ def test_ids_that_repeat_in_processes_and_between_them(on_ranks, options):
     whole, _ = trained(None, data=repeated, **options)
     for found, _ in on_ranks(lambda store: trained(store, data=repeated, **options), 3 if not options else 2):
         assert_same(found, whole)
-        assert found._slots["user_weight/mean"][[3, 7, -1]].any()
+        assert found._stepper.slots["user_weight/mean"][[3, 7, -1]].any()
         others = [row for row in range(USERS - 1) if row not in (3, 7)]
         np.testing.assert_array_equal(found.net.params["user_weight"][others], start_["user_weight"][others])
         for slot in ("mean", "variance"):
-            assert not found._slots[f"user_weight/{slot}"][others].any()
+            assert not found._stepper.slots[f"user_weight/{slot}"][others].any()
 
 
 def test_only_rows_that_were_read_travel(on_ranks):

@@ -309,7 +309,7 @@ def test_an_elastic_worker_before_its_first_exchange_is_one_process(options):
     for each in (mine, other):
         for _ in range(4):
             each.step(IDS[:10], TARGETS[:10])
-    assert_same(dict(mine.net.params) | dict(mine._slots), dict(other.net.params) | dict(other._slots))
+    assert_same(dict(mine.net.params) | dict(mine._stepper.slots), dict(other.net.params) | dict(other._stepper.slots))
 
 
 @pytest.mark.parametrize("type", ["dist_async", "elastic"])

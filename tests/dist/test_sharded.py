@@ -71,11 +71,11 @@ def test_parts_of_any_size_and_of_none(on_ranks, buckets, sizes):
 
 def test_each_process_has_its_part_of_the_states(on_ranks):
     whole, _ = trained(None)
-    slots = sum(array.nbytes for name, array in whole._slots.items() if "/" in name)
+    slots = sum(array.nbytes for name, array in whole._stepper.slots.items() if "/" in name)
 
     def work(store):
         trainer, _ = trained(store, shard_optimizer=True)
-        return sum(array.nbytes for name, array in trainer._slots.items() if "/" in name)
+        return sum(array.nbytes for name, array in trainer._stepper.slots.items() if "/" in name)
 
     for ranks in (2, 4):
         held = on_ranks(work, ranks)
@@ -113,14 +113,14 @@ def test_sums_are_of_slices(on_ranks):
 def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, buckets, bad):
     def work(store):
         trainer, _ = trained(store, steps=2, on_nonfinite="skip", shard_optimizer=True)
-        before = {name: array.copy() for name, array in [*trainer.net.params.items(), *trainer._slots.items()]}
+        before = {name: array.copy() for name, array in [*trainer.net.params.items(), *trainer._stepper.slots.items()]}
         x, y = samples(16)
         if store.rank == bad:
             x[3] = np.nan
         assert np.isnan(float(trainer.step(x[:8], y[:8])))
         assert trainer.skipped == 1
         for name, array in before.items():
-            np.testing.assert_array_equal(({**trainer.net.params, **trainer._slots})[name], array)
+            np.testing.assert_array_equal(({**trainer.net.params, **trainer._stepper.slots})[name], array)
         x, y = samples(16)  # and it goes on
         assert np.isfinite(float(trainer.step(x[:8], y[:8])))
         return trainer.updates

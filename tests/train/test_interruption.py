@@ -14,6 +14,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.train import checkpoint, saving
+from graphkit.train.average import Averages
 
 WORKER = Path(__file__).with_name("interrupted_worker.py")
 
@@ -69,7 +70,7 @@ def trainer(**options):
 def same_bits(a, b):
     assert a.updates == b.updates
     assert all(a.net.params[n].tobytes() == b.net.params[n].tobytes() for n in a.net.params)
-    assert all(a._slots[n].tobytes() == b._slots[n].tobytes() for n in a._slots)
+    assert all(a._stepper.slots[n].tobytes() == b._stepper.slots[n].tobytes() for n in a._stepper.slots)
     assert a.executor.rng == b.executor.rng
 
 
@@ -240,7 +241,7 @@ def test_interrupted_at_an_exchange_with_the_averages(tmp_path, monkeypatch, num
     whole = trainer(ema=0.9)
     straight = whole.fit(data(), data(40), **options)
     part = trainer(ema=0.9)
-    swap, calls = gk.Trainer.swap, iter(range(1, 100))
+    exchange, calls = Averages.exchange, iter(range(1, 100))
 
     def interrupt():
         if held:
@@ -252,11 +253,11 @@ def test_interrupted_at_an_exchange_with_the_averages(tmp_path, monkeypatch, num
         mine = next(calls) == number
         if mine and not after:
             interrupt()
-        swap(self)
+        exchange(self)
         if mine and after:
             interrupt()
 
-    monkeypatch.setattr(gk.Trainer, "swap", interrupted)
+    monkeypatch.setattr(Averages, "exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         part.fit(data(), data(40), folder=tmp_path, **options)
     monkeypatch.undo()

@@ -37,7 +37,7 @@ def batch(value: float | None = None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def everything(trainer: gk.Trainer) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in {**trainer.net.params, **trainer._slots}.items()}
+    return {name: array.tobytes() for name, array in {**trainer.net.params, **trainer._stepper.slots}.items()}
 
 
 OPTIMIZERS = pytest.mark.parametrize(

@@ -63,13 +63,15 @@ def test_rows_follow_the_formula_and_others_keep_their_bits(name: str) -> None:
     rng = np.random.default_rng(2)
     for step, ids in enumerate(STEPS, start=1):
         target = rng.standard_normal((*ids.shape, WIDTH), np.float32)
-        before = {n: a.copy() for n, a in (*net.params.items(), *trainer._slots.items()) if a.shape == start.shape}
+        before = {
+            n: a.copy() for n, a in (*net.params.items(), *trainer._stepper.slots.items()) if a.shape == start.shape
+        }
         trainer.step(ids, target)
         read = gradients(table, ids, target)
         for row, g in read.items():
             table[row] = formula(table[row], g, states[row], step)
         untouched = [row for row in range(ROWS) if row not in read]
-        for key, array in (*net.params.items(), *trainer._slots.items()):
+        for key, array in (*net.params.items(), *trainer._stepper.slots.items()):
             if key in before:
                 assert array[untouched].tobytes() == before[key][untouched].tobytes(), key
         np.testing.assert_allclose(net.params["embed_weight"], table, rtol=1e-4, atol=1e-6)

@@ -111,7 +111,7 @@ def step(one):
     STEP
 
 def steps(one):
-    return int(one._slots["optimizer_step"])
+    return int(one._stepper.slots["optimizer_step"])
 
 step(calm), step(hasty)
 interrupted = 0
@@ -125,7 +125,7 @@ while interrupted < 12:
         interrupted += 1
     while steps(calm) < steps(hasty):
         step(calm)
-    for mine, theirs in ((calm.net.params, hasty.net.params), (calm._slots, hasty._slots)):
+    for mine, theirs in ((calm.net.params, hasty.net.params), (calm._stepper.slots, hasty._stepper.slots)):
         for name in mine:
             assert np.array_equal(mine[name], theirs[name]), (name, steps(hasty), interrupted)
 print("same", steps(hasty) > 1)

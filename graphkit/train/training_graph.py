@@ -1,0 +1,61 @@
+"""The graph that a trainer differentiates: a model in training mode with its loss and its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from graphkit.dist.kvstore import KVStore
+from graphkit.ir.graph import Graph
+from graphkit.ir.types import TensorType
+from graphkit.model import Model
+from graphkit.passes.fuse.recognise import recognise
+from graphkit.passes.simplify.sequences import resolve_sequences
+from graphkit.passes.training.fake_quantise import fake_quantise
+from graphkit.passes.training.randomness import bind_rng
+from graphkit.passes.training.straight_through import pass_through_rounding
+from graphkit.passes.training.to_training import to_training
+from graphkit.train import losses
+from graphkit.train.selection import ParameterSelection
+from graphkit.train.statistics import over_processes
+from graphkit.train.targets import Targets, expected_targets
+
+
+class Criterion(NamedTuple):
+    """What `losses.attach` takes beside a graph."""
+
+    loss: losses.AnyLoss
+    targets: Mapping[str, TensorType] | None
+    output: str | None
+    weights: Mapping[str, float] | None
+
+
+class TrainingGraph(NamedTuple):
+    """graph: its outputs are the loss and those of the model."""
+
+    graph: Graph
+    targets: Targets
+
+
+def training_graph(
+    net: Model,
+    criterion: Criterion,
+    selection: ParameterSelection,
+    *,
+    mixed: bool,
+    straight_through: bool,
+    statistics_over: KVStore | None,
+) -> TrainingGraph:
+    """Written from the graph of a model. mixed: whether losses are those of mixed samples; straight_through: whether
+    gradients pass through rounding; statistics_over: whose processes batch normalisation's statistics are of."""
+    parameters = [v for v in net.graph.inputs if v.role == "parameter"]
+    frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
+    # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
+    graph = recognise(resolve_sequences(to_training(net.graph, frozen)))
+    bound = losses.bound(graph, *criterion)
+    graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed))
+    targets = expected_targets(graph, bound, net.output_types, isinstance(criterion.loss, Mapping))
+    graph = fake_quantise(graph)
+    if straight_through:
+        graph = pass_through_rounding(graph)
+    return TrainingGraph(over_processes(graph, statistics_over), targets)
