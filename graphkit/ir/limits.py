@@ -163,11 +163,21 @@ def check_time() -> None:
         raise LimitReached("the time that this may take is over")
 
 
+def is_timed() -> bool:
+    """Whether there is a deadline."""
+    return current().deadline is not _NEVER
+
+
 def check_iterations(done: int) -> None:
     """Raise LimitReached where a loop that has done so many iterations may begin no other."""
     most = current().iterations
     if most is not None and done >= most:
-        raise LimitReached(f"more than {most} iterations")
+        raise too_many_iterations()
+
+
+def too_many_iterations() -> LimitReached:
+    """What to raise where a loop would begin more iterations than are allowed."""
+    return LimitReached(f"more than {current().iterations} iterations")
 
 
 def available_memory() -> int:

@@ -81,9 +81,14 @@ class Device(Protocol):
         """Whether all work of a queue is done; waits for nothing."""
         ...
 
+    @property
+    def has_conditions(self) -> bool:
+        """Whether recordings may have steps of `conditions.Conditional` kernels."""
+        ...
+
     def record(self, stream: Any, steps: Sequence[BoundStep]) -> Callable[[], None]:
         """What queues all at once work with the results of `steps`, which are not run now, one by one. Both for
-        the current stream, `stream`."""
+        the current stream, `stream`. Raises conditions.NotRecorded for what it refuses of conditional kernels."""
         ...
 
     def prepare(self, node: Node, made: Any, fault: Any) -> ArrayKernel:
@@ -139,3 +144,18 @@ class Device(Protocol):
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
         """The elements in `out`, which is C-contiguous, or in a new array. Waits for the current stream's work."""
         ...
+
+
+class Copied:
+    """Copies an array to another of as many bytes."""
+
+    can_be_recorded = True
+
+    def __init__(self, device: Device):
+        self._device = device
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+        self._device.copy_across(inputs[0], outputs[0])
+
+    def step(self, source: Any, target: Any) -> BoundStep:
+        return BoundStep(self, [source], [target], None)

@@ -9,15 +9,19 @@ import contextlib
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
+from graphkit.executor.devices.conditions import NotRecorded, Recorded
 from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.compiler import compiled
-from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches, fused
+from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_conditions
+from graphkit.executor.devices.cuda.conditions.nodes import ConditionalNodes
+from graphkit.executor.devices.cuda.conditions.probe import refusal
+from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
     CardKernel,
@@ -31,7 +35,7 @@ from graphkit.executor.devices.cuda.libraries import attention, convolutions, cu
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.device import ArrayKernel, BoundStep
+from graphkit.executor.devices.device import ArrayKernel
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -88,20 +92,38 @@ class CudaDevice:
         number: int = self._cupy.cuda.get_current_stream().ptr
         return number
 
-    def record(self, stream: Any, steps: Sequence[BoundStep]) -> Callable[[], None]:
-        """As one CUDA graph, in which steps that do not wait for each other share launches."""
+    @property
+    def has_conditions(self) -> bool:
+        """Whether recordings may have conditional nodes: the first one who asks has one made and looked at."""
+        return not self.conditions_refused
+
+    @cached_property
+    def conditions_refused(self) -> str:
+        """Why they may not; empty where they may."""
+        return refusal(self, self.record)
+
+    def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
+        """As one CUDA graph, in which steps that do not wait for each other share launches. Raises NotRecorded for
+        what CUDA refuses of a graph with conditional nodes."""
         cudnn.be_ready(self.number)
-        merged = fused(steps)
+        merged = expanded(steps)
+        try:
+            return self._captured(stream, merged)
+        except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
+            if not has_conditions(merged):
+                raise
+            raise NotRecorded(f"device {self.name!r} records no conditions here: {error}") from error
+
+    def _captured(self, stream: Any, steps: Sequence[Recorded]) -> _Recording:
         stream.begin_capture()
         try:
-            for step in merged:
-                step.run()
+            ConditionalNodes(self).queue(steps)
         except BaseException:
             # CUDA may say of what was begun beside the stream that nothing joins it.
             with contextlib.suppress(self._cupy.cuda.runtime.CUDARuntimeError):
                 stream.end_capture()
             raise
-        return _Recording(stream.end_capture(), stream, merged)
+        return _Recording(stream.end_capture(), stream, steps)
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> ArrayKernel:
         return Interpreted(node, self.xp) if made is None else _Launched(self, node, made, fault)
@@ -140,6 +162,7 @@ class CudaDevice:
             "driver": _release(runtime.driverGetVersion()),
             "CUDA": _release(runtime.runtimeGetVersion()),
             "CuPy": str(self._cupy.__version__),
+            "conditions": f"on the host ({why})" if (why := self.conditions_refused) else "in recordings",
         }
 
     def functions(self, sources: Sequence[Source]) -> list[Any]:
@@ -212,7 +235,7 @@ def _release(number: int) -> str:
 class _Recording:
     """A CUDA graph. steps: what it launches, whose tables it reads."""
 
-    def __init__(self, graph: Any, stream: Any, steps: Sequence[BoundStep]):
+    def __init__(self, graph: Any, stream: Any, steps: Sequence[Recorded]):
         self._graph, self._stream, self._steps = graph, stream, steps
 
     def __call__(self) -> None:

@@ -20,7 +20,8 @@ from graphkit.shelf import CacheFailure, Shelf
 _TEXT = Path(__file__).parent / "text"
 # What stands before every kernel.
 PRELUDE = "\n".join(
-    (_TEXT / f"{name}.cuh").read_text() for name in ("types", "arithmetic", "float8", "philox", "partials", "tensor")
+    (_TEXT / f"{name}.cuh").read_text()
+    for name in ("types", "arithmetic", "float8", "philox", "partials", "tensor", "conditions")
 )
 
 # Products and sums are joined where the program says so, as on a processor, and nowhere else.

@@ -3,35 +3,69 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
-from graphkit.executor.devices.kernel import LaunchedKernel
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.conditions import Conditional
+from graphkit.executor.devices.device import ArrayKernel, BoundStep, Copied, Device
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 
 
+class Common:
+    """What the kernels of one instance of a program have in common.
+
+    faults: words, uint32, one for each that is `faulty`, in that order. most: iterations that a loop may have, int64 of
+    one element. alone: no recording takes part in what other processes do.
+    """
+
+    def __init__(self, device: Device, faults: Any, most: Any, *, alone: bool):
+        self._device, self.faults, self.most, self._alone = device, faults, most, alone
+        self._words = (faults[number : number + 1] for number in range(len(faults)))
+
+    @property
+    def conditions(self) -> bool:
+        """Whether recordings may have conditions."""
+        # NCCL's recordings wait for events that are not recorded, which none with conditions may do.
+        return self._alone and self._device.has_conditions
+
+    def word(self) -> Any:
+        """The next kernel's."""
+        return next(self._words)
+
+
 class SubgraphStep(PythonStep):
-    """A node whose subgraphs are run by steps of the device's."""
+    """A node whose subgraphs are run by steps of the device's.
+
+    failure: what to raise for the node where the step itself has set a fault; None where it sets none. Its word comes
+    behind those of its subgraphs.
+    """
+
+    failure: Callable[[Node, int], RuntimeFailure] | None = None
 
     def __init__(self) -> None:
         super().__init__("native")
 
     @abstractmethod
-    def prepared(self, device: Device, faults: Iterator[Any]) -> SubgraphKernel:
-        """faults: words for the kernels inside, as `prepare` takes them."""
+    def prepared(self, device: Device, common: Common) -> SubgraphKernel: ...
 
 
 class SubgraphKernel(ABC):
-    """What runs a node's subgraphs. launches: about how many steps a call runs."""
+    """What runs a node's subgraphs.
+
+    launches: about how many steps a call runs, or a recording of it has. looks: whether the host looks at values in a
+    call. repeats: whether a recording of it has steps that values repeat.
+    """
 
     can_be_recorded: bool
     launches: int
+    looks: bool
+    repeats: bool
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         for step in self.steps(inputs, outputs, scratch):
@@ -63,28 +97,30 @@ def launches_of(kernel: ArrayKernel | None) -> int:
 
 
 class Faulty(NamedTuple):
-    """A kernel that may set a fault."""
+    """A node whose kernel may set a fault, and what to raise for its word."""
 
     node: Node
-    kernel: LaunchedKernel
+    failure: Callable[[Node, int], RuntimeFailure]
 
 
 def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
     """The kernels of a step that may set a fault, in the order in which `prepare` takes words for them."""
     if isinstance(lowering, LaunchedStep) and lowering.kernel.fault:
-        yield Faulty(node, lowering.kernel)
+        yield Faulty(node, lowering.kernel.failure)
     elif isinstance(lowering, SubgraphStep):
         for graph in lowering.subgraphs.values():
             for inner in graph.steps:
                 yield from faulty(*inner)
+        if lowering.failure is not None:
+            yield Faulty(node, lowering.failure)
 
 
-def prepare(device: Device, node: Node, lowering: Lowering, faults: Iterator[Any]) -> ArrayKernel | None:
-    """What computes a node; None for a step whose results are arrays that it makes. faults: words, for `faulty`."""
+def prepare(device: Device, node: Node, lowering: Lowering, common: Common) -> ArrayKernel | None:
+    """What computes a node; None for a step whose results are arrays that it makes."""
     if isinstance(lowering, LaunchedStep):
-        return device.prepare(node, lowering.kernel, next(faults) if lowering.kernel.fault else None)
+        return device.prepare(node, lowering.kernel, common.word() if lowering.kernel.fault else None)
     if isinstance(lowering, SubgraphStep):
-        return lowering.prepared(device, faults)
+        return lowering.prepared(device, common)
     return device.prepare(node, None, None) if isinstance(lowering, PythonKernel) else None
 
 
@@ -105,32 +141,18 @@ def as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return array if array.dtype == dtype else np.ascontiguousarray(array).view(dtype)
 
 
-class Copied:
-    """Copies an array to another of as many bytes."""
-
-    can_be_recorded = True
-
-    def __init__(self, device: Device):
-        self._device = device
-
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
-        self._device.copy_across(inputs[0], outputs[0])
-
-    def step(self, source: Any, target: Any) -> BoundStep:
-        return BoundStep(self, [source], [target], None)
-
-
 class ArrayBody:
     """A subgraph all of whose values have known sizes, prepared on a device; any memory may be its arena."""
 
-    def __init__(self, device: Device, lowered: LoweredGraph, faults: Iterator[Any]):
+    def __init__(self, device: Device, lowered: LoweredGraph, common: Common):
         self._device, self._lowered = device, lowered
         self._copied = Copied(device)
-        kernels = [prepare(device, node, lowering, faults) for node, lowering in lowered.steps]
+        kernels = [prepare(device, node, lowering, common) for node, lowering in lowered.steps]
         self._kernels = [kernel for kernel in kernels if kernel is not None]
         assert len(self._kernels) == len(kernels), "the results of every step have planned memory"
         self.can_be_recorded = all(kernel.can_be_recorded for kernel in self._kernels)
         self.launches = sum(map(launches_of, self._kernels))
+        self.looks, self.repeats = any(map(looks_at_values, self._kernels)), any(map(repeats, self._kernels))
         inputs = {*lowered.graph.inputs}
         self._constants = {
             value: device.copy_in(as_stored(source.array, stored(device, value.tensor)))
@@ -170,14 +192,20 @@ class ArrayBody:
                 yield self._copied.step(source, target)
 
 
-def looks_at_values(kernel: ArrayKernel) -> bool:
-    """Whether the host asks for values to know what a kernel has to run."""
-    return isinstance(kernel, SubgraphKernel) and not kernel.can_be_recorded
+def looks_at_values(kernel: ArrayKernel | None) -> bool:
+    """Whether the host asks for values in a call of a kernel, to know what there is to run."""
+    return isinstance(kernel, SubgraphKernel) and kernel.looks
+
+
+def repeats(kernel: ArrayKernel | None) -> bool:
+    """Whether a recording of a kernel has steps that values repeat."""
+    return isinstance(kernel, SubgraphKernel) and kernel.repeats
 
 
 def flattened(step: BoundStep) -> Iterator[BoundStep]:
-    """A step, or where it runs subgraphs and can be recorded, the steps inside."""
-    if isinstance(step.kernel, SubgraphKernel) and step.kernel.can_be_recorded:
-        yield from step.kernel.steps(step.inputs, step.outputs, step.scratch)
+    """A step, or where it runs subgraphs, the same whatever values are, the steps inside."""
+    kernel = step.kernel
+    if isinstance(kernel, SubgraphKernel) and kernel.can_be_recorded and not isinstance(kernel, Conditional):
+        yield from kernel.steps(step.inputs, step.outputs, step.scratch)
     else:
         yield step

@@ -1,4 +1,7 @@
-"""An If on devices with arrays of their own: the host looks at the condition, and runs the steps of one branch."""
+"""An If on devices with arrays of their own.
+
+The host looks at the condition, and runs the steps of one branch; recordings have both, where the device takes it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.conditions import Choice, Conditional, Recorded
 from graphkit.executor.devices.device import BoundStep, Device
-from graphkit.executor.lower.arrays.body import ArrayBody, SubgraphKernel, SubgraphStep
+from graphkit.executor.lower.arrays.body import ArrayBody, Common, SubgraphKernel, SubgraphStep
 from graphkit.executor.lower.branch import PARTS, Branches, branches_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Site
 from graphkit.executor.memory.placement import has_fixed_size
@@ -24,27 +28,51 @@ class ArrayBranch(SubgraphStep):
         self.subgraphs: Mapping[str, LoweredGraph] = branches.lowered
         self.scratch_bytes = branches.arena_bytes
 
-    def prepared(self, device: Device, faults: Iterator[Any]) -> PreparedBranch:
-        return PreparedBranch(device, self, faults)
+    def prepared(self, device: Device, common: Common) -> PreparedBranch:
+        bodies = {part: ArrayBody(device, graph, common) for part, graph in self.subgraphs.items()}
+        chosen = common.conditions and not self.branches.refused
+        if chosen and all(body.can_be_recorded for body in bodies.values()):
+            return RecordedBranch(device, self, bodies)
+        return PreparedBranch(device, self, bodies)
 
 
 class PreparedBranch(SubgraphKernel):
-    """An ArrayBranch on a device."""
+    """An ArrayBranch on a device: the host looks at the condition."""
 
-    can_be_recorded = False  # the condition is looked at
+    can_be_recorded = repeats = False
+    looks = True
     launches = 1
 
-    def __init__(self, device: Device, branch: ArrayBranch, faults: Iterator[Any]):
-        self._device, self._branch = device, branch
-        self._bodies = {part: ArrayBody(device, graph, faults) for part, graph in branch.subgraphs.items()}
+    def __init__(self, device: Device, branch: ArrayBranch, bodies: Mapping[str, ArrayBody]):
+        self._device, self._branch, self._bodies = device, branch, bodies
 
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
         """See SubgraphKernel."""
         part = PARTS[0 if self._device.copy_out(inputs[0], None).any() else 1]
         if (why := self._branch.branches.refused.get(part)) is not None:
             raise RuntimeFailure(f"{self._branch.node.describe()}: {why}")
+        return self._steps_of(part, inputs, outputs, scratch)
+
+    def _steps_of(self, part: str, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
         results = [outputs[i] for i in self._branch.branches.returned]
-        yield from self._bodies[part].steps(scratch, inputs[1:], results)
+        return self._bodies[part].steps(scratch, inputs[1:], results)
+
+
+class RecordedBranch(PreparedBranch, Conditional):
+    """The same, with the steps of both branches in recordings."""
+
+    can_be_recorded = True
+
+    def __init__(self, device: Device, branch: ArrayBranch, bodies: Mapping[str, ArrayBody]):
+        super().__init__(device, branch, bodies)
+        # A launch that sets the conditions, and a node for each branch.
+        self.launches = 3 + sum(body.launches for body in bodies.values())
+        self.repeats = any(body.repeats for body in bodies.values())
+
+    def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
+        """See Conditional."""
+        then, otherwise = ([*self._steps_of(part, inputs, outputs, scratch)] for part in PARTS)
+        yield Choice(inputs[0], then, otherwise)
 
 
 def array_branch(site: Site) -> ArrayBranch | None:

@@ -1,7 +1,8 @@
 """Loop and Scan on devices with arrays of their own, by kernels on slices of what lies there.
 
-Where it is known how often the body runs, all iterations are steps of the program, and are recorded with the others;
-else the host looks at the condition after each one, and what is stacked grows.
+Where it is known how often the body runs, all iterations are steps of the program, and are recorded with the others.
+Else the host looks at the condition after each one, and what is stacked grows; where nothing is, recordings have the
+body once, if the device takes it, and repeat it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.device import BoundStep, Device
-from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, Copied, SubgraphKernel, SubgraphStep, laid
+from graphkit.errors import LimitReached
+from graphkit.executor.devices.conditions import Conditional, Recorded, Repetition
+from graphkit.executor.devices.device import BoundStep, Copied, Device
+from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, Common, SubgraphKernel, SubgraphStep, laid
 from graphkit.executor.lower.arrays.swapped import SwapQueue
 from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, layout_of
 from graphkit.executor.lower.lowering import NotNative, Site
@@ -48,10 +51,24 @@ class ArrayLoop(SubgraphStep):
         self.grown = tuple(s for s in layout.stacked if not has_fixed_size(node.outputs[s.output]))
         self.scratch_bytes = scratch_bytes
         self.subgraphs = {"body": layout.body}
+        self.failure = _too_many if self.may_repeat else None
 
-    def prepared(self, device: Device, faults: Iterator[Any], copies: SwapQueue | None = None) -> PreparedLoop:
+    def prepared(self, device: Device, common: Common, copies: SwapQueue | None = None) -> PreparedLoop:
         """copies: where there are hosted slices."""
-        return PreparedLoop(device, self, faults, copies)
+        body = ArrayBody(device, self.layout.body, common)
+        if not self.may_repeat:
+            return PreparedLoop(device, self, body, copies)
+        fault = common.word()
+        if common.conditions and body.can_be_recorded:
+            return RecordedLoop(device, self, body, common, fault)
+        return PreparedLoop(device, self, body)
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a recording could have the body once: a run tells how often it runs, and each iteration reads and
+        writes the same memory."""
+        layout = self.layout
+        return layout.iteration is not None and self.trips is None and not (layout.scanned or layout.stacked)
 
     @property
     def trips(self) -> int | None:
@@ -68,16 +85,17 @@ class ArrayLoop(SubgraphStep):
 class PreparedLoop(ArrayMaker, SubgraphKernel):
     """An ArrayLoop on a device."""
 
-    def __init__(self, device: Device, loop: ArrayLoop, faults: Iterator[Any], copies: SwapQueue | None):
-        self._device, self._loop = device, loop
+    def __init__(self, device: Device, loop: ArrayLoop, body: ArrayBody, copies: SwapQueue | None = None):
+        self._device, self._loop, self._body = device, loop, body
         self._rows = None if copies is None else SwappedRows(copies, loop.hosted)
         self._layout, self._trips = loop.layout, loop.trips
-        self._body = ArrayBody(device, loop.layout.body, faults)
         self._copied = Copied(device)
         # A hosted slice is waited for and copied.
         self.launches = (self._body.launches + 2 * len(loop.hosted)) * (self._trips or 1)
         known = self._trips is not None and not loop.grown and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
+        self.looks = self._trips is None or self._body.looks
+        self.repeats = self.can_be_recorded and self._body.repeats
         head = loop.layout.body.graph.inputs[:2] if loop.layout.iteration is not None else ()
         self._head = [v.tensor for v in head]
         self._counts = bool(head) and self._body.reads(head[0])
@@ -142,6 +160,37 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             if self._counts:
                 self._device.copy_in(np.full(number.static_shape, trip, np.int64), told)
         return [told, laid(self._device, self._true, 0, flag)]
+
+
+class RecordedLoop(PreparedLoop, Conditional):
+    """A loop whose iterations a run tells, with its body in recordings, once."""
+
+    def __init__(self, device: Device, loop: ArrayLoop, body: ArrayBody, common: Common, fault: Any):
+        super().__init__(device, loop, body)
+        self._common, self._fault = common, fault
+        self.can_be_recorded = self.repeats = True
+        # Two launches that set the condition, and a node; states go in, back to the beginning, and out.
+        self.launches = 3 + body.launches + 3 * len(loop.layout.states)
+
+    def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
+        """See Conditional. Every iteration is the second one: it reads states where the first one writes them."""
+        layout, memory = self._layout, _Memory(self._device, self._loop, inputs, outputs, scratch)
+        number = layout.iteration
+        assert number is not None, "it is a Loop"
+        arena = memory.bytes_at(layout.arena, layout.body.memory.layout.arena_bytes)
+        told = [memory.view(number, self._head[0]), laid(self._device, self._true, 0, self._head[1])]
+        body = [*self._body.steps(arena, [*told, *memory.entry(1)], memory.written(1))]
+        behind = [self._copied.step(*pair) for pair in memory.carried()]
+        yield from (self._copied.step(*pair) for pair in memory.first())
+        limit, going = (*inputs, None, None)[:2]
+        common, trips = self._common, memory.view(number, TensorType("int64", ()))
+        yield Repetition([*body, *behind], trips, going, limit, memory.flag, common.most, self._fault, common.faults)
+        yield from (self._copied.step(*pair) for pair in memory.finals(1))
+
+
+def _too_many(node: Node, word: int) -> LimitReached:
+    """Of a loop that has set its fault."""
+    return limits.too_many_iterations()
 
 
 class _Stack:
@@ -260,6 +309,16 @@ class _Memory:
             if stack.row in self._loop.hosted:
                 target = self._row(self._outputs[stack.output], stack.row.tensor, trip, stack.backwards)
                 yield stack.row, self._written_row(number, trip), target
+
+    def first(self) -> Iterator[tuple[Any, Any]]:
+        """The states that a loop begins with, and where the second iteration reads them."""
+        for state in self._layout.states:
+            yield self._inputs[state.operand], self._after(state, 0)
+
+    def carried(self) -> Iterator[tuple[Any, Any]]:
+        """The states behind the second iteration, and where it reads them."""
+        for state in self._layout.states:
+            yield self._after(state, 1), self._after(state, 0)
 
     def finals(self, trips: int) -> Iterator[tuple[Any, Any]]:
         """The states after all iterations, and where the node returns them."""

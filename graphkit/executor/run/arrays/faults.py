@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from graphkit.executor.devices.device import Device
-from graphkit.executor.lower.arrays.body import faulty
+from graphkit.executor.lower.arrays.body import Common, faulty
 from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.ir import limits
+
+# Iterations of a loop where nothing bounds them.
+_ANY = np.iinfo(np.int64).max
 
 
 class Faults:
@@ -17,13 +21,23 @@ class Faults:
     def __init__(self, lowered: LoweredGraph, device: Device):
         self._device = device
         place = {index: position for position, index in enumerate(lowered.memory.order)}
-        # By the number of its word: the position of the step, and the kernel that may set it.
+        # By the number of its word: the position of the step, and what may set it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         self._words = device.xp.zeros((len(self._of),), np.uint32)
+        self._allowed = _ANY
+        self._most = device.copy_in(np.full((), self._allowed, np.int64))
 
-    def words(self) -> Iterator[np.ndarray]:
-        """One for each kernel that takes one, in the order in which the steps' kernels are prepared."""
-        return (self._words[number : number + 1] for number in range(len(self._of)))
+    def common(self, *, alone: bool) -> Common:
+        """For the kernels of the instance."""
+        return Common(self._device, self._words, self._most, alone=alone)
+
+    def allow_iterations(self) -> None:
+        """Loops in recordings end at the present limit, from here on in the current stream."""
+        most = limits.current().iterations
+        allowed = _ANY if most is None else min(most, _ANY)
+        if allowed != self._allowed:
+            self._device.copy_in(np.full((), allowed, np.int64), self._most)
+            self._allowed = allowed
 
     def may_come_from(self, position: int) -> bool:
         """Whether a step at this position of the order, or behind it, may set one."""
@@ -40,4 +54,4 @@ class Faults:
         self._device.copy_in(np.zeros(len(words), np.uint32), self._words)
         found = [(place, one, int(word)) for (place, one), word in zip(self._of, words, strict=True) if word]
         _, first, word = min(found, key=lambda one: one[0])
-        raise first.kernel.failure(first.node, word)
+        raise first.failure(first.node, word)

@@ -6,6 +6,7 @@ arrays, all of them are one call to the device.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import GraphkitError
+from graphkit.executor.devices.conditions import NotRecorded
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.interpreted import check_result
-from graphkit.executor.lower.arrays.body import ArrayMaker, flattened, looks_at_values, prepare
+from graphkit.executor.lower.arrays.body import ArrayMaker, Common, flattened, looks_at_values, prepare
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Start, SumQueue
 from graphkit.executor.lower.arrays.loop import ArrayLoop
 from graphkit.executor.lower.arrays.staged import Landing, StagedStep
@@ -27,6 +29,7 @@ from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.arrays.faults import Faults
 from graphkit.executor.run.arrays.segments import Segment, committed, divided, sums_of
 from graphkit.executor.run.arrays.storages import Storages
+from graphkit.ir import limits
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
@@ -48,8 +51,8 @@ class ArrayInstance:
         self._swaps = SwapQueue(device) if swaps else None
         with device.on(self._stream):
             self._faults = Faults(lowered, device)
-            words = self._faults.words()
-            self._kernels = [self._prepared(*step, words) for step in lowered.steps]
+            common = self._faults.common(alone=self._queue is None)
+            self._kernels = [self._prepared(*step, common) for step in lowered.steps]
             self._storages = Storages(lowered, device, self._stream, pools, handed)
             device.synchronize(self._stream)
         # What was handed on, by the result's position, with the array that it is a view of.
@@ -62,7 +65,7 @@ class ArrayInstance:
         if self._queue is not None:
             self._queue.describe(sums_of(segment, lowered, self._commit) for segment in self._segments)
 
-    def _prepared(self, node: Node, lowering: Lowering, words: Iterator[Any]) -> ArrayKernel | None:
+    def _prepared(self, node: Node, lowering: Lowering, common: Common) -> ArrayKernel | None:
         """None for a step whose results are arrays that it makes."""
         if isinstance(lowering, StagedStep):
             return lowering.prepared(self._device, self._landing)
@@ -73,8 +76,8 @@ class ArrayInstance:
             assert self._swaps is not None, "the program has copies"
             return lowering.prepared(self._device, self._swaps)
         if isinstance(lowering, ArrayLoop) and lowering.hosted:
-            return lowering.prepared(self._device, words, self._swaps)
-        return prepare(self._device, node, lowering, words)
+            return lowering.prepared(self._device, common, self._swaps)
+        return prepare(self._device, node, lowering, common)
 
     # --- a run --------------------------------------------------------------------------------------------------
 
@@ -137,14 +140,25 @@ class ArrayInstance:
                 self._check_faults()
             if anew or not is_known:
                 segment.replay = None
-            if is_known and segment.is_recorded and segment.replay is None:
-                self._record(segment)
-            if segment.replay is None:
+            # Steps look at the time; what values repeat in a recording has its end when it has.
+            replayed = is_known and segment.is_recorded and not (segment.repeats and limits.is_timed())
+            if replayed and segment.replay is None:
+                self._try_to_record(segment)
+            if not replayed or segment.replay is None:
                 self._run_steps(segment)
             else:
+                if segment.repeats:
+                    self._faults.allow_iterations()
                 segment.replay()
                 if self._queue is not None:
                     self._queue.resume(segment.progress)
+
+    def _try_to_record(self, segment: Segment) -> None:
+        try:
+            self._record(segment)
+        except NotRecorded as error:
+            segment.is_recorded = False
+            warnings.warn(f"{error}; the host looks at conditions", RuntimeWarning, stacklevel=2)
 
     def _record(self, segment: Segment) -> None:
         steps = [*self._bound_steps(segment)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
 from graphkit.executor.devices.device import ArrayKernel
-from graphkit.executor.lower.arrays.body import launches_of
+from graphkit.executor.lower.arrays.body import launches_of, repeats
 from graphkit.executor.lower.arrays.launched_sum import Progress, Start
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.ir.graph import Value
@@ -16,11 +16,13 @@ LEAST_RECORDED = 3
 
 
 class Segment:
-    """Steps by their position in the order; `replay` runs all of them, once it was made."""
+    """Steps by their position in the order; `replay` runs all of them, once it was made. repeats: it has steps that
+    values repeat, while which nobody looks at the time."""
 
-    def __init__(self, positions: Sequence[int], is_recorded: bool):
+    def __init__(self, positions: Sequence[int], is_recorded: bool, repeats: bool):
         self.positions = positions
         self.is_recorded = is_recorded
+        self.repeats = repeats
         self.replay: Callable[[], None] | None = None
         # How far a run has come in its sums behind the replay.
         self.progress = Progress(0, {})
@@ -48,8 +50,9 @@ def divided(
     for first, last in ((0, commit), (commit, len(order))):
         for recorded, positions in groupby(range(first, last), can_be_recorded):
             steps = list(positions)
-            launches = sum(launches_of(kernels[order[position]]) for position in steps)
-            yield Segment(steps, recorded and launches >= LEAST_RECORDED)
+            inside = [kernels[order[position]] for position in steps]
+            recorded = recorded and sum(map(launches_of, inside)) >= LEAST_RECORDED
+            yield Segment(steps, recorded, recorded and any(map(repeats, inside)))
 
 
 def sums_of(segment: Segment, lowered: LoweredGraph, commit: int) -> list[str]:

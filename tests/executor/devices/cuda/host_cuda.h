@@ -42,6 +42,11 @@ static inline unsigned atomicAdd(unsigned* x, unsigned more) {
     return before;
 }
 
+// Of a conditional node, whose handle is where its value lies.
+extern "C" inline void cudaGraphSetConditional(unsigned long long handle, unsigned value) {
+    *reinterpret_cast<unsigned*>(handle) = value;
+}
+
 // Of x times pi.
 static inline void sincospi(double x, double* sine, double* cosine) {
     *sine = sin(M_PI * x);

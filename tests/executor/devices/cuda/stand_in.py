@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from emulator import Emulator
-from stand_in_streams import Point, Stream, recorded
+from stand_in_streams import PENDING, Point, Stream, Work, inside, recorded
 
 from graphkit.executor.devices import cuda
+from graphkit.executor.devices.conditions import Recorded, Repetition
 from graphkit.executor.devices.cuda.ahead import SentAhead
-from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches, fused
+from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_conditions
+from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
+from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch, OwnLaunches
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.device import BoundStep
@@ -128,8 +132,10 @@ class Card:
 
     launched: what was prepared, by the operator's name; interpreted: likewise. replays: of recordings. merged: of each
     recording how many steps it had, and how many were left when some shared launches. early: work of a stream beside
-    the current one is done as early as it may be. place: on its machine.
+    the current one is done as early as it may be. place: on its machine. conditions: that replays have looked at.
     """
+
+    has_conditions = True
 
     def __init__(
         self, emulator: Emulator, number: int = 0, *, place: str = "0000:01:00.0", early: bool = False
@@ -142,7 +148,7 @@ class Card:
         self.interpreted: list[str] = []
         self.allocated: list[int] = []
         self.merged: list[tuple[int, int]] = []
-        self.uploads = self.recordings = self.replays = self.sent = 0
+        self.uploads = self.recordings = self.replays = self.sent = self.conditions = 0
         # Bytes that came from other cards.
         self.crossed: list[int] = []
         self._ahead = SentAhead(self)
@@ -200,11 +206,12 @@ class Card:
     def group(self, unique: bytes, rank: int, size: int) -> CardGroup:
         return CardGroup(unique, rank, size)
 
-    def record(self, stream: Stream, steps: Sequence[BoundStep]) -> Callable[[], None]:
+    def record(self, stream: Stream, steps: Sequence[Recorded]) -> Callable[[], None]:
         assert stream is self.current
-        merged = fused(steps)
+        merged = expanded(steps)
+        assert self.has_conditions or not has_conditions(merged)
         self.merged.append((len(steps), len(merged)))
-        replayed = recorded(stream, merged)
+        replayed = recorded(stream, partial(self._queue, merged))
         self.recordings += 1
 
         def replay() -> None:
@@ -212,6 +219,57 @@ class Card:
             stream.queue(replayed())
 
         return replay
+
+    def _queue(self, steps: Sequence[Recorded]) -> None:
+        """What is recorded of steps that are expanded."""
+        for step in steps:
+            if isinstance(step, BoundStep):
+                step.run()
+                continue
+            # By their addresses these are what kernels know as handles.
+            values = [np.full(1, 7, np.uint32) for _ in range(2)]
+            handles = [value.ctypes.data for value in values]
+            if isinstance(step, Repetition):
+                self._set(beginning(step, handles[0]))
+                work = [*self._inside(step.steps), self._setting(going_on(step, handles[0]))]
+                self.current.queue(partial(self._repeat, values[0], work))
+                continue
+            parts = (step.then, step.otherwise)
+            given = [handle if part else None for handle, part in zip(handles, parts, strict=True)]
+            self._set(choosing(step, *given))
+            for value, part in zip(values, parts, strict=True):
+                if part:
+                    self.current.queue(partial(self._choose, value, self._inside(part)))
+
+    def _inside(self, steps: Sequence[Recorded]) -> list[Work]:
+        def queue(stream: Stream) -> None:
+            with self.on(stream):
+                self._queue(steps)
+
+        return inside(queue)
+
+    def _choose(self, value: np.ndarray, work: Sequence[Work]) -> None:
+        assert value[0] in (0, 1), "nothing has set it"
+        self.conditions += 1
+        for one in work if value[0] else ():
+            assert one() is not PENDING
+
+    def _repeat(self, value: np.ndarray, work: Sequence[Work]) -> None:
+        assert value[0] in (0, 1), "nothing has set it"
+        self.conditions += 1
+        while value[0]:
+            for one in work:
+                assert one() is not PENDING
+
+    def _set(self, setting: BoundLaunch) -> None:
+        self.current.queue(self._setting(setting))
+
+    def _setting(self, setting: BoundLaunch) -> Work:
+        arrays = setting.memory.inputs
+        assert all(isinstance(array, CardArray) and array.flags.c_contiguous for array in arrays)
+        kernel = CardKernel((setting.launch,))
+        self.emulator.compile(kernel.sources)
+        return lambda: self.emulator.run(kernel, arrays, ())
 
     def prepare(self, node: Node, made: CardKernel | None, fault: Any) -> Any:
         (self.interpreted if made is None else self.launched).append(node.op.name)
@@ -235,6 +293,7 @@ class Card:
         return self._late[-1]
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
+        assert not self.current.is_inner, "the host's memory is not there inside of conditions"
         assert type(array) is np.ndarray
         assert array.dtype.isbuiltin == 1, "CuPy has no such arrays"
         self.uploads += 1
@@ -257,6 +316,7 @@ class Card:
         assert getattr(target, "card", self.number) == self.number
         assert source.flags.c_contiguous
         if getattr(source, "card", self.number) != self.number:
+            assert not self.current.is_inner, "conditions have one card's memory inside"
             self.crossed.append(source.nbytes)
         given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))
         self.current.queue(lambda: np.copyto(to[: len(given)], given))
@@ -269,6 +329,7 @@ class Card:
 
     def _copy_host(self, source: np.ndarray, target: np.ndarray, host: np.ndarray) -> None:
         """Queue a copy of bytes where one side is memory of the host's that the card knows."""
+        assert not self.current.is_inner, "the host's memory is not there inside of conditions"
         assert any(np.shares_memory(host, memory) for memory in self._late) or not host.nbytes
         assert source.nbytes == target.nbytes
         given, to = (array.view(np.ndarray).reshape(-1).view(np.uint8) for array in (source, target))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
-
-from graphkit.executor.devices.device import BoundStep
 
 # Done by a call; one that returns PENDING has to be called again.
 Work: TypeAlias = Callable[[], Any]
@@ -19,11 +17,12 @@ _TAKING_TURNS = threading.RLock()
 class Recording:
     """What is recorded: of each stream that takes part, its work and the points that it follows, in their order.
 
-    joined: how much of each the first one follows.
+    joined: how much of each the first one follows. inner: it is what a condition chooses or repeats, where no other
+    stream takes part, and nothing is copied from the host or to it.
     """
 
-    def __init__(self, first: Stream):
-        self.first = first
+    def __init__(self, first: Stream, *, inner: bool = False):
+        self.first, self.inner = first, inner
         self.items: dict[Stream, list[Work | Point]] = {first: []}
         self.joined: dict[Stream, int] = {}
 
@@ -63,12 +62,19 @@ class Stream:
         if self.early:
             self.advance()
 
+    @property
+    def is_inner(self) -> bool:
+        """Whether what is queued now is what a condition chooses or repeats."""
+        return self.recording is not None and self.recording.inner
+
     def mark(self) -> Point:
+        assert not self.is_inner, "conditions have no events inside"
         with _TAKING_TURNS:
             position = self._begun + len(self.work) if self.recording is None else len(self.recording.items[self])
         return Point(self, position, self.recording)
 
     def follow(self, point: Point) -> None:
+        assert not self.is_inner, "conditions have no events inside"
         recording = point.recording
         if recording is None:
             assert self.recording is None, "what is recorded follows nothing but what is recorded with it"
@@ -97,12 +103,20 @@ class Stream:
         assert self.advance(), "other processes may not come: nobody waits for them without looking for who is lost"
 
 
-def recorded(stream: Stream, steps: Iterable[BoundStep]) -> Callable[[], Work]:
-    """What makes the work that is all that `steps` queue, once."""
+def inside(queue: Callable[[Stream], None]) -> list[Work]:
+    """The work of a condition's part, which `queue` queues in a stream of its own: the same whenever it is done."""
+    stream = Stream()
+    recording = stream.recording = Recording(stream, inner=True)
+    queue(stream)
+    assert list(recording.items) == [stream]
+    return [item for item in recording.items[stream] if not isinstance(item, Point)]
+
+
+def recorded(stream: Stream, queue: Callable[[], None]) -> Callable[[], Work]:
+    """What makes the work that is all that `queue` queues, once."""
     recording = stream.recording = Recording(stream)
     try:
-        for step in steps:
-            step.run()
+        queue()
     finally:
         for taking_part in recording.items:
             taking_part.recording = None

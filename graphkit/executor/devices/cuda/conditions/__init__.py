@@ -1,0 +1,1 @@
+"""Conditional nodes of CUDA graphs: steps in recordings that values choose between, or repeat."""

@@ -1,0 +1,96 @@
+"""The launches that set the values of conditional nodes, from what lies in a card's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.conditions import Choice, Repetition
+from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, Input, Launch, Memory, Source, source_of
+
+CHOOSES = source_of(
+    "chooses",
+    ["const gk_u8* condition", "gk_u64 then", "gk_u64 otherwise", "gk_u32 wanted"],
+    [
+        "if (threadIdx.x == 0) {",
+        "    const gk_u32 holds = *condition != 0;",
+        "    if (wanted & 1u) {",
+        "        cudaGraphSetConditional(then, holds);",
+        "    }",
+        "    if (wanted & 2u) {",
+        "        cudaGraphSetConditional(otherwise, 1u - holds);",
+        "    }",
+        "}",
+    ],
+)
+
+# given: 1 where `flag` is one that bounds the steps, 2 where `limit` is.
+REPEATS = source_of(
+    "repeats",
+    [
+        "const gk_u8* flag", "const gk_i64* limit", "gk_u32 given", "gk_i64* trips", "gk_u32 first",
+        "const gk_i64* most", "gk_u32* fault", "const gk_u32* faults", "gk_u32 count", "gk_u64 handle",
+    ],
+    [
+        "__shared__ gk_u32 met;",
+        "if (threadIdx.x == 0) {",
+        "    met = 0;",
+        "}",
+        "__syncthreads();",
+        f"for (gk_u32 i = threadIdx.x; i < count; i += {THREADS}u) {{",
+        "    if (faults[i] != 0) {",
+        "        met = 1;",
+        "    }",
+        "}",
+        "__syncthreads();",
+        "if (threadIdx.x == 0) {",
+        "    const gk_i64 done = first ? 0 : *trips + 1;",
+        "    *trips = done;",
+        "    bool goes = met == 0;",
+        "    goes = goes && (!(given & 1u) || *flag != 0) && (!(given & 2u) || done < *limit);",
+        "    if (goes && done >= *most) {",
+        "        *fault = 1;",
+        "        goes = false;",
+        "    }",
+        "    cudaGraphSetConditional(handle, goes);",
+        "}",
+    ],
+)  # fmt: skip
+
+
+def choosing(choice: Choice, then: int | None, otherwise: int | None) -> BoundLaunch:
+    """Sets the values of the nodes of both parts, by their handles; None for a part without a node."""
+    wanted = np.uint32((then is not None) + 2 * (otherwise is not None))
+    return _setting(CHOOSES, [choice.condition, np.uint64(then or 0), np.uint64(otherwise or 0), wanted])
+
+
+def beginning(repeated: Repetition, handle: int) -> BoundLaunch:
+    """Sets the value of a node before its steps."""
+    return _repeating(repeated, repeated.going, handle, first=True)
+
+
+def going_on(repeated: Repetition, handle: int) -> BoundLaunch:
+    """Sets it behind them."""
+    return _repeating(repeated, repeated.flag, handle, first=False)
+
+
+def _repeating(repeated: Repetition, flag: Any, handle: int, *, first: bool) -> BoundLaunch:
+    given = np.uint32((flag is not None) + 2 * (repeated.limit is not None))
+    # What is not given is not read: some memory stands for it.
+    flag, limit = (repeated.most if array is None else array for array in (flag, repeated.limit))
+    count = np.uint32(len(repeated.faults))
+    return _setting(
+        REPEATS,
+        [flag, limit, given, repeated.trips, np.uint32(first), repeated.most, repeated.fault, repeated.faults, count,
+         np.uint64(handle)],
+    )  # fmt: skip
+
+
+def _setting(source: Source, given: Sequence[Any]) -> BoundLaunch:
+    arrays = [value for value in given if not isinstance(value, np.generic)]
+    positions = iter(range(len(arrays)))
+    arguments: list[Argument] = [v if isinstance(v, np.generic) else Input(next(positions)) for v in given]
+    return BoundLaunch(Launch(source, 1, tuple(arguments)), Memory(arrays, (), None, None, {}))
