@@ -108,7 +108,7 @@ class ConditionalNodes:
         params = cuda.cudaGraphNodeParams()
         params.type = cuda.cudaGraphNodeType.cudaGraphNodeTypeConditional
         params.conditional.handle = handle
-        params.conditional.type = cuda.cudaGraphConditionalNodeType[f"cudaGraphCondType{kind}"]
+        params.conditional.type = getattr(cuda.cudaGraphConditionalNodeType, f"cudaGraphCondType{kind}")
         params.conditional.size = 1
         (node,) = self._call("cudaGraphAddNode", graph, nodes, *self._edges, len(nodes), params)
         instead = cuda.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
