@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.lowering import KernelKind, LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.planner import aligned
@@ -69,6 +70,7 @@ class _Description:
             inner_fallbacks=tuple(
                 f"{name} ({node.op.name})" for name, node, _ in lowered.interpreted() if node not in self._kinds
             ),
+            host_looks=tuple(_host_looks(lowered)),
             staged_because=next((way.reason for way in lowered.lowerings if way.kind == "staged"), ""),
         )
 
@@ -150,6 +152,15 @@ class _Description:
         lowered = self._lowered
         place = lowered.placement.place[lowered.placement.root[value]]
         return Operand(lowered.graph.name_of(value), str(value.type), place, self._offset(value), _bytes(value))
+
+
+def _host_looks(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
+    for node, lowering in lowered.steps:
+        name = prefix + lowered.graph.node_name(node)
+        if isinstance(lowering, SubgraphStep) and (why := lowering.looks_because):
+            yield f"{name} ({node.op.name}): {why}"
+        for part, inner in lowering.subgraphs.items():
+            yield from _host_looks(inner, f"{name}/{part}/")
 
 
 def _idle_kind(node: Node) -> KernelKind:

@@ -86,6 +86,8 @@ class Plan(PlanData):
             lines.append(f"swapped      {swapped} values, {human(self.host_bytes)} of the host's pinned memory")
         if self.staged_because:
             lines.append(f"sums         by way of the host: {self.staged_because}")
+        if self.host_looks:
+            lines.append(f"conditions   the host looks at those of {'; '.join(self.host_looks)}")
         if self.inner_fallbacks:
             lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)

@@ -72,7 +72,8 @@ class PlanData:
     is computed in parts: how many the plan is for, of how many. `arenas`: how many parts are computed at once. Of a
     device with memory of its own, the kernel of a step that sums over processes is "nccl" or "staged", by way of the
     host: `staged_because` says why; `host_bytes` are pinned memory of the host, where values wait between their
-    readers; steps of the kernel "swap" copy to it and from it.
+    readers; steps of the kernel "swap" copy to it and from it; `host_looks` are steps whose conditions no recording can
+    have, with the reason.
     """
 
     steps: tuple[PlanStep, ...]
@@ -94,3 +95,4 @@ class PlanData:
     arenas: int = 1
     staged_because: str = ""
     host_bytes: int = 0
+    host_looks: tuple[str, ...] = ()

@@ -54,6 +54,25 @@ class SubgraphStep(PythonStep):
     @abstractmethod
     def prepared(self, device: Device, common: Common) -> SubgraphKernel: ...
 
+    @property
+    def looks_because(self) -> str:
+        """Where values tell what there is to run, why no device's recording may take them, so that the host looks;
+        empty where one may, or nothing depends on values."""
+        return next(filter(None, map(_never_recorded, self.subgraphs.values())), "")
+
+
+def _never_recorded(graph: LoweredGraph) -> str:
+    """Why no recording may have a subgraph's steps; empty where one may."""
+    for node, lowering in graph.steps:
+        name = f"{graph.graph.node_name(node)} ({node.op.name})"
+        if lowering.kind == "interpreted":
+            return f"{name} is interpreted inside"
+        if isinstance(lowering, SubgraphStep):
+            reasons = (lowering.looks_because, *map(_never_recorded, lowering.subgraphs.values()))
+            if why := next(filter(None, reasons), ""):
+                return f"{name} inside: {why}"
+    return ""
+
 
 class SubgraphKernel(ABC):
     """What runs a node's subgraphs.

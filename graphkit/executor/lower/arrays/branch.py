@@ -35,6 +35,12 @@ class ArrayBranch(SubgraphStep):
             return RecordedBranch(device, self, bodies)
         return PreparedBranch(device, self, bodies)
 
+    @property
+    def looks_because(self) -> str:
+        """See SubgraphStep."""
+        refused = (f"its {part} branch fails: {why}" for part, why in self.branches.refused.items())
+        return next(refused, super().looks_because)
+
 
 class PreparedBranch(SubgraphKernel):
     """An ArrayBranch on a device: the host looks at the condition."""

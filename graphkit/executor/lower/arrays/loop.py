@@ -64,6 +64,13 @@ class ArrayLoop(SubgraphStep):
         return PreparedLoop(device, self, body)
 
     @property
+    def looks_because(self) -> str:
+        """See SubgraphStep."""
+        if self.trips is not None:
+            return ""
+        return super().looks_because if self.may_repeat else "it stacks as much as a run tells"
+
+    @property
     def may_repeat(self) -> bool:
         """Whether a recording could have the body once: a run tells how often it runs, and each iteration reads and
         writes the same memory."""

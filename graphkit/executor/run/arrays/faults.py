@@ -25,7 +25,7 @@ class Faults:
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         self._words = device.xp.zeros((len(self._of),), np.uint32)
         self._allowed = _ANY
-        self._most = device.copy_in(np.full((), self._allowed, np.int64))
+        self._most = device.xp.full((), self._allowed, np.int64)
 
     def common(self, *, alone: bool) -> Common:
         """For the kernels of the instance."""

@@ -229,6 +229,25 @@ def test_what_is_stacked_leaves_a_loop_to_the_host(card: Card) -> None:
     there, here = executors([x, n], loop.outputs)
     agree(there, here, *({"x": floats(4), "n": np.array(trips)} for trips in (2, 0, 5)))
     assert not card.conditions
+    assert [name.partition(" ")[2] for name in there.plan.host_looks] == ["(Loop): it stacks as much as a run tells"]
+    assert "the host looks at those of" in there.plan.summary()
+    assert not here.plan.host_looks
+
+
+def test_what_is_interpreted_inside_leaves_conditions_to_the_host(card: Card) -> None:
+    x, p = gk.input("x", [2, 2]), gk.input("p", [], "bool")
+
+    def outer(s: Any) -> Any:
+        return gk.cond(p, lambda a: a + gk.ops.F.det(a), lambda a: a * 2.0, (s,))
+
+    y = gk.while_loop(lambda s: gk.reduce_sum(s) < 9.0, outer, x)
+    net = gk.Model({"y": y})
+    there = net.compile("cuda")
+    agree(there, net.compile(threads=1), *({"x": np.eye(2, dtype=np.float32), "p": np.array(p)} for p in (True, False)))
+    assert not card.conditions
+    of_loop, of_branch = there.plan.host_looks
+    assert of_loop.endswith("(If) inside: " + of_branch.partition(": ")[2])
+    assert of_branch.endswith("(Det) is interpreted inside")
 
 
 # --- where loops end --------------------------------------------------------------------------------
