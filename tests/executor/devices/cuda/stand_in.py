@@ -127,12 +127,17 @@ class _Eager:
         self._run(inputs, outputs, scratch)
 
 
+# Of loops in replays, as long as there is a card: no test has so many.
+MOST_ITERATIONS = 10_000
+
+
 class Card:
     """The stand-in for CudaDevice, whose work is done as late as it may be.
 
     launched: what was prepared, by the operator's name; interpreted: likewise. replays: of recordings. merged: of each
     recording how many steps it had, and how many were left when some shared launches. early: work of a stream beside
-    the current one is done as early as it may be. place: on its machine. conditions: that replays have looked at.
+    the current one is done as early as it may be. place: on its machine. conditions: that replays have looked at;
+    iterations: of loops, that they have run.
     """
 
     has_conditions = True
@@ -148,7 +153,7 @@ class Card:
         self.interpreted: list[str] = []
         self.allocated: list[int] = []
         self.merged: list[tuple[int, int]] = []
-        self.uploads = self.recordings = self.replays = self.sent = self.conditions = 0
+        self.uploads = self.recordings = self.replays = self.sent = self.conditions = self.iterations = 0
         # Bytes that came from other cards.
         self.crossed: list[int] = []
         self._ahead = SentAhead(self)
@@ -258,6 +263,8 @@ class Card:
         assert value[0] in (0, 1), "nothing has set it"
         self.conditions += 1
         while value[0]:
+            self.iterations += 1
+            assert self.iterations < MOST_ITERATIONS, "a loop does not end"
             for one in work:
                 assert one() is not PENDING
 

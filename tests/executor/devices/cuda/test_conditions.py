@@ -317,10 +317,10 @@ def test_a_limit_leaves_states_as_they_were(card: Card) -> None:
 
 
 def test_what_no_kernel_could_compute_repeats_nothing(card: Card) -> None:
-    """Neither in a loop behind it, whatever its number of iterations has become, nor in its own."""
+    """A loop behind it does not begin, whatever its number of iterations has become."""
     counts, at, x = (gk.input("counts", [3], "int64"), gk.input("at", [], "int64"), gk.input("x", [4]))
     trips = gk.gather(counts, at, axis=0, name="pick")
-    y = gk.while_loop(lambda s: gk.reduce_sum(s) < 1e30, lambda s: s + 1.0, x, trips)
+    y = gk.while_loop(lambda s: gk.reduce_sum(s) < 100.0, lambda s: s + 1.0, x, trips)
     exe = gk.Model({"y": y * 2.0}).compile("cuda")
     feeds = {"counts": np.array([2, 4, 6]), "x": np.zeros(4, np.float32)}
     for at in (0, 1, 2):
@@ -328,6 +328,7 @@ def test_what_no_kernel_could_compute_repeats_nothing(card: Card) -> None:
         with pytest.raises(RuntimeFailure, match=r"pick.*: an index is outside"):
             exe.run({**feeds, "at": np.array(3)})
     assert card.replays == card.conditions == 3
+    assert card.iterations == 0, "others were run by steps"
 
 
 def test_a_fault_in_a_loop_ends_it(card: Card) -> None:
@@ -341,9 +342,11 @@ def test_a_fault_in_a_loop_ends_it(card: Card) -> None:
     _, total = gk.while_loop(lambda s: s[1] > -1.0, step, (x, gk.constant(np.float32(0))))
     exe = gk.Model({"y": total * 2.0}).compile("cuda", max_iterations=100)
     for _ in range(4):
+        assert exe.run({"table": np.full(5, -2, np.float32), "x": np.array(3)})["y"] == -4
+        before = card.iterations
         with pytest.raises(RuntimeFailure, match=r"pick.*: an index is outside"):
             exe.run({"table": np.ones(5, np.float32), "x": np.array(0)})
-        assert exe.run({"table": np.full(5, -2, np.float32), "x": np.array(3)})["y"] == -4
+        assert card.iterations == before + 6, "five elements, and none"
 
 
 # --- cards without conditions -----------------------------------------------------------------------
