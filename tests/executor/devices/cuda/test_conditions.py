@@ -13,6 +13,9 @@ from stand_in import Card
 import graphkit as gk
 from graphkit.errors import LimitReached, RuntimeFailure
 from graphkit.executor.devices.conditions import NotRecorded
+from graphkit.executor.lower.arrays.launched_sum import SumQueue
+from graphkit.executor.lower.lowering import Meeting
+from graphkit.executor.run.arrays import instance
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir import limits
@@ -86,11 +89,18 @@ def test_branches_in_branches(card: Card) -> None:
     recorded(card, gk.Model({"y": gk.tanh(y)}), *runs)
 
 
-def test_steps_of_a_branch_share_launches(card: Card) -> None:
+def test_steps_of_a_branch_share_launches(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     xs = [gk.input(f"x{i}", [4]) for i in range(6)]
     ys = gk.cond(gk.input("p", [], "bool"), lambda *a: tuple(map(gk.exp, a)), lambda *a: a, tuple(xs))
     net = gk.Model({f"y{i}": y for i, y in enumerate(ys)})
-    recorded(card, net, *({"p": np.array(p), **{f"x{i}": floats(4) for i in range(6)}} for p in (True, False)))
+    there, feeds = net.compile("cuda"), {f"x{i}": floats(4) for i in range(6)}
+    agree(there, net.compile(threads=1), *({"p": np.array(p), **feeds} for p in (True, False)))
+    launched, run = [], card.emulator.run
+    monkeypatch.setattr(card.emulator, "run", lambda kernel, *given: launched.append(kernel) or run(kernel, *given))
+    for p, launches in ((True, 2), (False, 1)):
+        there.run({"p": np.array(p), **feeds})
+        assert len(launched) == launches, "what sets the condition, and all of the branch"
+        launched.clear()
 
 
 @pytest.mark.parametrize("p", [True, False])
@@ -358,6 +368,29 @@ def test_the_host_looks_where_a_card_has_no_conditions(run: Callable[[], gk.Mode
     net = run()
     feeds: dict[str, Any] = {"x": np.full(3, 9, np.float32)} if "x" in net.graph.input_names else {"n": np.array(27)}
     agree(net.compile("cuda"), net.compile(threads=1), feeds)
+    assert not card.conditions
+
+
+def test_the_host_looks_beside_sums_of_cards(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their recordings have nodes that CUDA has in no graph with conditions."""
+
+    class Sums:
+        def meet(self, name: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
+            return Meeting(known, recording, 1)
+
+        def wait(self, done: Callable[[], bool]) -> None:
+            assert done()
+
+    def queue(lowered: Any, device: Any, stream: Any) -> SumQueue:
+        return SumQueue(device, stream, Sums(), [], [])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(instance, "_sum_queue", queue)
+    x, p = gk.input("x", [3]), gk.input("p", [], "bool")
+    for _ in range(4):
+        x = gk.softmax(x * 2.0, axis=-1)
+    net = gk.Model({"y": chosen(p, x)[0]})
+    agree(net.compile("cuda"), net.compile(threads=1), *({"x": floats(3), "p": np.array(p)} for p in (True, False)))
+    assert card.recordings
     assert not card.conditions
 
 
