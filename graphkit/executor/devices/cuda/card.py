@@ -107,12 +107,15 @@ class CudaDevice:
         what CUDA refuses of a graph with conditional nodes."""
         cudnn.be_ready(self.number)
         merged = expanded(steps)
-        try:
+        if not has_conditions(merged):
             return self._captured(stream, merged)
+        try:
+            recording = self._captured(stream, merged)
+            # CuPy may leave what CUDA refuses to the first use.
+            recording.upload()
         except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
-            if not has_conditions(merged):
-                raise
             raise NotRecorded(f"device {self.name!r} records no conditions here: {error}") from error
+        return recording
 
     def _captured(self, stream: Any, steps: Sequence[Recorded]) -> _Recording:
         stream.begin_capture()
@@ -240,6 +243,9 @@ class _Recording:
 
     def __call__(self) -> None:
         self._graph.launch(self._stream)
+
+    def upload(self) -> None:
+        self._graph.upload(self._stream)
 
 
 class _Launched(OwnLaunches):

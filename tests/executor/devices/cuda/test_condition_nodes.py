@@ -157,19 +157,29 @@ class CUDARuntimeError(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize("fails", ["cudaGraphAddNode", "instantiate", ""])
+class CapturingStream:
+    """CuPy's. fails: of what it may refuse, what it does. asked: what was asked of it."""
+
+    def __init__(self, fails: str):
+        self._fails, self.asked = fails, []
+
+    def _does(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self._fails:
+            raise CUDARuntimeError("cudaErrorInvalidValue: invalid argument")
+
+    def begin_capture(self) -> None:
+        self._does("begin")
+
+    def end_capture(self) -> Any:
+        self._does("end")
+        return SimpleNamespace(upload=lambda stream: self._does("upload"))
+
+
+@pytest.mark.parametrize("fails", ["cudaGraphAddNode", "end", "upload", ""])
 def test_a_recording_that_cuda_refuses(fails: str, captured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    card, asked = captured(fails=fails), []
-
-    class Stream:
-        def begin_capture(self) -> None:
-            asked.append("begin")
-
-        def end_capture(self) -> str:
-            asked.append("end")
-            if fails == "instantiate":
-                raise CUDARuntimeError("cudaErrorInvalidValue: invalid argument")
-            return "graph"
+    """At once, or when it is made, or when it comes to the card."""
+    card, stream = captured(fails=fails), CapturingStream(fails)
 
     class Device(cuda.CudaDevice):
         current_stream = property(lambda self: card.current_stream)  # type: ignore[assignment]
@@ -179,14 +189,13 @@ def test_a_recording_that_cuda_refuses(fails: str, captured: Any, monkeypatch: p
     one = object.__new__(Device)
     one.number, one.name = 0, "cuda"
     one._cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(CUDARuntimeError=CUDARuntimeError)))
-    steps = [repetition([])]
     if not fails:
-        assert one.record(Stream(), steps)
+        assert one.record(stream, [repetition([])])
     else:
-        why = "cudaErrorNotSupported" if fails != "instantiate" else "invalid argument"
+        why = "cudaErrorNotSupported" if fails == "cudaGraphAddNode" else "invalid argument"
         with pytest.raises(NotRecorded, match=f"device 'cuda' records no conditions here: .*{why}"):
-            one.record(Stream(), steps)
-    assert asked == ["begin", "end"]
+            one.record(stream, [repetition([])])
+    assert stream.asked == ["begin", "end", "upload"][: 3 if fails in ("", "upload") else 2]
 
 
 # --- values -----------------------------------------------------------------------------------------

@@ -319,8 +319,12 @@ def looped(loop: str, swap_memory: bool, length: int = 2) -> gk.Model:
     def step(h: gk.Value) -> gk.Value:
         return gk.tanh((h @ w) + x)
 
-    if loop == "scan":
-        h, _ = gk.scan(lambda c, _: (step(c), None), x, None, length=length, swap_memory=swap_memory)
+    def chosen(h: gk.Value) -> gk.Value:
+        return gk.cond(gk.reduce_sum(h) > 0.0, lambda h: h * 0.9, lambda h: gk.tanh(h) - 0.1, (step(h),))
+
+    if loop in ("scan", "branches"):
+        step_of = step if loop == "scan" else chosen
+        h, _ = gk.scan(lambda c, _: (step_of(c), None), x, None, length=length, swap_memory=swap_memory)
     elif loop == "fold":
         rows = gk.constant(np.ones((length, WIDTH), np.float32))
         h = gk.fold(lambda c, row: step(c) + row, x, rows, reverse=True, swap_memory=swap_memory)
@@ -345,6 +349,19 @@ def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.Monk
 
 
 # --- stacks of loops --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_branches_between_rows(early: bool, card: Card) -> None:
+    """What a condition chooses is part of the recording that has the copies, and copies nothing itself."""
+    card.early = early
+    plain, swapped = trainer(looped("branches", False, 7)), trainer(looped("branches", True, 7))
+    assert swapped.plan(SHAPES).host_bytes
+    found = losses(swapped)
+    assert found == losses(plain)
+    assert bits(swapped) == bits(plain)
+    assert card.conditions
+    np.testing.assert_allclose(found, losses(trainer(looped("branches", False, 7), device="cpu")), rtol=1e-4)
 
 
 @pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.full)])

@@ -33,7 +33,7 @@ def refusal(device: Device, record: Record) -> str:
         stream = device.stream()
         with device.on(stream):
             found = _computed(device, record, stream)
-    except (GraphkitError, ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (GraphkitError, AttributeError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(str(error).split()) or type(error).__name__
     wanted = {"then": 1, "otherwise": 2, "iterations": _TRIPS, "last": _TRIPS - 1, "inside": 1}
     return "" if found == [wanted] * 2 else f"a recording has computed {found}, and not {wanted}, twice"
