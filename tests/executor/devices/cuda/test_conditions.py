@@ -12,7 +12,8 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.errors import LimitReached, RuntimeFailure
-from graphkit.executor.devices.conditions import NotRecorded
+from graphkit.executor.devices.conditions import Choice, NotRecorded
+from graphkit.executor.devices.device import BoundStep, Copied
 from graphkit.executor.lower.arrays.launched_sum import SumQueue
 from graphkit.executor.lower.lowering import Meeting
 from graphkit.executor.run.arrays import instance
@@ -357,6 +358,48 @@ def test_a_fault_in_a_loop_ends_it(card: Card) -> None:
         with pytest.raises(RuntimeFailure, match=r"pick.*: an index is outside"):
             exe.run({"table": np.ones(5, np.float32), "x": np.array(0)})
         assert card.iterations == before + 6, "five elements, and none"
+
+
+# --- the stand-in -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        (lambda card, array: card.copy_in(np.ones(1, np.float32), array), "the host's memory is not there"),
+        (lambda card, array: card.copy_to_host(array, card.host_memory(4)), "the host's memory is not there"),
+        (lambda card, array: card.wait_for(card.event()), "conditions have no events inside"),
+        (lambda card, array: card.copy_out(array, None), "nothing is waited for"),
+        (lambda card, array: card.alloc(4), "memory that a recording takes"),
+    ],
+)
+def test_what_conditions_must_not_have_inside(does: Callable[[Card, Any], Any], message: str, card: Card) -> None:
+    """Tests on the stand-in would fail."""
+    stream = card.stream()
+    with card.on(stream):
+        array, true = card.copy_in(np.ones(1, np.float32)), card.copy_in(np.ones(1, np.bool_))
+
+        def kernel(inputs: Any, outputs: Any, scratch: Any) -> None:
+            does(card, array)
+
+        step = BoundStep(kernel, (), (), None)  # type: ignore[arg-type]
+        with pytest.raises(AssertionError, match=message):
+            card.record(stream, [Choice(true, [step], [])])
+
+
+def test_the_stand_in_looks_when_its_work_is_done(card: Card) -> None:
+    """Not when it is recorded, or given a replay."""
+    stream = card.stream()
+    with card.on(stream):
+        found, one, p = (card.copy_in(np.full(1, value, np.float32)) for value in (0, 1, 0))
+        condition = card.copy_in(np.zeros(1, np.bool_))
+        copied = Copied(card)
+        replay = card.record(stream, [Choice(condition, [copied.step(one, found)], [copied.step(p, found)])])
+        for value in (True, False):
+            card.copy_in(np.array([value]), condition)
+            replay()
+            card.copy_in(np.array([not value]), condition)
+            assert card.copy_out(found, None) == value
 
 
 # --- cards without conditions -----------------------------------------------------------------------
