@@ -163,11 +163,6 @@ def check_time() -> None:
         raise LimitReached("the time that this may take is over")
 
 
-def is_timed() -> bool:
-    """Whether there is a deadline."""
-    return current().deadline is not _NEVER
-
-
 def check_iterations(done: int) -> None:
     """Raise LimitReached where a loop that has done so many iterations may begin no other."""
     most = current().iterations

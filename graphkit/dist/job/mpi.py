@@ -26,7 +26,7 @@ from graphkit.dist.hosts.hosts import Hosts
 from graphkit.dist.hosts.placement import Allowed, place
 from graphkit.dist.hosts.relay import Relay
 from graphkit.dist.hosts.watch import Board, Watch
-from graphkit.dist.job.start import check_company, checked_timeout
+from graphkit.dist.job.start import LEAST, check_company, checked_timeout, deadline
 from graphkit.dist.rounds import announcement
 from graphkit.dist.rounds.channel import Channel
 from graphkit.dist.rounds.posted import placed
@@ -230,8 +230,10 @@ class MpiCommunicator:
         return {rank: index for index, host in enumerate(self._everywhere.all) for rank in host.ranks}
 
     def tell_all(self, mine: Any) -> list[Any]:
-        """What each process of the job gives, by rank, at the start: it waits for all of them."""
-        return list(self._job.allgather(mine))
+        """What each process of the job gives, by rank, at the start. Where they do not come within the timeout, this
+        process ends as where they do not start."""
+        with deadline(max(self.timeout, LEAST), (self.place, self.processes), "opened their store"):
+            return list(self._job.allgather(mine))
 
     def called(self, rank: int) -> str:
         """A process of the job: its rank, its host, and its number there."""

@@ -65,11 +65,12 @@ def check_tasks(processes: int) -> None:
 
 
 @contextlib.contextmanager
-def deadline(seconds: float, place: tuple[int, int] | None = None) -> Iterator[None]:
+def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "started MPI") -> Iterator[None]:
     """End this process with RuntimeFailure's exit code when what lies inside takes longer: other processes are missing.
 
     place: its rank and the number of processes, where MPI has started already; else the launcher's word is taken.
-    Starting MPI holds the interpreter, so that a native thread looks at the clock. Where the native extension is not
+    done: what those that are missing have not. MPI's calls hold the interpreter, so that a native thread looks at the
+    clock. Where the native extension is not
     built, Python's faulthandler does: its message is a traceback, and the status 1.
     """
     rank, size = place or (_told(_RANKS), _told(_SIZES))
@@ -87,19 +88,19 @@ def deadline(seconds: float, place: tuple[int, int] | None = None) -> Iterator[N
         return
     if sys.stdout is not None and not sys.stdout.closed:
         sys.stdout.flush()  # it would be lost
-    end = native.Deadline(seconds, _GRACE, _last_words(rank, size, seconds), RuntimeFailure.exit_code)
+    end = native.Deadline(seconds, _GRACE, _last_words(rank, size, seconds, done), RuntimeFailure.exit_code)
     try:
         yield
     finally:
         end.cancel()
 
 
-def _last_words(rank: int | None, size: int | None, seconds: float) -> str:
+def _last_words(rank: int | None, size: int | None, seconds: float, done: str) -> str:
     who = "a process" if rank is None else f"rank {rank}" + (f" of {size}" if size is not None else "")
     return (
-        f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have started "
-        f"MPI within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); those that do not say so are "
-        "missing; this ends the job\n"
+        f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have {done} "
+        f"within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); those that do not say so are missing; "
+        "this ends the job\n"
     )
 
 

@@ -1,18 +1,27 @@
-"""What kernels have met that they cannot compute: a word of the device's for each kernel that may."""
+"""What kernels have met that they cannot compute: a word of the device's for each kernel that may.
+
+A word more has loops in recordings end, which go on as long as no word is set.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import Common, faulty
 from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir import limits
 
 # Iterations of a loop where nothing bounds them.
 _ANY = np.iinfo(np.int64).max
+
+# Between two looks at whether such loops have ended, in seconds, and how much of the time that they have taken.
+_LONGEST_PAUSE, _PART = 1e-3, 0.125
 
 
 class Faults:
@@ -23,7 +32,7 @@ class Faults:
         place = {index: position for position, index in enumerate(lowered.memory.order)}
         # By the number of its word: the position of the step, and what may set it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
-        self._words = device.xp.zeros((len(self._of),), np.uint32)
+        self._words = device.xp.zeros((len(self._of) + 1,), np.uint32)
         self._allowed = _ANY
         self._most = device.xp.full((), self._allowed, np.int64)
 
@@ -39,6 +48,24 @@ class Faults:
             self._device.copy_in(np.full((), allowed, np.int64), self._most)
             self._allowed = allowed
 
+    def watch(self, stream: Any) -> None:
+        """Wait for what is replayed on the current stream, `stream`. An interrupt, and the end of the time that a run
+        may take (LimitReached), end its loops."""
+        began = time.monotonic()
+        try:
+            while not self._device.done(stream):
+                limits.check_time()
+                time.sleep(min(_LONGEST_PAUSE, _PART * (time.monotonic() - began)))
+        except BaseException:
+            with uninterrupted:
+                beside = self._device.stream()
+                with self._device.on(beside):
+                    self._device.copy_in(np.ones(1, np.uint32), self._words[-1:])
+                    self._device.synchronize(beside)
+                self._device.synchronize(stream)
+                self._device.copy_in(np.zeros(1, np.uint32), self._words[-1:])
+            raise
+
     def may_come_from(self, position: int) -> bool:
         """Whether a step at this position of the order, or behind it, may set one."""
         return any(place >= position for place, _ in self._of)
@@ -52,6 +79,7 @@ class Faults:
         if not words.any():
             return
         self._device.copy_in(np.zeros(len(words), np.uint32), self._words)
+        words = words[: len(self._of)]
         found = [(place, one, int(word)) for (place, one), word in zip(self._of, words, strict=True) if word]
         _, first, word = min(found, key=lambda one: one[0])
         raise first.failure(first.node, word)

@@ -29,7 +29,6 @@ from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.arrays.faults import Faults
 from graphkit.executor.run.arrays.segments import Segment, committed, divided, sums_of
 from graphkit.executor.run.arrays.storages import Storages
-from graphkit.ir import limits
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
@@ -58,6 +57,9 @@ class ArrayInstance:
         # What was handed on, by the result's position, with the array that it is a view of.
         self._views: dict[int, tuple[Any, Any]] = {}
         self._ready: Any = None  # behind the steps
+        # Whether a run has come to the steps that write over states: what is interrupted there leaves neither old ones
+        # nor new ones.
+        self.is_writing = False
         # Faults are looked at before a step writes over a state; and behind all, if they must be.
         self._commit = committed(lowered)
         self._looks_last = self._commit == len(self._placement.steps) or self._faults.may_come_from(self._commit)
@@ -131,6 +133,7 @@ class ArrayInstance:
     # --- segments -----------------------------------------------------------------------------------------------
 
     def _run_segments(self) -> None:
+        self.is_writing = False
         is_known, self._storages.moved = not self._storages.moved, False
         anew = False
         if self._queue is not None:
@@ -138,18 +141,19 @@ class ArrayInstance:
         for segment in self._segments:
             if segment.positions[0] == self._commit:
                 self._check_faults()
+                self.is_writing = True
             if anew or not is_known:
                 segment.replay = None
-            # Steps look at the time; what values repeat in a recording has its end when it has.
-            replayed = is_known and segment.is_recorded and not (segment.repeats and limits.is_timed())
-            if replayed and segment.replay is None:
+            if is_known and segment.is_recorded and segment.replay is None:
                 self._try_to_record(segment)
-            if not replayed or segment.replay is None:
+            if segment.replay is None:
                 self._run_steps(segment)
             else:
                 if segment.repeats:
                     self._faults.allow_iterations()
                 segment.replay()
+                if segment.repeats and not self.is_writing:
+                    self._faults.watch(self._stream)
                 if self._queue is not None:
                     self._queue.resume(segment.progress)
 

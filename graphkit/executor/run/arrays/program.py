@@ -44,7 +44,6 @@ class ArrayProgram:
     nodes, for types that the device has no arrays of.
     """
 
-    interruptible: Callable[[], bool] | None = None
     outgrown = False
     is_as_declared = False
     has_fixed_results = False
@@ -63,6 +62,7 @@ class ArrayProgram:
         self._on_devices = {device: range(len(graph.updates))}
         # No memory of the host's: an instance writes over what the device holds.
         self.donated = [False] * len(graph.updates)
+        self.interruptible: Callable[[], bool] | None = None
         self._idle: list[ArrayInstance] = []
         self.kept_bytes = _STEP_BYTES * len(lowered.placement.steps)
 
@@ -72,8 +72,13 @@ class ArrayProgram:
         if programs.recorder is not None:
             raise UnsupportedError(f"profiling needs the native engine: device 'cpu', not {self.device.name!r}")
         instance = self.take()
-        with out_of_memory(self.graph, f"a run on device {self.device.name!r}"):
-            results = instance.run(inputs, buffers)
+        if self.graph.updates:
+            self.interruptible = lambda: not instance.is_writing
+        try:
+            with out_of_memory(self.graph, f"a run on device {self.device.name!r}"):
+                results = instance.run(inputs, buffers)
+        finally:
+            self.interruptible = None
         self.give(instance)
         return results
 

@@ -202,7 +202,12 @@ class Card:
         return sum(memory.nbytes for memory in self._late)
 
     def done(self, stream: Stream) -> bool:
-        return stream.advance()
+        """A loop of a replay goes on by one iteration: who asks may have it end."""
+        self._thread.asks = True
+        try:
+            return stream.advance()
+        finally:
+            self._thread.asks = False
 
     @property
     def current_stream(self) -> int:
@@ -256,17 +261,25 @@ class Card:
     def _choose(self, value: np.ndarray, work: Sequence[Work]) -> None:
         assert value[0] in (0, 1), "nothing has set it"
         self.conditions += 1
+        asks, self._thread.asks = getattr(self._thread, "asks", False), False
         for one in work if value[0] else ():
             assert one() is not PENDING
+        self._thread.asks = asks
 
-    def _repeat(self, value: np.ndarray, work: Sequence[Work]) -> None:
+    def _repeat(self, value: np.ndarray, work: Sequence[Work]) -> object:
         assert value[0] in (0, 1), "nothing has set it"
-        self.conditions += 1
+        asks, self._thread.asks = getattr(self._thread, "asks", False), False
         while value[0]:
             self.iterations += 1
             assert self.iterations < MOST_ITERATIONS, "a loop does not end"
             for one in work:
                 assert one() is not PENDING
+            if asks and value[0]:
+                self._thread.asks = True
+                return PENDING
+        self._thread.asks = asks
+        self.conditions += 1
+        return None
 
     def _set(self, setting: BoundLaunch) -> None:
         self.current.queue(self._setting(setting))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -297,18 +298,45 @@ def test_limits_of_runs(card: Card) -> None:
     assert card.conditions == 3 * 5
 
 
-def test_the_host_looks_at_the_time(card: Card) -> None:
+ENDLESS = np.array(np.iinfo(np.int64).max)
+
+
+def test_a_loop_that_takes_too_long(card: Card) -> None:
     exe, feeds = growing().compile("cuda"), {"x": np.zeros(3, np.float32), "n": np.array(9)}
     for _ in range(3):
-        exe.run(feeds)
-    before = card.replays
-    assert exe.run(feeds, timeout=100.0)["y"].tolist() == [9] * 3
-    assert card.replays == before
-    assert exe.run(feeds)["y"].tolist() == [9] * 3
-    assert card.replays == before + 1
-    with pytest.raises(LimitReached, match="time"):
-        exe.run({**feeds, "n": np.array(np.iinfo(np.int64).max)}, timeout=0.2)
-    assert card.replays == before + 1
+        assert exe.run(feeds, timeout=100.0)["y"].tolist() == [9] * 3
+    assert card.replays == 2
+    for _ in range(2):
+        with pytest.raises(LimitReached, match="time"):
+            exe.run({**feeds, "n": ENDLESS}, timeout=0.2)
+        for _ in range(3):
+            assert exe.run(feeds)["y"].tolist() == [9] * 3
+
+
+def test_an_interrupt_ends_a_loop(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph with a state, which stays what it was: before a step writes over it."""
+    a, n = Value(TensorType("float32", (4,)), "a", role="state"), Value(TensorType("int64", ()), "n")
+    loop = loop_of(n, None, a)
+    store = ParamStore({"a": a.tensor}, {"a": np.ones(4, np.float32)})
+    exe = Executor(Graph([a, n], [F.neg(loop.outputs[0])], updates=[(a, loop.outputs[1])]), store, device="cuda")
+    done, looks = card.done, iter(range(10**6))
+
+    def interrupted(stream: Any) -> bool:
+        if next(looks) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return done(stream)
+
+    for _ in range(2):
+        for _ in range(3):
+            exe.run({"n": np.array(3)})
+        before, iterations = store["a"].copy(), card.iterations
+        looks = iter(range(10**6))
+        with monkeypatch.context() as patch:
+            patch.setattr(card, "done", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                exe.run({"n": ENDLESS})
+        assert 5 <= card.iterations - iterations <= 7
+        np.testing.assert_array_equal(store["a"], before)
 
 
 def test_a_limit_leaves_states_as_they_were(card: Card) -> None:
