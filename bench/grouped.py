@@ -1,4 +1,5 @@
-"""Attention of a decoder whose heads of queries share keys and values, beside ONNX Runtime.
+"""Attention of a decoder over its past, with heads of queries that share keys and values or have their own, beside ONNX
+Runtime.
 
     python bench/grouped.py [--threads 1,2] [--rounds 7]
 
@@ -40,6 +41,9 @@ SIZES = {
     "32 heads of 64 on 8, one query, 4,096 keys": Size(32, 8, 64, 1, 4095),
     "14 heads of 64 on 2, one query, 512 keys": Size(14, 2, 64, 1, 511),
     "32 heads of 64 on 8, 256 queries, 256 keys": Size(32, 8, 64, 256, 0),
+    "32 heads of 128, one query, 1,024 keys": Size(32, 32, 128, 1, 1023),
+    "32 heads of 64, one query, 1,024 keys": Size(32, 32, 64, 1, 1023),
+    "12 heads of 64, one query, 512 keys": Size(12, 12, 64, 1, 511),
 }
 
 

@@ -88,6 +88,7 @@ from graphkit.ops._functions import bitwise_not as bitwise_not
 from graphkit.ops._functions import bitwise_or as bitwise_or
 from graphkit.ops._functions import bitwise_xor as bitwise_xor
 from graphkit.ops._functions import blackman_window as blackman_window
+from graphkit.ops._functions import cached_attention as cached_attention
 from graphkit.ops._functions import cast as cast
 from graphkit.ops._functions import cast_like as cast_like
 from graphkit.ops._functions import cast_map as cast_map

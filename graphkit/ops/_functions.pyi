@@ -329,6 +329,24 @@ def blackman_window(
 ) -> Value:
     """0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period), for n below `size` (a 0-d integer); the ..."""
 
+def cached_attention(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    past_k: Operand,
+    past_v: Operand,
+    mask: Operand | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    mask_value: float = ...,
+    layout: str = "NHLD",
+    output_layout: str = "NHLD",
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """FusedAttention of a past with new keys and values behind it, which are returned as the past of the next run."""
+
 def cast(
     x: Operand,
     *,

@@ -15,6 +15,7 @@ from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
 from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.attention import fuse_attention
+from graphkit.passes.fuse.attention_cache import fuse_attention_cache
 from graphkit.passes.fuse.attention_gradient import fuse_attention_gradient
 from graphkit.passes.fuse.batch_norm import fuse_batch_norm
 from graphkit.passes.fuse.conv import fuse_conv
@@ -66,6 +67,7 @@ _PRODUCTS_AND_LAYOUTS = (
         repeat_heads,
         fuse_attention,
         share_heads,
+        fuse_attention_cache,
         eliminate_reshape,
         unstride_transposed,
         drop_outer_taps,
@@ -158,7 +160,15 @@ def array_passes(
 
 
 # What becomes possible when the shapes of a prepared graph are known; on devices with arrays of their own.
-BOUND = pipeline(simplify, repeat_heads, fuse_attention, share_heads, scan_axes, given=held_after(INFERENCE, _HELD))
+BOUND = pipeline(
+    simplify,
+    repeat_heads,
+    fuse_attention,
+    share_heads,
+    fuse_attention_cache,
+    scan_axes,
+    given=held_after(INFERENCE, _HELD),
+)
 ARRAYS_BOUND = pipeline(
     simplify,
     repeat_heads,

@@ -139,7 +139,10 @@ class BaseProgram(ABC):
 
 
 class InstancedProgram(BaseProgram):
-    """A program whose runs each have an instance, and an arena, for themselves."""
+    """A program whose runs each have an instance, and an arena, for themselves. grows: whether there may be values of
+    which only a run tells how much memory they take."""
+
+    grows = True
 
     def __init__(self, graph: Graph, placement: Placement, pools: Pools):
         super().__init__(graph, placement, pools)
@@ -185,7 +188,7 @@ class InstancedProgram(BaseProgram):
             except IndexError:
                 self._admit()
                 instance = self.instance()
-            _limit(instance)
+            _limit(instance, self.grows)
             return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
         except (MemoryError, OverflowError, ValueError, TypeError) as error:
             raise_if_out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes", error)
@@ -235,12 +238,14 @@ class InstancedProgram(BaseProgram):
             self.interruptible = None
 
 
-def _limit(instance: Instance) -> None:
+def _limit(instance: Instance, grows: bool) -> None:
     """Hand the limits in force to the native part of an instance, where they are not those that it has."""
     wanted = limits.current()
     if instance.native is not None and instance.limits != wanted:
         iterations = sys.maxsize if wanted.iterations is None else wanted.iterations
-        instance.native.limit(limits.allowed_memory(), iterations, wanted.deadline)
+        # To find out what the system has left takes longer than small runs.
+        memory = limits.allowed_memory() if grows else sys.maxsize
+        instance.native.limit(memory, iterations, wanted.deadline)
         instance.limits = wanted
 
 

@@ -47,6 +47,8 @@ class Programs:
         self._templates: dict[_Group, Template | None] = {}
         self._compiled: set[_Group] = set()
         self._batches: dict[_Group, Batch | None] = {}
+        # By the key of a part, those of the programs that it is a part of.
+        self._wholes: dict[Key, set[Key]] = {}
 
     def readers(self, name: str) -> Sequence[Device]:
         """The devices with arrays of their own that read an input."""
@@ -79,6 +81,8 @@ class Programs:
         program: SingleProgram = self._in_parts(key, selection) or self._whole(key, selection, light=before is None)
         self._kept[key] = program
         self._bytes += program.kept_bytes
+        for part in program.keys if isinstance(program, BatchedProgram) else ():
+            self._wholes.setdefault(part, set()).add(key)
         most = config.CACHE_MB.get() << 20
         while self._bytes > most and len(self._kept) > _LEAST:
             self._drop(next(iter(self._kept)))
@@ -86,9 +90,12 @@ class Programs:
 
     def _drop(self, key: Key) -> None:
         """Let go of a program, and of those that it is a part of."""
-        self._bytes -= self._kept.pop(key).kept_bytes
-        for other in [k for k, p in self._kept.items() if isinstance(p, BatchedProgram) and key in p.keys]:
-            self._bytes -= self._kept.pop(other).kept_bytes
+        program = self._kept.pop(key)
+        self._bytes -= program.kept_bytes
+        for part in program.keys if isinstance(program, BatchedProgram) else ():
+            self._wholes.get(part, set()).discard(key)
+        for whole in [*self._wholes.pop(key, ())]:
+            self._drop(whole)
 
     def _whole(self, key: Key, selection: Selection, light: bool) -> SingleProgram:
         program = self._from_template(key, selection) if light and key.group in self._compiled else None

@@ -30,6 +30,8 @@ class SizedProgram(InstancedProgram):
     `lower` lowers the graph for them on its own, for people.
     """
 
+    grows = False
+
     def __init__(self, template: Template, code: SizedCode, lower: Callable[[], LoweredGraph], pools: Pools):
         results = tuple(
             Result(Value(kind, r.value.name), r.owned)

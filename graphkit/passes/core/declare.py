@@ -35,6 +35,7 @@ class Property(Enum):
     ATTENTION_FUSED = "attention is one operator"
     HEADS_REPEATED = "heads that share a factor look as exporters write them"
     HEADS_SHARED = "heads of keys and values are not repeated"
+    CACHES_ATTENDED = "attention joins keys and values to those of earlier runs by itself"
     RESHAPES_MERGED = "no chains of reshapes"
     TRANSPOSED_CONVOLUTIONS_CONVERTED = "transposed convolutions without strides are convolutions"
     TAPS_MEET_DATA = "convolutions of known sizes have no outer taps that meet padding alone"

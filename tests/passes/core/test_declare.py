@@ -117,11 +117,13 @@ def test_the_pipelines():
         "widen_halves", "known_ranks", "expand_composites", "merge_recurrences", "integers", "dynamic_products",
         "weight_products", "simplify", "fold", "scan_axes", "eliminate_expand", "fuse_layer_norm", "fuse_gelu",
         "fuse_activation", "fuse_softmax", "eliminate_transpose", "repeat_heads", "fuse_attention", "share_heads",
-        "eliminate_reshape", "unstride_transposed", "drop_outer_taps", "fold_batch_norm", "fuse_matmul", "fuse_conv",
-        "channels_last", "eliminate_reshape", *names(CLEANUP), "fuse_batch_norm", "fuse_loss_grad", "fuse_table_update",
-        "fuse_pointwise",
+        "fuse_attention_cache", "eliminate_reshape", "unstride_transposed", "drop_outer_taps", "fold_batch_norm",
+        "fuse_matmul", "fuse_conv", "channels_last", "eliminate_reshape", *names(CLEANUP), "fuse_batch_norm",
+        "fuse_loss_grad", "fuse_table_update", "fuse_pointwise",
     ]  # fmt: skip
-    assert names(BOUND) == ["simplify", "repeat_heads", "fuse_attention", "share_heads", "scan_axes"]
+    assert names(BOUND) == [
+        "simplify", "repeat_heads", "fuse_attention", "share_heads", "fuse_attention_cache", "scan_axes",
+    ]  # fmt: skip
     rounded = names(inference_passes("bf16", lambda node: True))
     assert rounded.index("round_products") == rounded.index("channels_last") + 2
     assert [n for n in rounded if n != "round_products"] == names(INFERENCE)

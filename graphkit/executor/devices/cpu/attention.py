@@ -8,16 +8,27 @@ from graphkit.executor.devices.operands import operand, shape
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.attention_cache import CachedAttention
+from graphkit.ops.internal.fused import AttentionOp, FusedAttention
 
 
 @kernel("FusedAttention", DOMAIN)
 def _attention(node: Node, context: KernelContext) -> Kernel | None:
-    op = operator(node, FusedAttention)
-    if node.output.dtype is not DType.FLOAT32:
+    return _native(node, operator(node, FusedAttention), 3, None, context)
+
+
+@kernel("CachedAttention", DOMAIN)
+def _cached(node: Node, context: KernelContext) -> Kernel | None:
+    return _native(node, operator(node, CachedAttention), 5, shape(node.inputs[3])[2], context)
+
+
+def _native(node: Node, op: AttentionOp, mask_at: int, past: int | None, context: KernelContext) -> Kernel | None:
+    """past: rows of keys and values that come before the others."""
+    if node.outputs[0].dtype is not DType.FLOAT32:
         return None
-    mask = operand(node, 3)
+    mask = operand(node, mask_at)
     q, k, v = (shape(x) for x in node.inputs[:3])
+    returned = (*context.used_outputs, True, True, True)
     return native.Attention(
         q,
         k,
@@ -29,5 +40,8 @@ def _attention(node: Node, context: KernelContext) -> Kernel | None:
         causal=op.causal,
         heads_last=op.layout == "NLHD",
         output_heads_last=op.output_layout == "NLHD",
+        past=past,
+        keys_returned=returned[1],
+        values_returned=returned[2],
         threads=context.threads,
     )

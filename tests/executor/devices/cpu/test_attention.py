@@ -221,3 +221,66 @@ def test_heads_that_cannot_be_shared():
         q, k, v = (operands(1, count, 1, 3, 4, 4)[i] for i, count in enumerate((heads, groups, groups)))
         with pytest.raises(RuntimeError, match="the shapes do not go together"):
             run(q, k, v)
+
+
+# --- with a past ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("past", [0, 1, 95, 96, 97, 300])
+@pytest.mark.parametrize(
+    ("heads", "groups", "rows"), [(2, 2, 1), (2, 2, 4), (2, 2, 5), (8, 2, 1), (10, 2, 1), (4, 2, 2)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_past(past, heads, groups, rows, causal, isa):
+    q = operands(2, heads, rows, 1, 20, 1)[0]
+    _, keys, values = operands(2, groups, 1, past + rows, 20, 12, seed=1)
+    mask = np.random.default_rng(2).random((rows, past + rows)) < 0.8
+    y = np.full((2, heads, rows, 12), 77, np.float32)
+    whole = [np.full_like(x, 77) for x in (keys, values)]
+    parts = [np.ascontiguousarray(x[:, :, part]) for part in (slice(past, None), slice(past)) for x in (keys, values)]
+    options = {"scale": 0.3, "hidden_score": -1e4, "causal": causal}
+    kernel = native.Attention(q.shape, *(x.shape for x in parts[:2]), mask.shape, True, past=past, threads=2, **options)
+    kernel([q, *parts, mask], [y, *whole])
+    np.testing.assert_array_equal(whole[0], keys)
+    np.testing.assert_array_equal(whole[1], values)
+    every = [np.repeat(x, heads // groups, axis=1) for x in (keys, values)]
+    np.testing.assert_allclose(y, plain(q, *every, mask, **options), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "size", [(0, 2, 1, 4, 3, 2), (1, 2, 0, 4, 3, 2), (1, 2, 1, 4, 3, 0), (1, 2, 1, 4, 0, 3)], ids=str
+)
+def test_a_past_with_empty_axes(size):
+    """The past is copied whatever there is to attend to it."""
+    batch, heads, rows, past, depth, value_depth = size
+    q, k, v = operands(batch, heads, rows, rows, depth, value_depth)
+    _, past_k, past_v = operands(batch, heads, rows, past, depth, value_depth, seed=1)
+    y = np.full((batch, heads, rows, value_depth), 77, np.float32)
+    keys, values = (np.concatenate(pair, axis=2) for pair in ((past_k, k), (past_v, v)))
+    found = [np.full_like(x, 77) for x in (keys, values)]
+    native.Attention(q.shape, k.shape, v.shape, None, past=past)([q, k, v, past_k, past_v], [y, *found])
+    np.testing.assert_array_equal(found[0], keys)
+    np.testing.assert_array_equal(found[1], values)
+    np.testing.assert_allclose(y, plain(q, keys, values), rtol=1e-5, atol=2e-6)
+
+
+def test_a_past_that_is_larger_than_the_caches():
+    """It is written past them."""
+    heads, rows, depth = 4, 4500, 128
+    q, k, v = operands(1, heads, 1, 1, depth, depth)
+    _, past_k, past_v = operands(1, heads, 1, rows, depth, depth, seed=1)
+    found = [np.empty((1, heads, rows + 1, depth), np.float32) for _ in range(2)]
+    assert sum(x.nbytes for x in found) > 16 << 20
+    y = np.empty((1, heads, 1, depth), np.float32)
+    kernel = native.Attention(q.shape, k.shape, v.shape, None, past=rows, scale=0.1, threads=2)
+    kernel([q, k, v, past_k, past_v], [y, *found])
+    keys, values = (np.concatenate(pair, axis=2) for pair in ((past_k, k), (past_v, v)))
+    np.testing.assert_array_equal(found[0], keys)
+    np.testing.assert_array_equal(found[1], values)
+    np.testing.assert_allclose(y, plain(q, keys, values, scale=0.1), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"heads_last": True}, "a past"), ({"past": -1}, "a past")])
+def test_a_past_that_cannot_be(options, message):
+    with pytest.raises(native.Error, match=message):
+        native.Attention((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), None, **{"past": 1, **options})

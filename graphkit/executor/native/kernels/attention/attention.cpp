@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/attention/attention_table.h"
+#include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
@@ -17,10 +18,15 @@ namespace {
 // k and v; with heads_last they are [N, L, H, D] and so on, with output_heads_last y is. The mask broadcasts to
 // [N, H, L, S]: floats are added, where a boolean one is false the score is `hidden_score`. Causal: query i sees no key
 // behind i + S - L. Rows that see nothing are NaN.
+//
+// With a past of P rows, [N, G, P, D] and [N, G, P, Dv], attention is that of the past's keys and values with k and v
+// behind them, which are further results; the mask comes behind the past. Results that nobody reads may be left out,
+// these two if it was said before.
 class Attention : public Kernel {
   public:
     Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
-              double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last, int threads);
+              double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
+              const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, int threads);
 
     std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
@@ -32,6 +38,13 @@ class Attention : public Kernel {
         std::int64_t offset(std::int64_t n, std::int64_t h) const { return n * batch + h * head; }
     };
     static Rows rows_of(std::int64_t heads, std::int64_t rows, std::int64_t columns, bool heads_last);
+    // Whether each block copies the keys and values that it reads.
+    bool keeps_in_blocks() const {
+        return sharing_ == 1 && queries_ > 0 && queries_ <= table_.few && block_.value_depth > 0;
+    }
+    std::size_t blocks_bytes() const;
+    std::size_t joined_bytes(std::int64_t columns) const;
+    void join(const float* past, const float* behind, float* whole, std::int64_t columns) const;
 
     const AttentionTable& table_;
     std::int64_t batch_, heads_;
@@ -41,10 +54,23 @@ class Attention : public Kernel {
     bool masked_, boolean_mask_;
     AttentionBlock block_{};  // what all blocks share
     std::int64_t queries_;    // rows of q
+    std::optional<std::int64_t> past_;
+    bool keys_returned_, values_returned_;
+    std::int64_t groups_ = 0;
 };
 
 // Nanoseconds of a multiplication and addition.
 constexpr double kProductNanoseconds = 0.02;
+
+void copy_floats(float* to, const float* from, std::int64_t floats) {
+    copy_bytes(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from),
+               static_cast<std::size_t>(floats) * sizeof(float));
+}
+
+void stream_floats(float* to, const float* from, std::int64_t floats) {
+    stream_bytes(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from),
+                 floats * static_cast<std::int64_t>(sizeof(float)));
+}
 
 }  // namespace
 
@@ -55,9 +81,25 @@ Attention::Rows Attention::rows_of(std::int64_t heads, std::int64_t rows, std::i
 
 Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
                      double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
-                     int threads)
-    : Kernel("Attention", threads), table_(attention_table()), masked_(mask.has_value()), boolean_mask_(boolean_mask) {
+                     const std::optional<std::int64_t>& past, bool keys_returned, bool values_returned, int threads)
+    : Kernel("Attention", threads),
+      table_(attention_table()),
+      masked_(mask.has_value()),
+      boolean_mask_(boolean_mask),
+      past_(past),
+      keys_returned_(keys_returned),
+      values_returned_(values_returned) {
     inputs_ = {{"q", q}, {"k", k}, {"v", v}};
+    const auto with_rows = [](Dims whole, std::int64_t rows) {
+        if (whole.size() == 4) {
+            whole[2] = rows;
+        }
+        return whole;
+    };
+    if (past) {
+        inputs_.push_back({"past_k", with_rows(k, *past)});
+        inputs_.push_back({"past_v", with_rows(v, *past)});
+    }
     if (mask) {
         inputs_.push_back({"mask", *mask, boolean_mask ? ElementType::boolean : ElementType::f32});
     }
@@ -70,15 +112,23 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     batch_ = q[0];
     heads_ = q[head_axis];
     queries_ = q[row_axis];
-    const std::int64_t keys = k[row_axis];
-    const std::int64_t groups = k[head_axis];
+    if (past && (heads_last || *past < 0)) {
+        fail("a past has its heads before its rows, of which it may have none");
+    }
+    const std::int64_t keys = past.value_or(0) + k[row_axis];
+    const std::int64_t groups = groups_ = k[head_axis];
     const bool shares = groups == heads_ || (groups > 0 && heads_ % groups == 0);
-    if (k[0] != batch_ || v[0] != batch_ || !shares || v[head_axis] != groups || v[row_axis] != keys || k[3] != q[3]) {
+    if (k[0] != batch_ || v[0] != batch_ || !shares || v[head_axis] != groups || v[row_axis] != k[row_axis] ||
+        k[3] != q[3]) {
         fail("the shapes do not go together");
     }
     sharing_ = groups == heads_ ? 1 : heads_ / groups;
     const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
-    outputs_ = {{"y", y}};
+    outputs_ = {{"y", y, ElementType::f32, past.has_value()}};
+    if (past) {
+        outputs_.push_back({"keys", with_rows(k, keys), ElementType::f32, !keys_returned});
+        outputs_.push_back({"values", with_rows(v, keys), ElementType::f32, !values_returned});
+    }
     q_ = rows_of(heads_, queries_, q[3], heads_last);
     k_ = rows_of(groups, keys, k[3], heads_last);
     v_ = rows_of(groups, keys, v[3], heads_last);
@@ -120,23 +170,82 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     block_.mask_key = mask_strides_[3];
 }
 
-std::size_t Attention::scratch_bytes() const {
+std::size_t Attention::blocks_bytes() const {
     const std::int64_t floats = table_.memory(block_.depth, block_.value_depth);
     return static_cast<std::size_t>(std::max(threads(), 1)) * static_cast<std::size_t>(floats) * sizeof(float);
 }
 
-void Attention::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    if (block_.value_depth == 0) {
+std::size_t Attention::joined_bytes(std::int64_t columns) const {
+    return aligned(static_cast<std::size_t>(batch_ * groups_ * block_.keys * columns) * sizeof(float));
+}
+
+std::size_t Attention::scratch_bytes() const {
+    std::size_t bytes = blocks_bytes();
+    if (past_ && !keeps_in_blocks()) {
+        bytes = aligned(bytes) + (keys_returned_ ? 0 : joined_bytes(block_.depth)) +
+                (values_returned_ ? 0 : joined_bytes(block_.value_depth));
+    }
+    return bytes;
+}
+
+// A past with what comes behind it, for each head.
+void Attention::join(const float* past, const float* behind, float* whole, std::int64_t columns) const {
+    if (whole == nullptr) {
         return;
     }
+    const std::int64_t first = *past_ * columns;
+    const std::int64_t rest = block_.keys * columns - first;
+    const double cost = static_cast<double>(first + rest) * sizeof(float) / kBytesPerNanosecond;
+    parallel_for(threads(), batch_ * groups_, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t head = begin; head < end; ++head) {
+            float* to = whole + head * (first + rest);
+            copy_floats(to, past + head * first, first);
+            copy_floats(to + first, behind + head * rest, rest);
+        }
+    });
+}
+
+void Attention::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* q = static_cast<const float*>(inputs[0]);
     const auto* k = static_cast<const float*>(inputs[1]);
     const auto* v = static_cast<const float*>(inputs[2]);
+    const auto* mask = masked_ ? inputs[past_ ? 5 : 3] : nullptr;
     auto* y = static_cast<float*>(outputs[0]);
+    const bool keeps = past_ && keeps_in_blocks() && y != nullptr;
+    const float* past_k = nullptr;
+    const float* past_v = nullptr;
+    float* keys = nullptr;
+    float* values = nullptr;
+    if (past_) {
+        past_k = static_cast<const float*>(inputs[3]);
+        past_v = static_cast<const float*>(inputs[4]);
+        keys = static_cast<float*>(outputs[1]);
+        values = static_cast<float*>(outputs[2]);
+        if (!keeps) {
+            std::byte* free = scratch + aligned(blocks_bytes());
+            if (!keys_returned_ && y != nullptr) {
+                keys = reinterpret_cast<float*>(free);
+                free += joined_bytes(block_.depth);
+            }
+            if (!values_returned_ && y != nullptr) {
+                values = reinterpret_cast<float*>(free);
+            }
+            join(past_k, k, keys, block_.depth);
+            join(past_v, v, values, block_.value_depth);
+            k = keys;
+            v = values;
+        }
+    }
+    if (y == nullptr || block_.value_depth == 0) {
+        return;
+    }
     const std::int64_t blocks = (queries_ + table_.queries - 1) / table_.queries;
     const std::int64_t products =
         std::min(queries_, table_.queries) * block_.keys * (block_.depth + block_.value_depth);
     const double cost = 100 + kProductNanoseconds * static_cast<double>(products);
+    const std::int64_t kept = batch_ * groups_ * block_.keys * (block_.depth + block_.value_depth);
+    const bool streams = keeps && kept * static_cast<std::int64_t>(sizeof(float)) >= kStreamBytes;
+    const auto copy = streams ? stream_floats : copy_floats;
     parallel_for(threads(), batch_ * heads_ * blocks, cost, [&](std::int64_t begin, std::int64_t end) {
         auto* memory =
             reinterpret_cast<float*>(scratch) + thread_number() * table_.memory(block_.depth, block_.value_depth);
@@ -148,18 +257,32 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
             block.q = q + q_.offset(n, h) + row * q_.row;
             block.k = k + k_.offset(n, h / sharing_);
             block.v = v + v_.offset(n, h / sharing_);
+            if (keeps) {
+                const std::int64_t head = n * groups_ + h;
+                block.past = *past_;
+                block.past_k = past_k + head * *past_ * block.depth;
+                block.past_v = past_v + head * *past_ * block.value_depth;
+                block.k = k + head * (block.keys - *past_) * block.depth;
+                block.v = v + head * (block.keys - *past_) * block.value_depth;
+                block.kept_k = keys == nullptr ? nullptr : keys + head * block.keys * block.depth;
+                block.kept_v = values == nullptr ? nullptr : values + head * block.keys * block.value_depth;
+                block.copy = copy;
+            }
             block.y = y + y_.offset(n, h) + row * y_.row;
             block.rows = std::min(table_.queries, queries_ - row);
             block.causal_offset += block_.causal_offset < block_.keys ? row : 0;
             if (masked_) {
                 const std::int64_t at = n * mask_strides_[0] + h * mask_strides_[1] + row * mask_strides_[2];
                 if (boolean_mask_) {
-                    block.visible = static_cast<const std::uint8_t*>(inputs[3]) + at;
+                    block.visible = static_cast<const std::uint8_t*>(mask) + at;
                 } else {
-                    block.added = static_cast<const float*>(inputs[3]) + at;
+                    block.added = static_cast<const float*>(mask) + at;
                 }
             }
             table_.run(block, memory);
+        }
+        if (streams) {
+            end_stream();
         }
     });
 }
@@ -167,10 +290,10 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
 GRAPHKIT_BINDINGS(attention) {
     nb::class_<Attention, Kernel>(m, "Attention")
         .def(nb::init<const Dims&, const Dims&, const Dims&, const std::optional<Dims>&, bool, double, double, bool,
-                      bool, bool, int>(),
+                      bool, bool, const std::optional<std::int64_t>&, bool, bool, int>(),
              "q"_a, "k"_a, "v"_a, "mask"_a.none() = nb::none(), "boolean_mask"_a = false, "scale"_a = 1.0,
              "hidden_score"_a = 0.0, "causal"_a = false, "heads_last"_a = false, "output_heads_last"_a = false,
-             "threads"_a = 0);
+             "past"_a = nb::none(), "keys_returned"_a = true, "values_returned"_a = true, "threads"_a = 0);
 }
 
 }  // namespace graphkit

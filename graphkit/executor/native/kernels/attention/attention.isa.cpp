@@ -340,7 +340,7 @@ inline std::int64_t attention_memory(std::int64_t depth, std::int64_t value_dept
 }
 
 constexpr AttentionTable make_attention_table() {
-    return {kMostWidth * kLanes<float>, attention_memory, run_attention};
+    return {kMostWidth * kLanes<float>, kFewQueries, attention_memory, run_attention};
 }
 
 }  // namespace

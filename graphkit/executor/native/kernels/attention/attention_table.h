@@ -25,10 +25,21 @@ struct AttentionBlock {
 
     // Row i sees the keys up to causal_offset + i; `keys` or more where all are seen.
     std::int64_t causal_offset;
+
+    // Of few rows: the first keys and values may lie elsewhere, and all of them be copied to one place as they are
+    // read. Rows are side by side in all of these. kept_k, kept_v: where to; null for what is
+    // not copied.
+    std::int64_t past;  // rows
+    const float* past_k;
+    const float* past_v;
+    float* kept_k;
+    float* kept_v;
+    void (*copy)(float* to, const float* from, std::int64_t floats);
 };
 
 struct AttentionTable {
     std::int64_t queries;  // the most rows of a block
+    std::int64_t few;      // rows of a block that counts as one of few
     // Floats of working memory, aligned to kAlignment.
     std::int64_t (*memory)(std::int64_t depth, std::int64_t value_depth);
     void (*run)(const AttentionBlock& block, float* memory);

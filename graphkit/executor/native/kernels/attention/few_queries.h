@@ -40,10 +40,10 @@ struct FewQueries {
         }
     }
 
-    // The scores of `Keys` keys from `first + key` on.
+    // The scores of `Keys` of the keys at `rows`, from `key` on.
     template <int Keys>
-    void score(std::int64_t first, std::int64_t key) {
-        const float* k = block.k + (first + key) * block.k_stride;
+    void score(const float* rows, std::int64_t key) {
+        const float* k = rows + key * block.k_stride;
         Lanes total[Rows][Keys] = {};
         const auto add = [&](auto&& read, std::int64_t at) {
             Lanes q[Rows];
@@ -76,14 +76,14 @@ struct FewQueries {
         }
     }
 
-    // Those of the block's keys from `key` on, `Keys` at a time, then half as many.
+    // Those from `key` on, `Keys` at a time, then half as many.
     template <int Keys>
-    void scores_of(std::int64_t first, std::int64_t key, std::int64_t keys) {
+    void scores_of(const float* rows, std::int64_t key, std::int64_t keys) {
         for (; key + Keys <= keys; key += Keys) {
-            score<Keys>(first, key);
+            score<Keys>(rows, key);
         }
         if constexpr (Keys > 1) {
-            scores_of<Keys / 2>(first, key, keys);
+            scores_of<Keys / 2>(rows, key, keys);
         }
     }
 
@@ -128,10 +128,10 @@ struct FewQueries {
         largest[r] = now;
     }
 
-    // y = y * correction + the weighted values, of `Vectors` vectors from `column` on; `begins` where there is no y
-    // yet.
+    // y = y * correction + the weighted values at `rows`, of `Vectors` vectors from `column` on; `begins` where there
+    // is no y yet.
     template <int Vectors, typename Read, typename Write>
-    void add_values(std::int64_t first, std::int64_t keys, bool begins, std::int64_t column, Read&& read,
+    void add_values(const float* rows, std::int64_t keys, bool begins, std::int64_t column, Read&& read,
                     Write&& write) {
         Lanes total[Rows][Vectors] = {};
         if (!begins) {
@@ -143,7 +143,7 @@ struct FewQueries {
                 }
             }
         }
-        const float* v = block.v + first * block.v_stride + column;
+        const float* v = rows + column;
         for (std::int64_t key = 0; key < keys; ++key, v += block.v_stride) {
             Lanes weight[Rows];
 #pragma GCC unroll 4
@@ -170,39 +170,57 @@ struct FewQueries {
 
     // Whole vectors of the values from `column` on, `Vectors` at a time, then half as many.
     template <int Vectors>
-    void whole_values(std::int64_t first, std::int64_t keys, bool begins, std::int64_t& column) {
+    void whole_values(const float* rows, std::int64_t keys, bool begins, std::int64_t& column) {
         for (; column + Vectors * kWide <= block.value_depth; column += Vectors * kWide) {
             add_values<Vectors>(
-                first, keys, begins, column, [](const float* x) { return load(x); },
+                rows, keys, begins, column, [](const float* x) { return load(x); },
                 [](float* to, Lanes x) { store(to, x); });
         }
         if constexpr (Vectors > 1) {
-            whole_values<Vectors / 2>(first, keys, begins, column);
+            whole_values<Vectors / 2>(rows, keys, begins, column);
         }
     }
 
-    void values(std::int64_t first, std::int64_t keys, bool begins) {
+    void values(const float* rows, std::int64_t keys, bool begins) {
         std::int64_t column = 0;
-        whole_values<kBeside>(first, keys, begins, column);
+        whole_values<kBeside>(rows, keys, begins, column);
         if (const std::int64_t rest = block.value_depth - column; rest > 0) {
             add_values<1>(
-                first, keys, begins, column, [&](const float* x) { return load_part(x, rest, 0.0F); },
+                rows, keys, begins, column, [&](const float* x) { return load_part(x, rest, 0.0F); },
                 [&](float* to, Lanes x) { store_part(to, x, rest); });
         }
     }
 
-    void run() {
-        const std::int64_t seen = block.causal_offset + Rows;  // by the last row
-        const std::int64_t keys = seen < 0 ? 0 : seen < block.keys ? seen : block.keys;
-        for (std::int64_t first = 0; first < keys; first += kFewKeys) {
-            const std::int64_t count = keys - first < kFewKeys ? keys - first : kFewKeys;
-            scores_of<kBeside>(first, 0, count);
-            for (int r = 0; r < Rows; ++r) {
-                mask(r, first, count);
-                raise(r, count);
+    // Keys and values from `first` on, which lie at k and v, up to `end`; of these the queries see those before `seen`.
+    void part(std::int64_t first, std::int64_t end, std::int64_t seen, const float* k, const float* v) {
+        std::int64_t count = 0;
+        for (; first < end; first += count, k += count * block.k_stride, v += count * block.v_stride) {
+            count = end - first < kFewKeys ? end - first : kFewKeys;
+            const std::int64_t keys = seen - first < count ? seen - first : count;
+            if (keys > 0) {
+                scores_of<kBeside>(k, 0, keys);
+                for (int r = 0; r < Rows; ++r) {
+                    mask(r, first, keys);
+                    raise(r, keys);
+                }
+                values(v, keys, first == 0);
+            } else if (block.kept_k == nullptr && block.kept_v == nullptr) {
+                return;
             }
-            values(first, count, first == 0);
+            if (block.kept_k != nullptr) {
+                block.copy(block.kept_k + first * block.k_stride, k, count * block.k_stride);
+            }
+            if (block.kept_v != nullptr) {
+                block.copy(block.kept_v + first * block.v_stride, v, count * block.v_stride);
+            }
         }
+    }
+
+    void run() {
+        const std::int64_t last = block.causal_offset + Rows;  // what the last row sees
+        const std::int64_t keys = last < 0 ? 0 : last < block.keys ? last : block.keys;
+        part(0, block.past, keys, block.past_k, block.past_v);
+        part(block.past, block.keys, keys, block.k, block.v);
         for (int r = 0; r < Rows; ++r) {
             float* y = block.y + r * block.y_stride;
             const float factor = 1.0F / sum[r];

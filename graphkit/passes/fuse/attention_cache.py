@@ -1,0 +1,99 @@
+"""Attention of decoders that reads its past where it is, and writes it with the new keys and values behind as it does.
+
+The past is most of what a decoder reads beside its weights: joined first, it is read, written, and read again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops import F, operator
+from graphkit.ops.internal.attention_cache import CachedAttention
+from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.tensor.concat import Concat
+from graphkit.ops.tensor.shape import Shape
+from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.match import is_op, producer
+from graphkit.passes.core.sweep import CONTROL, is_control, map_bodies, rewrite, use_counts
+
+_ROWS = 2
+
+
+@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED])
+def fuse_attention_cache(graph: Graph) -> Graph:
+    """Make CachedAttention of float32 attention and of the joins of keys and of values before it, where nothing else
+    reads what is joined but who runs the graph. Shapes are asked of the parts. Linear."""
+    if graph.operators.isdisjoint(("FusedAttention", *CONTROL)):
+        return graph
+    found = _with_caches(graph)
+    joined = {v for node in found for v in node.inputs[1:3]}
+    whole: dict[Value, Value] = {}
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        if is_control(node):
+            return map_bodies(node, operands, fuse_attention_cache).outputs
+        if node in found:
+            attention = node.rebuilt(operands)
+            y, keys, values = _cached(attention).outputs
+            whole.update(zip(attention.operands[1:3], (keys, values), strict=True))
+            return (y,)
+        if is_op(node, "Shape") and node.inputs[0] in joined:
+            return (_shape_of_parts(node.rebuilt(operands)),)
+        return None
+
+    fused = rewrite(graph, rule, at=("FusedAttention", "Shape", *CONTROL))
+    if not whole:
+        return fused
+    return fused.replace(outputs=[whole.get(v, v) for v in fused.outputs], output_names=fused.output_names)
+
+
+def _with_caches(graph: Graph) -> set[Node]:
+    """Attention whose keys and values are joined for it and for the graph's caller alone."""
+    counts, returned = use_counts(graph), Counter(graph.outputs)
+    counts.subtract(node.operands[0] for node in graph.nodes if is_op(node, "Shape"))
+
+    def is_kept(value: Value, reader: Node) -> bool:
+        return 0 < returned[value] == counts[value] - reader.inputs.count(value)
+
+    return {
+        node
+        for node in graph.nodes
+        if isinstance(node.op, FusedAttention)
+        and all(_is_joined(v, node) and is_kept(v, node) for v in node.operands[1:3])
+    }
+
+
+def _is_joined(value: Value, reader: Node) -> bool:
+    """Whether an operand of attention is what was there with one more behind it, along the axis of its rows."""
+    join = producer(value, "Concat")
+    if join is None or len(join.inputs) != 2 or join.output.dtype is not DType.FLOAT32:
+        return False
+    return operator(reader, FusedAttention).layout == "NHLD" and operator(join, Concat).axis in (_ROWS, _ROWS - 4)
+
+
+def _parts(value: Value) -> Sequence[Value]:
+    join = producer(value, "Concat")
+    assert join is not None, "it is joined"
+    return join.operands
+
+
+def _cached(node: Node) -> Node:
+    q, keys, values, *mask = node.operands
+    (past_k, k), (past_v, v) = _parts(keys), _parts(values)
+    names = [value.name for value in (node.output, keys, values)]
+    op = CachedAttention(**node.op.attributes())
+    return Node(op, [q, k, v, past_k, past_v, *mask], node.name, node.meta, output_names=names)
+
+
+def _shape_of_parts(node: Node) -> Value:
+    """The Shape of what is joined."""
+    past, new = (node.rebuilt([part]).output for part in _parts(node.operands[0]))
+    op = operator(node, Shape)
+    rows = np.eye(1, 4, _ROWS, dtype=np.int64)[0, op.start : op.end]
+    shape: Value = F.add(past, F.mul(new, rows))
+    return shape
