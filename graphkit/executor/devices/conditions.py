@@ -11,7 +11,7 @@ from graphkit.executor.devices.device import BoundStep
 
 
 class NotRecorded(RuntimeFailure):
-    """A device refuses a recording for its conditions; the message says why."""
+    """A device refuses a recording; the message says why."""
 
 
 class Choice(NamedTuple):

@@ -78,7 +78,7 @@ class Device(Protocol):
         ...
 
     def done(self, stream: Any) -> bool:
-        """Whether all work of a queue is done; waits for nothing."""
+        """Whether all work of a queue is done; waits for nothing. Raises the device's error where it has given up."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class Device(Protocol):
 
     def record(self, stream: Any, steps: Sequence[BoundStep]) -> Callable[[], None]:
         """What queues all at once work with the results of `steps`, which are not run now, one by one. Both for
-        the current stream, `stream`. Raises conditions.NotRecorded for what it refuses of conditional kernels."""
+        the current stream, `stream`. Raises conditions.NotRecorded where it refuses."""
         ...
 
     def prepare(self, node: Node, made: Any, fault: Any) -> ArrayKernel:

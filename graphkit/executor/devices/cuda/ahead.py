@@ -58,6 +58,12 @@ class _Slot:
         self.sent: Event | None = None
         self.read: Event | None = None
 
+    def settle(self) -> None:
+        """Wait until nothing is copied there: the pools give memory that is let go to others at once."""
+        for event in (self.sent, self.read):
+            if event is not None:
+                event.synchronize()
+
 
 class _Sent(NamedTuple):
     array: np.ndarray  # what lies at its address is this as long as it is here
@@ -108,7 +114,9 @@ class SentAhead:
                 self._free.remove(slot)
                 return slot
             # Sizes that do not come back make room.
-            self._free.clear()
+            left, self._free = self._free, []
+        for slot in left:
+            slot.settle()
         if self._stream is None:
             self._stream = self._device.stream()
         with self._device.on(self._stream):

@@ -21,6 +21,7 @@ from graphkit.executor.devices.cuda.compiler import compiled
 from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_conditions
 from graphkit.executor.devices.cuda.conditions.nodes import ConditionalNodes
 from graphkit.executor.devices.cuda.conditions.probe import refusal
+from graphkit.executor.devices.cuda.conditions.setting import SETTING
 from graphkit.executor.devices.cuda.horizontal_fusion import OwnLaunches
 from graphkit.executor.devices.cuda.launches import (
     THREADS,
@@ -48,8 +49,8 @@ _BITS: dict[DType, np.dtype] = {
     DType.FLOAT8E5M2: np.dtype(np.uint8),
 }
 
-# cudaErrorMemoryAllocation.
-_NO_MEMORY = 2
+# cudaErrorMemoryAllocation, cudaErrorNotReady.
+_NO_MEMORY, _NOT_READY = 2, 600
 
 
 class CudaDevice:
@@ -84,7 +85,12 @@ class CudaDevice:
         stream.synchronize()
 
     def done(self, stream: Any) -> bool:
-        return bool(stream.done)
+        runtime = self._cupy.cuda.runtime
+        # CuPy's own word for it is the same for work that goes on and for work that a card has given up.
+        status = runtime.streamQuery(stream.ptr)
+        if status != _NOT_READY:
+            runtime.check_status(status)
+        return bool(status == 0)
 
     @property
     def current_stream(self) -> int:
@@ -104,17 +110,17 @@ class CudaDevice:
 
     def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
         """As one CUDA graph, in which steps that do not wait for each other share launches. Raises NotRecorded for
-        what CUDA refuses of a graph with conditional nodes."""
+        what CUDA refuses of it."""
         cudnn.be_ready(self.number)
         merged = expanded(steps)
-        if not has_conditions(merged):
-            return self._captured(stream, merged)
+        if has_conditions(merged):
+            self.functions(SETTING)  # compiled and loaded before the capture
         try:
             recording = self._captured(stream, merged)
             # CuPy may leave what CUDA refuses to the first use.
             recording.upload()
         except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
-            raise NotRecorded(f"device {self.name!r} records no conditions here: {error}") from error
+            raise NotRecorded(f"device {self.name!r} does not record: {error}") from error
         return recording
 
     def _captured(self, stream: Any, steps: Sequence[Recorded]) -> _Recording:

@@ -161,8 +161,10 @@ class ArrayInstance:
         try:
             self._record(segment)
         except NotRecorded as error:
+            if self._queue is not None:
+                raise  # the other processes replay theirs
             segment.is_recorded = False
-            warnings.warn(f"{error}; the host looks at conditions", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error}; the host runs one step after another", RuntimeWarning, stacklevel=2)
 
     def _record(self, segment: Segment) -> None:
         steps = [*self._bound_steps(segment)]

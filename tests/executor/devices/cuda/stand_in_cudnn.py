@@ -183,6 +183,7 @@ class Graph:
         assert handle.stream == STREAM
         assert self.steps[-1] == "build_plans"
         assert type(workspace) is int
+        assert workspace % 256 == 0
         ctypes.memset(workspace, 0xFF, self.workspace)
         result = self._attended(addresses) if "q" in self.given else self._convolved(addresses)
         found = self.result.at(addresses)

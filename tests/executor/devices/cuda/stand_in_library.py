@@ -34,6 +34,7 @@ class MatrixLayoutAttribute(IntEnum):
 
 class MatmulPreferenceAttribute(IntEnum):
     MAX_WORKSPACE_BYTES = 1
+    REDUCTION_SCHEME_MASK = 3
     MIN_ALIGNMENT_A_BYTES = 5
     MIN_ALIGNMENT_B_BYTES = 6
     MIN_ALIGNMENT_C_BYTES = 7
@@ -63,8 +64,18 @@ BFLOAT16, E4M3, E5M2 = 14, 28, 29
 STREAM = 77
 
 
+class cuBLASLtError(Exception):  # noqa: N801
+    """What the functions raise."""
+
+    def __init__(self, status: int):
+        super().__init__(f"status {status}")
+        self.status = status
+
+
 class CublasLt:
-    """The module. ways: how many algorithms its heuristics find."""
+    """The module. ways: how many algorithms its heuristics find. refuses: what of a product, with which status."""
+
+    cuBLASLtError = cuBLASLtError  # noqa: N815
 
     Epilogue = Epilogue
     MatmulDescAttribute = MatmulDescAttribute
@@ -75,8 +86,8 @@ class CublasLt:
          ("reserved", "<i4", (4,))]
     )  # fmt: skip
 
-    def __init__(self, ways: int = 1) -> None:
-        self.ways = ways
+    def __init__(self) -> None:
+        self.ways, self.refuses, self.status = 1, "", 0
         self.alive: dict[int, dict[Any, Any]] = {}
         self._numbers = itertools.count(1)
 
@@ -147,7 +158,10 @@ class CublasLt:
         assert all(limit in self.alive[preference] for limit in MatmulPreferenceAttribute)
         epilogue = Epilogue(self.alive[description].get(MatmulDescAttribute.EPILOGUE, 1))
         assert (epilogue == Epilogue.BIAS) == (MatmulDescAttribute.BIAS_POINTER in self.alive[description])
+        assert self.alive[preference][MatmulPreferenceAttribute.REDUCTION_SCHEME_MASK] == 2, "halves are added as such"
         self._check_bytes(description, a, b, c, d)
+        if self.refuses == "the choice":
+            raise cuBLASLtError(self.status)
         found = np.zeros(1, self.matmul_heuristic_result_dtype)
         found["algo"]["data_"] = 5
         ctypes.memmove(results, found.ctypes.data, found.nbytes)
@@ -183,6 +197,9 @@ class CublasLt:
         assert stream == STREAM
         assert np.frombuffer(ctypes.string_at(algorithm, 64), np.uint64).tolist() == [5] * 8
         assert (workspace == 0) == (workspace_size == 0)
+        assert workspace % 256 == 0
+        if self.refuses == "the call":
+            raise cuBLASLtError(self.status)
         ctypes.memset(workspace, 0xFF, workspace_size)
         scalar = np.float64 if facts["scale"] else np.float32
         one, two = (np.frombuffer(ctypes.string_at(at, np.dtype(scalar).itemsize), scalar)[0] for at in (alpha, beta))

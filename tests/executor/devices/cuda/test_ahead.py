@@ -95,6 +95,19 @@ def test_sizes_that_do_not_come_back_make_room(card: Card) -> None:
     assert len(card._ahead._free) == 1
 
 
+def test_room_is_made_when_nothing_is_copied_there_any_more(card: Card) -> None:
+    """Pools give memory that is let go to others, whatever is still queued."""
+    small, stream = number(3), card.stream()
+    card.send_ahead(small)
+    with card.on(stream):
+        target = card.view(card.alloc(small.nbytes), 0, small.shape, small.dtype)
+        card.copy_in(small, target)
+        assert stream.work, "it is queued"
+    card.send_ahead(number(4, 2 * COUNT))
+    assert not stream.work
+    assert (card.copy_out(target, None) == 3).all()
+
+
 def test_an_array_that_there_is_no_memory_for_is_sent_when_it_is_fed(
     card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:

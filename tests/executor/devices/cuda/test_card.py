@@ -97,6 +97,21 @@ def test_devices_that_are_not_there(fresh: None, monkeypatch: pytest.MonkeyPatch
         network().compile(device)
 
 
+@pytest.mark.parametrize(("status", "done"), [(0, True), (600, False), (700, None)])
+def test_work_that_a_card_has_given_up_does_not_go_on(status: int, done: bool | None) -> None:
+    """None: it is an error. Who waits would wait for ever."""
+
+    def check_status(status: int) -> None:
+        if status:
+            raise CUDARuntimeError("cudaErrorIllegalAddress")
+
+    runtime = SimpleNamespace(streamQuery=lambda stream: status, check_status=check_status)
+    card = cuda.CudaDevice.__new__(cuda.CudaDevice)
+    card._cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    with nullcontext() if done is not None else pytest.raises(CUDARuntimeError):
+        assert card.done(SimpleNamespace(ptr=7)) is done
+
+
 def test_a_device_by_its_number(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(cuda.card, "device", lambda number=0: asked.append(number) or card)

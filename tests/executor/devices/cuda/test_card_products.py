@@ -199,6 +199,40 @@ def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
     assert all("handle" in facts for facts in bindings.alive.values()), "descriptors are left"
 
 
+@pytest.mark.parametrize(
+    ("what", "status", "message"),
+    [
+        ("the choice", 15, r"cuBLASLt 12\.9\.2 cannot multiply \[2, 3\] by \[3, 4\] of"),
+        ("the choice", 7, r"cuBLASLt 12\.9\.2: status 7"),
+        ("the call", 15, r"cuBLASLt 12\.9\.2: status 15"),
+    ],
+)
+def test_a_product_that_the_library_refuses(what: str, status: int, message: str, bindings: CublasLt) -> None:
+    bindings.refuses, bindings.status = what, status
+    (case, *_) = cases_of(registry.get("", "MatMul"))
+    with pytest.raises(RuntimeFailure, match=rf"MatMul.*: {message}"):
+        through_the_library(case, STREAM)
+
+
+@pytest.mark.parametrize("offset", [0, 64, 192])
+def test_working_memory_begins_where_the_library_wants_it(offset: int, bindings: CublasLt) -> None:
+    """Wherever that of the program does; the library writes all that it was told of, and nothing else."""
+    a, b = random(64, 512), random(512, 64)
+    kernel = kernel_of(registry.get("", "MatMul")(), a, b)
+    assert kernel is not None
+    assert kernel.scratch_bytes > 1 << 16
+    whole = np.full(kernel.scratch_bytes + 512, 0x5A, np.uint8)
+    begin = -whole.ctypes.data % 256 + offset
+    values = [Value(TensorType("float32", x.shape)) for x in (a, b)]
+    launched = card._Launched(card_with(STREAM), F.mat_mul(*values).node, kernel, None)
+    y = np.empty((64, 64), np.float32)
+    launched([HostArray(a), HostArray(b)], [HostArray(y)], HostArray(whole[begin : begin + kernel.scratch_bytes]))
+    np.testing.assert_allclose(y, a @ b, rtol=1e-4, atol=1e-4)
+    assert (whole[:begin] == 0x5A).all()
+    assert (whole[begin + kernel.scratch_bytes :] == 0x5A).all()
+    assert (whole == 0xFF).any()
+
+
 def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvmath.bindings.cublasLt", None)
     monkeypatch.setitem(sys.modules, "nvmath", None)

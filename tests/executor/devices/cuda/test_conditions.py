@@ -471,14 +471,14 @@ def test_a_recording_that_a_card_refuses(card: Card, monkeypatch: pytest.MonkeyP
 
     def refused(*given: Any) -> Any:
         asked.append(given)
-        raise NotRecorded("device 'cuda' records no conditions here: cudaGraphInstantiate: cudaErrorNotSupported")
+        raise NotRecorded("device 'cuda' does not record: cudaGraphInstantiate: cudaErrorNotSupported")
 
     monkeypatch.setattr(card, "record", refused)
     net = halved()
     there, here, feeds = net.compile("cuda"), net.compile(threads=1), {"x": np.full(3, 9, np.float32)}
     expected = here.run(feeds)
     there.run(feeds)
-    with pytest.warns(RuntimeWarning, match="cudaErrorNotSupported; the host looks at conditions"):
+    with pytest.warns(RuntimeWarning, match="cudaErrorNotSupported; the host runs one step after another"):
         there.run(feeds)
     for _ in range(3):
         for name, array in there.run(feeds).items():

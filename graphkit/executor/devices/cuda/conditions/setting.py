@@ -60,6 +60,9 @@ REPEATS = source_of(
     ],
 )  # fmt: skip
 
+# All of them.
+SETTING = (CHOOSES, REPEATS)
+
 
 def choosing(choice: Choice, then: int | None, otherwise: int | None) -> BoundLaunch:
     """Sets the values of the nodes of both parts, by their handles; None for a part without a node."""

@@ -16,6 +16,7 @@ import numpy as np
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Matrix, Product
 from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import beginning, room
 from graphkit.ir.types import DType
 
 # cudaDataType_t; and of products of such elements cublasComputeType_t and the type of alpha and beta.
@@ -27,6 +28,12 @@ _FLOAT, _TF32, _DOUBLE = 68, 77, 70
 
 # Every array of a program begins at a multiple of so many bytes.
 _ALIGNMENT = 16
+
+# cublasLtReductionScheme_t, COMPUTE_TYPE: parts of a sum are added as wide as they are. Others would add halves.
+_WIDE_SUMS = 2
+
+# cublasStatus_t, NOT_SUPPORTED.
+_NOT_SUPPORTED = 15
 
 
 class _Pointers(NamedTuple):
@@ -45,14 +52,15 @@ class _Pointers(NamedTuple):
 class PreparedProduct:
     """A product of which the library has chosen how it computes it. For one thread at a time.
 
-    Raises MissingDependency without the bindings, NoWay where the library cannot compute it.
+    Raises MissingDependency without the bindings, NoWay where the library cannot compute it, RuntimeFailure for what
+    else it refuses.
     """
 
     def __init__(self, product: Product, card: int):
         """card: its number; it is the current one."""
         lt = _bindings()
         wide = product.kind is DType.FLOAT64
-        self._product = product
+        self._product, self._workspace = product, room(product.workspace)
         self._handle = _handle(card)
         computed = _DOUBLE if wide else _TF32 if product.tf32 else _FLOAT
         self._description = self._owned(lt.matmul_desc_create(computed, int(wide)), lt.matmul_desc_destroy)
@@ -114,7 +122,7 @@ class PreparedProduct:
         preference = lt.matmul_preference_create()
         try:
             attributes = lt.MatmulPreferenceAttribute
-            limits = [(attributes.MAX_WORKSPACE_BYTES, self._product.workspace)]
+            limits = [(attributes.MAX_WORKSPACE_BYTES, self._workspace), (attributes.REDUCTION_SCHEME_MASK, _WIDE_SUMS)]
             limits += [(getattr(attributes, f"MIN_ALIGNMENT_{matrix}_BYTES"), _ALIGNMENT) for matrix in "ABCD"]
             for attribute, number in limits:
                 held = np.array([number], lt.get_matmul_preference_attribute_dtype(int(attribute)))
@@ -123,6 +131,9 @@ class PreparedProduct:
             lt.matmul_algo_get_heuristic(
                 self._handle, self._description, *self._layouts, preference, 1, found.ctypes.data, count.ctypes.data
             )
+        except lt.cuBLASLtError as error:
+            if error.status != _NOT_SUPPORTED:
+                raise RuntimeFailure(f"cuBLASLt {version()}: {error}") from error
         finally:
             lt.matmul_preference_destroy(preference)
         if not count[0]:
@@ -134,14 +145,19 @@ class PreparedProduct:
         return algorithm
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Queue the product on a stream. addresses: of its arguments, 0 where there is none."""
+        """Queue the product on a stream. addresses: of its arguments, 0 where there is none. Raises RuntimeFailure for
+        what the library refuses."""
         at = _Pointers(*addresses)
         self._point(at)
         a, b, c, d = self._layouts
-        _bindings().matmul(
-            self._handle, self._description, self._alpha.ctypes.data, at.a, a, at.b, b, self._beta.ctypes.data,
-            at.c or at.d, c, at.d, d, self._chosen.ctypes.data, at.workspace, self._product.workspace, stream,
-        )  # fmt: skip
+        lt, workspace = _bindings(), beginning(at.workspace) if self._workspace else 0
+        try:
+            lt.matmul(
+                self._handle, self._description, self._alpha.ctypes.data, at.a, a, at.b, b, self._beta.ctypes.data,
+                at.c or at.d, c, at.d, d, self._chosen.ctypes.data, workspace, self._workspace, stream,
+            )  # fmt: skip
+        except lt.cuBLASLtError as error:
+            raise RuntimeFailure(f"cuBLASLt {version()}: {error}") from error
 
     def _owned(self, made: int, destroy: Callable[[int], object]) -> int:
         """A descriptor that goes with this object."""

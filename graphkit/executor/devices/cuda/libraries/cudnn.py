@@ -14,6 +14,7 @@ from typing import Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.libraries.way import NoWay
+from graphkit.executor.devices.cuda.libraries.workspace import beginning, room
 from graphkit.ir.types import DType
 
 # Names of the frontend's data types.
@@ -43,7 +44,7 @@ class Prepared:
         handle = _handle(self._card)
         try:
             frontend().set_stream(handle=handle, stream=stream)
-            self._graph.execute(at, workspace, handle=handle)
+            self._graph.execute(at, beginning(workspace), handle=handle)
         except _REFUSALS as error:
             raise RuntimeFailure(f"cuDNN {version()}: {error}") from error
 
@@ -69,7 +70,7 @@ def planned(
         notes = dnn.numerical_note
         always = [notes.NONDETERMINISTIC, notes.REDUCED_PRECISION_REDUCTION, notes.WINOGRAD, notes.FFT]
         graph.deselect_numeric_notes([*always, *unwanted(dnn)])
-        graph.deselect_workspace_greater_than(workspace)
+        graph.deselect_workspace_greater_than(room(workspace))
         graph.check_support()
         graph.build_plans()
     except dnn.cudnnGraphNotSupportedError as error:
