@@ -108,6 +108,8 @@ class RecurrenceGrad(OfLayer):
             raise TypeMismatch(f"gates have 4 dimensions and r has 3, not {gates} and {r}")
         count, time, batch, _ = gates.shape
         hidden = r.shape[2]
+        if not all(fits((n,), (layer.directions,)) for n in (count, r.shape[0])):
+            raise TypeMismatch(f"gates {gates} and r {r} are of other than {layer.directions} directions")
 
         def saved(parts: int) -> TensorType:
             return TensorType(gates.dtype, (count, time, batch, hidden * parts))

@@ -13,6 +13,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
+from graphkit.ops._checks import fits
 from graphkit.ops.axes import (
     INT64,
     contiguous,
@@ -215,6 +216,9 @@ class PadGrad(Op):
     def infer(self, dy: TensorType, x: TensorType, pads: TensorType, axes: TensorType | None = None) -> TensorType:
         if self.mode not in _MODES[1:]:
             raise UsageError(f"mode is one of {', '.join(_MODES[1:])}, not {self.mode!r}")
+        padded = _shape(x, pads, axes)
+        if padded is not None and not fits(dy.shape, padded):
+            raise TypeMismatch(f"dy is {dy}; x {x} is padded to {TensorType(dy.dtype, padded)}")
         return TensorType(dy.dtype, x.shape)
 
     def reference(self, xp: Any, dy: Any, x: Any, pads: Any, axes: Any = None) -> Any:

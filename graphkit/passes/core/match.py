@@ -12,6 +12,9 @@ from graphkit.ir.types import TensorType
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 
+# Factors up to this, and down to its inverse, may be anywhere among factors.
+_LARGE = 2.0**24
+
 
 def producer(value: Value | None, *names: str, domain: str = "") -> Node | None:
     """The node that computes `value`, when its operator is one of `names`."""
@@ -62,17 +65,22 @@ def orders(node: Node) -> Iterator[tuple[Value, Value]]:
 
 
 def scaled(node: Node) -> tuple[Value, float] | None:
-    """(x, s) when the node multiplies x by the constant s, or divides it by 1 / s, and keeps its shape."""
+    """(x, s) when the node multiplies x by the constant s, or divides it by 1 / s, and keeps its shape. s has a usual
+    size: elsewhere in a formula it makes no number overflow that did not before, but for such that almost did."""
     if is_op(node, "Mul"):
         for x, other in orders(node):
             s = scalar(other)
-            if s is not None and same_type(x, node.output):
+            if s is not None and _is_usual(s) and same_type(x, node.output):
                 return x, s
     if is_op(node, "Div"):
         s = scalar(node.inputs[1])
-        if s and same_type(first(node), node.output):
+        if s is not None and _is_usual(s) and same_type(first(node), node.output):
             return first(node), 1.0 / s
     return None
+
+
+def _is_usual(factor: float) -> bool:
+    return 1 / _LARGE <= abs(factor) <= _LARGE
 
 
 def shifted(node: Node) -> tuple[Value, float] | None:

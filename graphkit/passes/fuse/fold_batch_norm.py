@@ -69,7 +69,8 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Va
         return None
     if x.dtype not in _DTYPES:
         return None
-    if not all(v in fixed for v in vectors):
+    # What comes out broadcasts where the operator refuses.
+    if not all(v in fixed for v in vectors) or x.tensor.known_shape[1] != channels:
         return None
     factor = F.div(scale, F.sqrt(F.add(var, scalar_like(op.epsilon, var))))
     product = _product(x, readers, fixed)

@@ -31,7 +31,7 @@ def _packed_product(
     On one thread that is always so; but its products are not cut into pieces as small, and take longer to make.
     """
     a, b = (shape(v) for v in node.inputs[:2])
-    if 1 not in context.constant_inputs or library_dtype(node) != "float32":
+    if len(b) != 2 or 1 not in context.constant_inputs or library_dtype(node) != "float32":
         return None
     if bias is not None and bias != (b[0 if transposed else 1],):
         return None

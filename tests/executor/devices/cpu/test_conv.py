@@ -202,6 +202,13 @@ def test_empty_batch():
     check(native.Deconvolution(dy.shape, w.shape, x.shape, window), [dy, w], x)
 
 
+def test_a_window_that_is_larger_than_the_image():
+    """There is no place for it: the result is empty."""
+    x, w = np.ones((2, 3, 2, 5), np.float32), np.ones((4, 3, 3, 3), np.float32)
+    y = np.zeros((2, 4, 0, 3), np.float32)
+    check(native.Convolution(x.shape, w.shape, y.shape, native.Window(*WINDOW)), [x, w], y)
+
+
 @pytest.mark.parametrize(
     ("x", "w", "y", "window", "message"),
     [
@@ -210,7 +217,7 @@ def test_empty_batch():
         ((2, 3, 5, 5), (4, 3, 3, 3), (1, 4, 3, 3), WINDOW, "batch or channels do not fit"),
         ((2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 3, 3), ([1], [1], [0], [0]), "need 2 entries each"),
         ((2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 3, 3), ([0, 1], *WINDOW[1:]), "must be positive"),
-        ((2, 3, 2, 5), (4, 3, 3, 3), (2, 4, 0, 3), WINDOW, "spatial dimension 0 does not fit"),
+        ((2, 3, 2, 5), (4, 3, 3, 3), (2, 4, 1, 3), WINDOW, "spatial dimension 0 does not fit"),
         ((2, 3), (4, 3), (2, 4), ([], [], [], []), "one to three spatial dimensions"),
         ((2, 3, 5, 5), (4, 3, 3), (2, 4, 3, 3), WINDOW, "ranks differ"),
     ],

@@ -289,7 +289,8 @@ template <int Width>
 void store_result(const AttentionBlock& block, Workspace<Width>& work) {
     constexpr std::int64_t width = Workspace<Width>::kQueries;
     for (int w = 0; w < Width; ++w) {
-        const Lanes factor = 1.0F / work.sum[w];
+        // Of no keys there is no sum that their scores leave empty.
+        const Lanes factor = block.keys == 0 ? Lanes{} : 1.0F / work.sum[w];
         for (std::int64_t i = 0; i < block.value_depth; ++i) {
             float* at = work.result + i * width + w * kLanes<float>;
             store(at, load(at) * factor);

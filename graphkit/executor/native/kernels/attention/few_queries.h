@@ -223,9 +223,9 @@ struct FewQueries {
         part(block.past, block.keys, keys, block.k, block.v);
         for (int r = 0; r < Rows; ++r) {
             float* y = block.y + r * block.y_stride;
-            const float factor = 1.0F / sum[r];
+            const float factor = block.keys == 0 ? 0.0F : 1.0F / sum[r];
             for (std::int64_t i = 0; i < block.value_depth; ++i) {
-                // What saw nothing is 0 / 0.
+                // What saw nothing of the keys that there are is 0 / 0.
                 y[i] = (keys == 0 ? 0.0F : y[i]) * factor;
             }
         }

@@ -137,6 +137,9 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
     if (empty_) {
         return;
     }
+    if (count(x) == 0) {
+        throw Unsupported(describe() + ": an empty input and a result that is not empty");
+    }
     guarded(*this, [&] {
         choose_way(last, w[1], options.epilogue, [&](const Way& way) { prepare(x, w, y, window, options, way); });
     });
@@ -236,6 +239,9 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     empty_ = count(y) == 0;
     if (empty_) {
         return;
+    }
+    if (count(x) == 0) {
+        throw Unsupported(describe() + ": an empty input and a result that is not empty");
     }
     guarded(*this, [&] {
         choose_way(last, x[1] / window.groups, options.epilogue,

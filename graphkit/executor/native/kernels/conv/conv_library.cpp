@@ -56,7 +56,7 @@ void check_shapes(const Kernel& kernel, const Dims& wide, const Dims& w, const D
         }
         const std::int64_t span = (w[i + 2] - 1) * window.dilations[i] + 1;
         const std::int64_t room = wide[i + 2] + window.pads_begin[i] + window.pads_end[i] - span;
-        if (room < 0 || room / window.strides[i] + 1 != narrow[i + 2]) {
+        if ((room < 0 ? 0 : room / window.strides[i] + 1) != narrow[i + 2]) {
             fail("spatial dimension " + std::to_string(i) + " does not fit the kernel, strides and pads");
         }
     }

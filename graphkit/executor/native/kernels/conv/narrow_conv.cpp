@@ -139,7 +139,7 @@ NarrowConvolution::NarrowConvolution(const Dims& x, const Dims& w, const Dims& y
         plane_.end[axis] = window.pads_end[i];
         const std::int64_t room =
             x[2 + i] + window.pads_begin[i] + window.pads_end[i] - plane_.span(static_cast<int>(axis), 1);
-        if (room < 0 || room / window.strides[i] + 1 != y[2 + i]) {
+        if ((room < 0 ? 0 : room / window.strides[i] + 1) != y[2 + i]) {
             throw NativeError(describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
         }
     }

@@ -170,7 +170,7 @@ TiledConvolution::TiledConvolution(const Dims& given_x, const Dims& given_w, con
     for (std::size_t i = 0; i < 2; ++i) {
         const std::int64_t span = (w[i + 2] - 1) * window.dilations[i] + 1;
         const std::int64_t room = wide[i + 2] + window.pads_begin[i] + window.pads_end[i] - span;
-        if (room < 0 || room / window.strides[i] + 1 != narrow[i + 2]) {
+        if ((room < 0 ? 0 : room / window.strides[i] + 1) != narrow[i + 2]) {
             throw NativeError(describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
         }
     }
