@@ -158,13 +158,15 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
     the exit status.
 
     A job that ends with a runtime failure (a process that died, stopped or stalled among them) goes on from the
-    checkpoint in `folder`, up to so many times.
+    checkpoint in `folder`, up to so many times. One that fails while the folder still has the run that it was to
+    replace is started again as it was.
     """
     from graphkit.cli._output import log
     from graphkit.errors import RuntimeFailure
     from graphkit.train.checkpoint import MANIFEST
 
     given = list(arguments)
+    resumes, before = "--resume" in given, _run_in(folder)
     while True:
         status = launch.run_processes(processes, given, survives)
         if status != RuntimeFailure.exit_code or restarts == 0:
@@ -173,7 +175,21 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
             log("the job failed before its first checkpoint: there is nothing to go on from")
             return status
         restarts -= 1
+        if not resumes and _run_in(folder) == before:
+            log(f"the job failed before its run began; starting it again ({restarts} restarts left)")
+            continue
         log(f"the job failed; going on from its last checkpoint ({restarts} restarts left)")
         given = [a for a in given if a != "--overwrite"]
         if "--resume" not in given:
             given.append("--resume")
+
+
+def _run_in(folder: str | None) -> str | None:
+    """The name of the run whose checkpoint is in a folder; None without one that can be read."""
+    from graphkit.errors import InvalidModel, UsageError
+    from graphkit.train import checkpoint
+
+    try:
+        return None if folder is None else checkpoint.run_of(folder)
+    except (InvalidModel, UsageError):
+        return None

@@ -435,7 +435,10 @@ class KVStore:
         alone: bool = False,
     ) -> Action:
         """What is to be done once all processes are there. later: the array may change at once; ordered: it is added up
-        in the order of the ranks; alone: see Sum."""
+        in the order of the ranks; alone: see Sum. Raises InputError for elements that are not summed."""
+        kind = array.dtype
+        if self.num_workers > 1 and kind.kind not in "iufc" and (kind.kind != "V" or kind.itemsize != 2):
+            raise InputError(f"key {key!r} is {kind}, which is not summed over processes: push a wider type of numbers")
         if self._compressed is not None and array.dtype == np.float32:
             action, size = self._compressed.action(key, array, out, then, ordered=ordered, later=later)
             self._sent_bytes += size

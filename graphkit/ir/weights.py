@@ -17,7 +17,7 @@ import numpy as np
 import safetensors
 
 from graphkit.errors import InvalidModel
-from graphkit.ir.atomic import PendingFile
+from graphkit.ir.atomic import PendingFile, write_whole
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import DType, dtype_of
 
@@ -112,11 +112,9 @@ def _serialized(tensors: Mapping[str, Stored]) -> bytes:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays of numbers to a safetensors file of their own, whole or not at all."""
+    """Write arrays of numbers to a safetensors file of their own, whole or not at all; see `write_whole`."""
     tensors = {name: stored(array, dtype_of(array.dtype)) for name, array in arrays.items()}
-    with PendingFile(path.parent, path.name) as file:
-        write_weights(file, tensors)
-        file.commit(path)
+    write_whole(path, [_serialized(tensors)])
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -35,6 +35,8 @@ class Calls:
         self._callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
         self._begun: list[Callback] = []
+        # Before the end of an epoch that is not over: whoever goes on calls it again.
+        self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store
         self.steps, self.epochs = bool(self._at_steps), bool(callbacks)
@@ -69,9 +71,11 @@ class Calls:
             packed = np.frombuffer(json.dumps(numbers).encode(), np.uint8)
             first = gather(self._store, {"numbers": packed} if self._store.rank == 0 else {})[0]
             numbers = json.loads(first["numbers"].tobytes())
+        self._states = self.states()
         for callback in self._callbacks:
             self._call(callback, "on_epoch_end", self._trainer, numbers)
         self.agree(True)
+        self._states = None
 
     def end(self, numbers: Numbers, error: BaseException | None) -> None:
         """error: the one that ends `fit`, which counts for more than those that come now."""
@@ -84,7 +88,12 @@ class Calls:
                 error.add_note(f"then {type(further).__name__} in {callback.name}.on_fit_end: {further}")
 
     def states(self) -> States:
-        """What checkpoints have of them. Raises UsageError for what JSON does not have."""
+        """What checkpoints have of them; as they were before the end of an epoch that is under way, or has failed.
+
+        Raises UsageError for what JSON does not have.
+        """
+        if self._states is not None:
+            return self._states
         found = {}
         for callback in self._callbacks:
             state = self._call(callback, "state")
@@ -116,7 +125,7 @@ class Calls:
             trainer.position.stopped = reason
 
     def _call(self, callback: Callback, method: str, *arguments: Any) -> Any:
-        with self._noted(callback, method):
+        with self._trainer._working(), self._noted(callback, method):
             return getattr(callback, method)(*arguments)
 
     @contextlib.contextmanager

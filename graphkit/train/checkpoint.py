@@ -63,7 +63,7 @@ def exists(folder: str | Path) -> bool:
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     """Write `checkpoint` into `folder`; the previous one stays valid until this one is whole.
 
-    Raises RuntimeFailure when the disk refuses; nothing is then changed.
+    Raises RuntimeFailure when the disk refuses; nothing is then changed, unless it is the removal of the one before.
     """
     folder = Path(folder)
     arrays = dict(checkpoint.arrays)
@@ -105,10 +105,19 @@ def _weights_file(folder: Path) -> str | None:
 
 
 def _remove_states(folder: Path, keep: str) -> None:
-    """Remove weights files that no checkpoint needs: of the one before, or of one that was never finished."""
+    """Remove weights files that no checkpoint needs: of the one before, or of one that was never finished.
+
+    Raises RuntimeFailure when the disk refuses.
+    """
     for old in folder.glob("state.*.safetensors"):
-        if old.name != keep:
+        if old.name == keep:
+            continue
+        try:
             old.unlink(missing_ok=True)
+        except OSError as error:
+            raise RuntimeFailure(
+                f"{old}, which no checkpoint needs, cannot be removed: {error.strerror or error}"
+            ) from error
 
 
 def run_of(folder: str | Path) -> str:

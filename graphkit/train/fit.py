@@ -147,7 +147,8 @@ class Fit:
                 self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
             self._save()
         if self.on_epoch is not None:
-            self.on_epoch(position.epoch, record)
+            with trainer._working():
+                self.on_epoch(position.epoch, record)
         return record
 
     # --- the batches of an epoch --------------------------------------------------------------------
@@ -277,7 +278,8 @@ class Fit:
         else:
             values = reduced(trainer.kvstore, measured)
         self._logged = self._paced()
-        position.trained = {"loss": position.loss_sum / max(position.seen, 1), **values}
+        loss = position.loss_sum / position.seen if position.seen else math.nan  # every step was skipped
+        position.trained = {"loss": loss, **values}
         if position.skipped:
             position.trained["skipped"] = position.skipped
         position.metrics, self._measured = {}, None
@@ -324,13 +326,14 @@ class Fit:
             return
         trainer = self.trainer
         trainer.position.seconds = self.log.seconds
-        trainer._stepper.settle()
-        parts = saving.whole_parts(trainer)
-        if trainer.position.within and trainer.kvstore is not None and self._ranks > 1:
-            parts = gather(trainer.kvstore, parts[0])
-        with trainer._stepper.gathered():
-            if trainer._writes:
-                saving.write(trainer, self.folder, parts)
+        with trainer._working():
+            trainer._stepper.settle()
+            parts = saving.whole_parts(trainer)
+            if trainer.position.within and trainer.kvstore is not None and self._ranks > 1:
+                parts = gather(trainer.kvstore, parts[0])
+            with trainer._stepper.gathered():
+                if trainer._writes:
+                    saving.write(trainer, self.folder, parts)
 
     def _stopped(self, interrupt: KeyboardInterrupt) -> None:
         """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""

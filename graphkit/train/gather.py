@@ -8,7 +8,7 @@ import numpy as np
 
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.wire.packing import pack_named, unpack_named
-from graphkit.train.metrics import Metric
+from graphkit.train.metrics import Metric, value_of
 
 
 def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
@@ -39,4 +39,4 @@ def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
         metric.restore(each[0])
         for state in each[1:]:
             metric.merge(state)
-    return {m.name if m in mergeable else f"{m.name} of rank {store.rank}": m.value for m in metrics}
+    return {m.name if m in mergeable else f"{m.name} of rank {store.rank}": value_of(m) for m in metrics}

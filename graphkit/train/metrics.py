@@ -31,6 +31,14 @@ class Metric(Protocol):
     def merge(self, state: Mapping[str, np.ndarray]) -> None: ...
 
 
+def value_of(metric: Metric) -> float:
+    """The value of a metric as JSON has it. Raises UsageError for one that is no number."""
+    try:
+        return float(metric.value)
+    except (TypeError, ValueError):
+        raise UsageError(f"the value of metric {metric.name!r} is a number, not {metric.value!r}") from None
+
+
 class _Average:
     """A sum of per-sample scores over a count; NaN before the first update."""
 

@@ -16,7 +16,7 @@ from graphkit.passes.core.bind import match_shapes
 from graphkit.train import residuals
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
-from graphkit.train.metrics import Metric
+from graphkit.train.metrics import Metric, value_of
 from graphkit.train.placed import Pipeline
 from graphkit.train.selection import TrainedParameter
 
@@ -153,7 +153,6 @@ class PlacedStepper:
 
     # --- what other steppers do ------------------------------------------------------------------
 
-    saves_together = False
     compressing: tuple[int, ...] = ()
     left_out: residuals.ByRank = ()
 
@@ -212,7 +211,7 @@ class PlacedStepper:
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         """The values of metrics, as the rank knows them that has the output. Every rank has to come here."""
         names = [metric.name for metric in measured]
-        known = [metric.value if self.measures else 0.0 for metric in measured]
+        known = [value_of(metric) if self.measures else 0.0 for metric in measured]
         found = self._store.broadcast(f"metrics {', '.join(names)}", np.array(known, np.float64), self.output_rank)
         return dict(zip(names, found.tolist(), strict=True))
 

@@ -70,11 +70,11 @@ class JsonLog:
 
     def __init__(self, folder: str | Path | None):
         self._path = None if folder is None else Path(folder) / "log.jsonl"
-        self._start = time.time()
+        self._start = time.monotonic()
 
     def begin(self, epoch: int, updates: int, seconds: float) -> None:
         """Go on after so many epochs, updates and seconds: what was written later, or half, is dropped."""
-        self._start = time.time() - seconds
+        self._start = time.monotonic() - seconds
         if self._path is None or not self._path.exists():
             return
         lines = self._read().splitlines(keepends=True)
@@ -84,7 +84,7 @@ class JsonLog:
 
     @property
     def seconds(self) -> float:
-        return round(time.time() - self._start, 3)
+        return round(time.monotonic() - self._start, 3)
 
     def write(self, event: str, **fields: Any) -> None:
         if self._path is None:

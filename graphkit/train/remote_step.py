@@ -65,10 +65,6 @@ class _Apart(Stepper):
         self._placed = False
 
     @property
-    def saves_together(self) -> bool:
-        return True
-
-    @property
     def waited_seconds(self) -> float:
         return self._remote.waited_seconds
 

@@ -68,23 +68,23 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             while True:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-                locked = try_lock(descriptor)
-                if locked is False:
-                    text = os.read(descriptor, 4096)
-                    os.close(descriptor)
-                    if time.monotonic() < deadline:
-                        time.sleep(0.02)
+                with contextlib.ExitStack() as opened:
+                    opened.callback(os.close, descriptor)
+                    locked = try_lock(descriptor)
+                    if locked is None or (locked and _is_at(path, descriptor)):
+                        os.ftruncate(descriptor, 0)
+                        holder = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
+                        os.write(descriptor, json.dumps(holder).encode())
+                        opened.pop_all()
+                        break
+                    if locked:  # its last owner has just removed it
                         continue
-                    raise UsageError(
-                        f"{self.path}: {_described(text)} trains into this folder; wait for its end, or take another"
-                    )
-                if locked and not _is_at(path, descriptor):
-                    os.close(descriptor)  # its last owner has just removed it
-                    continue
-                break
-            os.ftruncate(descriptor, 0)
-            holder = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
-            os.write(descriptor, json.dumps(holder).encode())
+                    if time.monotonic() >= deadline:
+                        owner = _described(os.read(descriptor, 4096))
+                        raise UsageError(
+                            f"{self.path}: {owner} trains into this folder; wait for its end, or take another"
+                        )
+                time.sleep(0.02)
         except OSError as error:
             raise RuntimeFailure(f"{self.path} cannot be written: {error.strerror or error}") from error
         if locked is None:

@@ -43,7 +43,7 @@ def save(trainer: Trainer, folder: str | Path) -> None:
             f"gradients of {waiting} batches wait in {ranks} processes: call flush() in all of them before save()"
         )
     trainer._stepper.settle()
-    if trainer._stepper.saves_together and trainer._place[0] > 0:
+    if trainer._place[0] > 0:
         return
     path, fit = Path(folder), trainer._fit
     within = fit is not None and fit.folder is not None and fit.folder.resolve() == path.resolve()

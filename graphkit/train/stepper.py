@@ -6,6 +6,7 @@ With several processes the programs themselves sum losses and gradients over the
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -28,7 +29,7 @@ from graphkit.train import finite, loss_scale, recomputation, residuals, sharded
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
-from graphkit.train.metrics import Metric
+from graphkit.train.metrics import Metric, value_of
 from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
 
@@ -69,8 +70,9 @@ class Stepper:
         self._whole: Mapping[str, np.ndarray] | None = None
         self._kvstore = kvstore
         self._group = accumulate
-        # Waits for the shapes of the first batch.
+        # Waits for the shapes of the first batch; a number of bytes, for those of larger ones too.
         self._recompute = recompute
+        self._fitted: Mapping[str, Sequence[int]] = {}
         self._options = dict(options)
         self.buckets: shares.Buckets | None = None
         # What a process without samples runs, and its executor.
@@ -88,7 +90,7 @@ class Stepper:
         self.programs = self._made(graph, trained, rule)
         if swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
-        self.programs[0] = recomputation.marked(self.programs[0], options["device"])
+        self.programs[0] = self._unfitted = recomputation.marked(self.programs[0], options["device"])
         self.slots = self._starts(params)
         self.store = JointStore([params, self.slots])
         self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
@@ -119,11 +121,6 @@ class Stepper:
     def sets_rates(self) -> bool:
         """Whether updates go by the learning rate that `take` and `flush` are given."""
         return True
-
-    @property
-    def saves_together(self) -> bool:
-        """Whether every process takes part in what is saved, which the first one writes."""
-        return bool(self.compressing) or (self.buckets is not None and self.buckets.place is not None)
 
     @property
     def compressing(self) -> tuple[int, ...]:
@@ -248,24 +245,30 @@ class Stepper:
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         """The values of metrics, as this process knows them."""
-        return {m.name: m.value for m in measured}
+        return {m.name: value_of(m) for m in measured}
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         self._fit_memory(shapes)
         return self.executors[0].specialise(shapes)
 
     def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Choose what is recomputed, once."""
-        if self._recompute is None:
+        """Choose what is recomputed: for a number of bytes anew, where a batch is larger and takes more than those."""
+        budget, fitted = self._recompute, self._fitted
+        if budget is None or (fitted and _are_within(shapes, fitted)):
+            return
+        if fitted and isinstance(budget, int) and self.executors[0].specialise(shapes).arena_bytes <= budget:
+            self._fitted = shapes
             return
 
         def arena_bytes(program: Graph) -> int:
             return Executor(program, self.store, **self._options).specialise(shapes).arena_bytes
 
-        program = recomputation.within(self.programs[0], self._recompute, shapes, arena_bytes, self._options["device"])
+        program = recomputation.within(self._unfitted, budget, shapes, arena_bytes, self._options["device"])
         executor = Executor(program, self.store, **self._options)
         executor.rng = self.executors[0].rng
-        self.programs[0], self.executors[0], self._recompute = program, executor, None
+        self.programs[0], self.executors[0], self._fitted = program, executor, shapes
+        if budget == "sqrt":
+            self._recompute = None
 
     # --- one batch -------------------------------------------------------------------------------
 
@@ -309,6 +312,8 @@ class Stepper:
                 self._raise(error, feeds, generator, position)
             self.skipped += 1
             return _NO_LOSS, {}
+        if idle:
+            self._draw()
         self.updates += 1
         return results["loss"], results
 
@@ -327,6 +332,8 @@ class Stepper:
             # The gradients of the other batches of the group are dropped with these.
             weight, results = math.nan, {"loss": _NO_LOSS}
         else:
+            if not weight:
+                self._draw()
             weight = float(results.pop(steps.TOTAL_WEIGHT, weight))
         self.waiting += 1
         self.waiting_weight += weight
@@ -340,6 +347,13 @@ class Stepper:
         nothing = {v: v.tensor for v in self._idle.inputs if v.role == "data"}
         zeros = {self._idle.name_of(v): np.zeros(t.static_shape, t.dtype.numpy) for v, t in nothing.items()}
         return self._resting.run(zeros | {n: a for n, a in feeds.items() if n == steps.LEARNING_RATE})
+
+    def _draw(self) -> None:
+        """The generator goes on as in processes with samples, so that all stand where a checkpoint says."""
+        executor = self.executors[0]
+        if executor.is_random:
+            seed, step = executor.rng
+            executor.rng = seed, step + 1
 
     def _nothing_to_add(self) -> dict[str, Any]:
         """Take part in the sums of losses and statistics alone; raises NotFinite as those with samples do."""
@@ -432,6 +446,14 @@ def _staged(graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore,
     if ordered and kvstore.num_workers > 2:
         return "cards do not add up in the order of more than two ranks (deterministic)"
     return ""
+
+
+def _are_within(shapes: Mapping[str, Sequence[int]], bounds: Mapping[str, Sequence[int]]) -> bool:
+    """Whether no array of a batch is longer, along any axis, than that of another batch."""
+    return all(
+        name in bounds and len(bounds[name]) == len(shape) and all(map(operator.le, shape, bounds[name]))
+        for name, shape in shapes.items()
+    )
 
 
 def _check_elementwise(rule: steps.UpdateRule) -> None:

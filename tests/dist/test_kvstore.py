@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -66,6 +67,17 @@ def test_wrong_calls_name_the_key(call, error, message):
     with pytest.raises(error) as caught:
         call(kv)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(bool), np.dtype(ml_dtypes.float8_e4m3fn)], ids=str)
+def test_what_is_not_summed_over_processes_is_named(on_ranks, dtype):
+    def work(kv):
+        with pytest.raises(InputError, match=f"key 'mask' is {dtype}, which is not summed"):
+            kv.pushpull("mask", np.zeros(3, dtype))
+        half = np.ones(3, ml_dtypes.bfloat16)
+        return kv.pushpull("half", half).astype(float).tolist(), kv.gather("all", np.zeros(3, dtype)).shape
+
+    assert on_ranks(work) == [([2.0] * 3, (2, 3))] * 2
 
 
 def test_unknown_type_suggests_one():

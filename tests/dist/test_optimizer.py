@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import InvalidModel, UsageError
+from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
 from graphkit.ir.weights import read_arrays, write_arrays
 
 OPTIMIZERS = {
@@ -123,3 +123,8 @@ def test_a_store_without_an_optimizer_has_no_states(tmp_path):
 @pytest.mark.parametrize("name", ["device", "local"])
 def test_names_of_mxnet(name):
     assert gk.kvstore.create(name).type == "local"
+
+
+def test_states_that_cannot_be_written_are_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(RuntimeFailure, match=r"none/states cannot be written: No such file"):
+        started(gk.optim.SGD(0.1, momentum=0.9)).save_optimizer_states(tmp_path / "none" / "states")

@@ -114,6 +114,41 @@ def test_all_ranks_decide_alike_about_a_loss_that_is_not_finite(on_ranks, how):
         assert "from input 'x': 1 NaN" in second[2]
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_rank_without_samples_draws_as_the_others_do(on_ranks, tmp_path, accumulate):
+    """The last batch of an epoch has one sample; the generator in a checkpoint is rank 0's."""
+    x, y = np.random.default_rng(0).random((5, 3), np.float32), np.zeros((5, 2), np.float32)
+
+    def work(store):
+        def made():
+            h = gk.nn.dropout(gk.tanh(gk.nn.linear(gk.input("x", ["N", 3]), 8, name="a")), 0.5)
+            net = gk.Model(gk.nn.linear(h, 2, name="b"), seed=0)
+            return gk.Trainer(net, "mse", gk.optim.SGD(0.1), kvstore=store, accumulate=accumulate, threads=1, seed=1)
+
+        straight, first, second = made(), made(), made()
+        straight.fit((x, y), epochs=2, batch_size=1)
+        first.fit((x, y), epochs=1, batch_size=1, folder=tmp_path)
+        store.barrier()
+        second.resume(tmp_path)
+        second.fit((x, y), epochs=2, batch_size=1)
+        assert first.executor.rng == (1, 3)
+        for name, array in straight.net.params.items():
+            np.testing.assert_array_equal(second.net.params[name], array)
+        return True
+
+    assert on_ranks(work) == [True, True]
+
+
+def test_rank_0_alone_writes_what_all_save(on_ranks, tmp_path):
+    def work(store):
+        found = trainer(store)
+        found.step(*batch(0, store.rank, 2))
+        found.save(tmp_path / str(store.rank))
+
+    on_ranks(work)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
 def classifier(store=None):
     x = gk.input("x", ["N", 3])
     net = gk.Model(gk.nn.linear(x, 2, name="only"))

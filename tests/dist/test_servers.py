@@ -196,6 +196,25 @@ def test_nobody_waits_for_a_worker_that_has_come_to_its_end(how):
             first.pull("w")
 
 
+def test_nobody_waits_for_a_worker_that_has_come_to_a_barrier():
+    (first, second), (server,) = workers(2, type="dist_bounded", bound=0)
+    begun([first, second], {"w": np.zeros(2)})
+    second.begin_step()
+    second.pull("w")
+    meetings = []
+
+    def meet(call):
+        assert call == "barrier"
+        for _ in range(0 if meetings else 5):
+            first.begin_step()
+            first.pull("w")
+        meetings.append(server._clocks[1])
+
+    second._communicator.perform = meet
+    second.barrier()
+    assert meetings[-1] == 1  # the bound holds again, before anybody goes on from there
+
+
 # --- optimizers -----------------------------------------------------------------------------------------
 
 

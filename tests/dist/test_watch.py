@@ -17,6 +17,7 @@ from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
+from graphkit.cli._processes import run_job
 from graphkit.dist.hosts.hosts import Host
 from graphkit.dist.hosts.watch import Board, Watch
 from graphkit.dist.job import launch
@@ -278,6 +279,29 @@ def test_without_restarts_a_killed_rank_is_a_failure_and_its_checkpoint_is_whole
     assert done.returncode == 5
     assert f"was ended by {signal.SIGKILL.name}" in done.stderr
     gk.load(network / "run")
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_run_that_was_to_be_replaced_is_not_gone_on_with(network, monkeypatch, began):
+    """The first job dies, before the old run is out of the folder or after the new one is in it."""
+
+    def train_alone():
+        trainer = gk.Trainer(gk.load(network / "net.json"))
+        trainer.fit((np.zeros((8, 6), np.float32), np.zeros(8, np.int64)), folder=network / "run", overwrite=True)
+
+    train_alone()
+    calls = []
+
+    def run_processes(processes, arguments, survives):
+        calls.append(arguments)
+        if began:
+            train_alone()
+        return 5 if len(calls) == 1 else 0
+
+    monkeypatch.setattr(launch, "run_processes", run_processes)
+    given = ["train", "net.json", "-o", "run", "--overwrite"]
+    assert run_job(2, given, str(network / "run"), 1) == 0
+    assert calls == [given, [*given[:-1], "--resume"] if began else given]
 
 
 def test_restarts_are_of_jobs_that_are_started_here(network):

@@ -1,12 +1,15 @@
 """Callbacks of `fit`: what they are told, when, and what comes of what they do."""
 
+import contextlib
 import json
+import time
 
 import numpy as np
 import pytest
 
 import graphkit as gk
 from graphkit.errors import UsageError
+from graphkit.train import checkpoint
 
 
 def trainer(**options):
@@ -216,3 +219,48 @@ def test_an_interrupted_fit_goes_on_with_the_state(tmp_path):
     assert second.steps == 9
     trainer().fit(data(), batch_size=8, callbacks=[second])
     assert second.steps == 3
+
+
+def test_what_takes_long_says_that_it_goes_on(tmp_path, monkeypatch):
+    """Other processes give up one that is silent for longer than their timeout."""
+    store = gk.kvstore.create()
+    depth, seen = [0], {}
+
+    @contextlib.contextmanager
+    def working():
+        depth[0] += 1
+        yield
+        depth[0] -= 1
+
+    class Slow(gk.Callback):
+        def on_step_end(self, trainer, numbers):
+            seen["step"] = depth[0]
+
+        def on_epoch_end(self, trainer, numbers):
+            seen["epoch"] = depth[0]
+
+    def save(*arguments):
+        seen["checkpoint"] = depth[0]
+        return original(*arguments)
+
+    original = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(store, "working", working)
+
+    def on_epoch(number, record):
+        seen["on_epoch"] = depth[0]
+
+    trainer(kvstore=store).fit(data(), folder=tmp_path, callbacks=[Slow()], on_epoch=on_epoch)
+    assert sorted(seen) == ["checkpoint", "epoch", "on_epoch", "step"]
+    assert all(seen.values()), seen
+
+
+def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
+    def back(number, record):
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now - 3600 * number)
+
+    trainer().fit(data(), epochs=3, batch_size=8, folder=tmp_path, on_epoch=back)
+    seconds = [line["seconds"] for line in lines(tmp_path)]
+    assert seconds == sorted(seconds)
+    assert 0 <= seconds[0] <= seconds[-1] < 3600

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,6 +184,27 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(RuntimeFailure, match="No space left on device"):
         trainer.save(tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_file_that_cannot_be_removed_is_named_and_the_new_checkpoint_is_whole(tmp_path, monkeypatch):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    (old,) = tmp_path.glob("state.*.safetensors")
+    trainer.step(*data(8))
+
+    def refused(path, missing_ok=False):
+        if path == old:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return unlink(path, missing_ok)
+
+    unlink = Path.unlink
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refused)
+        with pytest.raises(RuntimeFailure, match=rf"{old.name}.* cannot be removed: Operation not permitted"):
+            trainer.save(tmp_path)
+    again = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    again.resume(tmp_path)
+    assert again.updates == 1
 
 
 LOOP = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,3 +100,31 @@ def test_metrics_refuse_what_does_not_fit() -> None:
         gk.metrics.get("top0")
     with pytest.raises(UsageError, match="did you mean 'accuracy'"):
         gk.metrics.get("acuracy")
+
+
+class Counted:
+    name = "counted"
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def reset(self) -> None:
+        """Nothing is gathered."""
+
+    def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        """Nothing is gathered."""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_value_of_a_metric_is_any_number(tmp_path: Path, on_ranks: Any, processes: int) -> None:
+    def work(store: Any) -> dict[str, float]:
+        trainer = gk.Trainer(gk.models.build("mlp", inputs=6, hidden=(3,), classes=5), kvstore=store)
+        metrics = [Counted(np.float32(2.5))]
+        (record,) = trainer.fit((LOGITS, CLASSES), batch_size=8, folder=tmp_path, metrics=metrics)
+        with pytest.raises(UsageError, match="the value of metric 'counted' is a number, not None"):
+            trainer.fit((LOGITS, CLASSES), batch_size=8, metrics=[Counted(None)])
+        return record
+
+    for rank, record in enumerate(on_ranks(work, processes)):
+        assert record["counted" if processes == 1 else f"counted of rank {rank}"] == 2.5
+    assert "2.5" in (tmp_path / "log.jsonl").read_text()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import UsageError
+from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train.run_folder import BEST
 
 
@@ -146,6 +146,29 @@ def test_a_run_that_goes_on_knows_its_best(tmp_path):
         again.resume(tmp_path)
         again.fit(data(), epochs=epochs, batch_size=8, folder=tmp_path, callbacks=[Best()])
         assert gk.load(tmp_path / BEST).meta["best_epoch"] == best
+
+
+def test_an_epoch_whose_best_model_found_no_room_is_ended_again(tmp_path, monkeypatch):
+    def run(folder, full):
+        found = trainer()
+        stops, plateau = gk.callbacks.EarlyStopping(1, "loss"), gk.callbacks.ReduceOnPlateau(1, 0.5, "loss")
+        best = gk.callbacks.KeepBest("loss")
+        options = {"epochs": 3, "batch_size": 8, "folder": folder, "callbacks": [stops, plateau, best]}
+        if full:
+            with monkeypatch.context() as patched:
+                patched.setattr(gk.Trainer, "save_model", refused)
+                with pytest.raises(RuntimeFailure, match="No space left"):
+                    found.fit(data(), **options)
+        found.fit(data(), **options)
+        return found.epoch, found.learning_rate, best.state(), stops.state(), plateau.state()
+
+    def refused(*_):
+        raise RuntimeFailure("best.json cannot be written: No space left on device")
+
+    straight = run(tmp_path / "straight", False)
+    assert straight[0] == 3
+    assert run(tmp_path / "run", True) == straight
+    assert (tmp_path / "run" / BEST).exists()
 
 
 def test_the_best_model_needs_a_folder():

@@ -138,6 +138,20 @@ def test_fit_counts_and_names(tmp_path: Path) -> None:
         trained().fit((x, y), epochs=1, batch_size=4)
 
 
+def test_an_epoch_of_skipped_steps_has_no_loss_and_is_no_better(tmp_path: Path) -> None:
+    x, y = np.full((8, 3, 4, 4), 3e38, np.float32), np.arange(8) % 2
+    watching = [gk.callbacks.EarlyStopping(9, "loss"), gk.callbacks.ReduceOnPlateau(9, 0.1, "loss")]
+    kept = gk.callbacks.KeepBest("loss")
+    trainer = trained(on_nonfinite="skip")
+    history = trainer.fit((x, y), epochs=2, batch_size=4, folder=tmp_path, callbacks=[*watching, kept])
+    assert [record["skipped"] for record in history] == [2, 2]
+    assert np.isnan([record["loss"] for record in history]).all()
+    assert [callback.wait for callback in watching] == [2, 2]
+    assert [callback.best for callback in (*watching, kept)] == [None] * 3
+    assert not list(tmp_path.glob("best*"))
+    trained(on_nonfinite="skip").resume(tmp_path)
+
+
 def test_nothing_is_guarded_where_nothing_is_asked() -> None:
     def guards(**options: Any) -> int:
         return sum(n.op.name == "FiniteGuard" for program in trained(**options).graphs for n in program.nodes)

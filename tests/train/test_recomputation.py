@@ -51,6 +51,21 @@ def test_a_budget_takes_as_little_as_it_needs() -> None:
     np.testing.assert_allclose(losses(some), losses(trainer()), rtol=1e-6)
 
 
+def test_a_budget_holds_for_batches_that_are_larger_than_the_first() -> None:
+    budget = (trainer().plan(SHAPES).arena_bytes + trainer("sqrt").plan(SHAPES).arena_bytes) // 2
+    limited, plain = trainer(budget), trainer()
+    for size in (1, 3, len(X), 5):
+        np.testing.assert_allclose(float(limited.step(X[:size], Y[:size])), float(plain.step(X[:size], Y[:size])), 1e-6)
+        assert limited.executor.plan.arena_bytes <= budget
+    assert limited.executor.rng == plain.executor.rng
+    fitted = limited.executor
+    losses(limited)
+    assert limited.executor is fitted
+    with pytest.raises(UsageError, match="use smaller batches"):
+        limited.step(np.tile(X, (9, 1)), np.tile(Y, 9))
+    assert np.isfinite(losses(limited, 1)).all()
+
+
 def test_a_budget_that_cannot_be_met_says_what_can() -> None:
     least = trainer("sqrt").plan(SHAPES).arena_bytes
     with pytest.raises(UsageError, match=f"still takes {least} bytes"):

@@ -1,5 +1,6 @@
 """A folder is that of one run, and of one process at a time."""
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import UsageError
+from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train import run_folder
 from graphkit.train.run_folder import LOCK, RunFolder
 
@@ -95,6 +96,18 @@ def test_a_lock_that_its_owner_removes_is_taken_again(tmp_path, monkeypatch):
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "try_lock", lambda descriptor: None)
     with pytest.warns(UserWarning, match="has no locks"), RunFolder(tmp_path):
+        pass
+
+
+def test_a_lock_that_finds_no_room_is_let_go(tmp_path, monkeypatch):
+    def full(descriptor, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(RuntimeFailure, match="No space left on device"), RunFolder(tmp_path):
+            pass
+    with RunFolder(tmp_path):
         pass
 
 

@@ -316,6 +316,13 @@ class RemoteStore(KVStore):
         """Wait until all that was pushed has been applied; raises what failed. The step under way counts as over."""
         self._ask_all("wait", {"clock": self._communicator.steps})
 
+    def barrier(self) -> None:
+        """As of KVStore. Workers that are on their way here do not wait for those who have come, whatever the bound."""
+        if self._bound is not None:
+            self._ask_all("wait", {"clock": None})
+            self._communicator.perform("barrier")
+        super().barrier()
+
     def leave(self) -> None:
         """This worker pushes and pulls no more; nobody waits for it from now on."""
         self._ask_all("leave", {"clock": None})

@@ -355,6 +355,11 @@ class Executor:
         with self._lock:
             self._rng = (int(seed), int(step))
 
+    @property
+    def is_random(self) -> bool:
+        """Whether a run takes the state of the generator, and advances it."""
+        return any(value.role == "rng" for value in self._graph.inputs)
+
     # --- specialising -------------------------------------------------------------------------------
 
     @property
