@@ -346,13 +346,11 @@ def test_who_is_lost_ends_the_wait(
 # --- the libraries ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_of_cupy() -> None:
+def test_where_a_card_is() -> None:
     runtime = SimpleNamespace(deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0")
     device = cuda.CudaDevice.__new__(cuda.CudaDevice)
     device._cupy, device.number = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), 3
     assert device.place == "0000:03:00.0"
-    for done in (False, True):
-        assert device.done(SimpleNamespace(done=done)) is done
 
 
 def test_cupy_has_what_sums_use() -> None:
