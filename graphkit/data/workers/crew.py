@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,9 @@ _LENT = 64
 
 # How often, in seconds, somebody who waits for a batch looks whether workers go on.
 _LOOK = 1.0
+
+# Seconds that a worker may take outside of samples, however short the timeout is: it starts, and imports.
+_LEAST = 30.0
 
 
 @dataclass(eq=False)
@@ -76,24 +79,31 @@ class _Worker:
         self.tasks: dict[int, Task] = {}
         self.data: set[int] = set()
         self.slots: set[int] = set()
+        # What the selector waits for.
+        self.events = selectors.EVENT_READ
         self._beats, self._still = -1, 0.0
 
     def still(self, seconds: float) -> float:
-        """For how long it has been in one sample, as far as anybody looked; `seconds` have passed since the last look.
+        """For how long it has been at the same, as far as anybody looked; `seconds` have passed since the last look.
 
         Not by the clock: while the process that looks is stopped, so may this one be.
         """
         beats = self.progress.beats
-        self._still = self._still + seconds if beats == self._beats and self.progress.task >= 0 else 0.0
+        self._still = self._still + seconds if beats == self._beats and (self.in_sample or self.tasks) else 0.0
         self._beats = beats
         return self._still
+
+    @property
+    def in_sample(self) -> bool:
+        return self.progress.task >= 0
 
 
 class Crew:
     """Processes that make batches, from their start to their end. Calls of several threads wait for each other.
 
-    timeout: seconds after which a worker that is still in the same sample is ended. spare, memory: how many slots, and
-    how many bytes of slots, are kept while no array looks at them.
+    timeout: seconds after which a worker that is still in the same sample is ended, or, with a batch to make, still
+    outside of samples, where it has _LEAST at least. spare, memory: how many slots, and how many bytes of slots, are
+    kept while no array looks at them.
     """
 
     def __init__(self, count: int, timeout: float, spare: int, memory: int):
@@ -123,8 +133,8 @@ class Crew:
             for process, page in zip(self._processes.each, pages, strict=True):
                 worker = _Worker(process, page)
                 self._workers.append(worker)
+                self._selector.register(worker.connection, worker.events, worker)
                 self._send(worker, ("arguments", sys.argv))
-                self._selector.register(worker.connection, selectors.EVENT_READ, worker)
         finally:
             for page in pages:
                 os.close(page)
@@ -252,13 +262,13 @@ class Crew:
 
     def _give(self, worker: _Worker, task: Task) -> None:
         if task.data not in worker.data:
-            worker.data.add(task.data)
             parcel = self._parcels[task.data]
             self._send(worker, ("data", task.data, task.name, parcel.spans, parcel.script), [parcel.file])
+            worker.data.add(task.data)
         task.slot = slot = self._slot(worker)
         if slot.number not in worker.slots:
-            worker.slots.add(slot.number)
             self._send(worker, ("slot", slot.number), [slot.file])
+            worker.slots.add(slot.number)
         slot.filled_by = worker.pid
         worker.tasks[task.number] = task
         self._send(worker, ("make", task.number, task.data, task.places, task.key, slot.number))
@@ -292,9 +302,17 @@ class Crew:
             self._free.append(task.slot)
             task.slot = None
 
-    def _send(self, worker: _Worker, message: Any, files: list[int] | None = None) -> None:
-        with contextlib.suppress(Closed):  # `_receive` finds that it has ended
-            worker.connection.send(message, files or ())
+    def _send(self, worker: _Worker, message: Any, files: Sequence[int] = ()) -> None:
+        """Without waiting: a worker may not read before this process has read what it sends. See `_receive`."""
+        worker.connection.post(message, files)
+        self._await(worker)
+
+    def _await(self, worker: _Worker) -> None:
+        """Have the selector see when it reads, too, while something is left to send."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.connection.leaving else 0)
+        if events != worker.events and not self._closed:
+            worker.events = events
+            self._selector.modify(worker.connection, events, worker)
 
     def _receive(self, seconds: float) -> None:
         # An interrupt comes out here, where no message is half taken.
@@ -302,13 +320,18 @@ class Crew:
         if self._closed:
             return
         with uninterrupted:
-            for key, _ in events:
-                self._take(key.data)
+            for key, ready in events:
+                if ready & selectors.EVENT_WRITE:
+                    key.data.connection.flush()
+                    self._await(key.data)
+                if ready & selectors.EVENT_READ:
+                    self._take(key.data)
             if not events:
                 for worker in [*self._workers]:
-                    if worker.still(seconds) >= self._timeout:
+                    limit = self._timeout if worker.in_sample else max(self._timeout, _LEAST)
+                    if worker.still(seconds) >= limit:
                         worker.process.kill()
-                        self._lost(worker, f"was ended, as it has not gone on for {self._timeout:g} s")
+                        self._lost(worker, f"was ended, as it has not gone on for {limit:g} s")
             self._dispatch()
 
     def _take(self, worker: _Worker) -> None:

@@ -32,7 +32,7 @@ class Workers:
     ahead: how many batches, at most, are made or ready before somebody takes them (default: two for each worker);
     ahead_bytes: how much memory, at most, these take (default: GRAPHKIT_AHEAD_MEMORY), judged by the batches before
     them; one is always made. timeout: seconds after which a worker that is still in one sample is taken to hang
-    (default: GRAPHKIT_WORKER_TIMEOUT).
+    (default: GRAPHKIT_WORKER_TIMEOUT), or has not come to its first one, for which it has 30 at least.
 
     Processes start when the first batch is asked for, as interpreters of their own with one thread each, import what
     the data set needs, and end by `close`, at the end of the `with` block, or when nothing refers to the object; also

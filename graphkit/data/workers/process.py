@@ -87,8 +87,11 @@ class _Worker:
         self._tasks: deque[tuple[int, int, np.ndarray, tuple[int, int] | None, int]] = deque()
 
     def run(self) -> None:
+        self._progress.between()
+        asked = select.poll()
+        asked.register(self._connection, select.POLLIN)
         while True:
-            while not self._tasks or select.select([self._connection], [], [], 0)[0]:
+            while not self._tasks or asked.poll(0):
                 self._take(*self._connection.receive())
             self._make(*self._tasks.popleft())
 

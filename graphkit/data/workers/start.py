@@ -99,15 +99,16 @@ def started(pages: Sequence[int]) -> Processes:
     if not sys.executable or not hasattr(os, "memfd_create"):
         raise UnsupportedError("worker processes need Linux, and a Python that can be started; workers=0 does without")
     made: list[Started] = []
-    failed: list[OSError] = []
+    failed: list[BaseException] = []
     ready, over = threading.Event(), threading.Event()
 
     def start() -> None:
         try:
             made.extend(_one(page) for page in pages)
-        except OSError as error:
+        except BaseException as error:  # noqa: BLE001 - who waits for the processes is told
             failed.append(error)
-        ready.set()
+        finally:
+            ready.set()
         # Linux ends a process when the thread ends that started it (prctl(2), PR_SET_PDEATHSIG).
         over.wait()
 
@@ -118,7 +119,9 @@ def started(pages: Sequence[int]) -> Processes:
         for process_ in made:
             process_.end.close()
         found.end()
-        raise WorkerError(f"worker processes cannot be started: {failed[0]}")
+        if isinstance(failed[0], OSError):
+            raise WorkerError(f"worker processes cannot be started: {failed[0]}")
+        raise failed[0]
     return found
 
 
@@ -126,7 +129,8 @@ def _one(page: int) -> Started:
     mine, other = socket.socketpair()
     with other:
         arguments = [str(number) for number in (other.fileno(), page, os.getpid())]
-        paths = [path or os.getcwd() for path in sys.path]
+        # Python's import passes over what is no string.
+        paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
         process = subprocess.Popen(
             [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _PROGRAM, *arguments, *paths],  # type: ignore[attr-defined]
             stdin=subprocess.DEVNULL,

@@ -7,6 +7,8 @@ import os
 import pickle
 import socket
 import struct
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,18 +28,53 @@ class Connection:
 
     def __init__(self, end: socket.socket):
         self._end = end
+        # What has not gone through of posted messages, each with its own copies of the files that go with its rest.
+        self._leaving: deque[tuple[memoryview, list[int]]] = deque()
 
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def send(self, message: Any, files: Sequence[int] = ()) -> None:
-        """Raises Closed where nobody reads any more."""
-        data = pickle.dumps(message, protocol=5)
+    @property
+    def leaving(self) -> bool:
+        """Whether posted messages wait for the other side to read."""
+        return bool(self._leaving)
+
+    def send(self, message: Any) -> None:
+        """Wait until the other side has room for it. Raises Closed where nobody reads any more."""
         try:
-            socket.send_fds(self._end, [_HEADER.pack(len(data), len(files))], list(files))
-            self._end.sendall(data)
-        except (ConnectionError, OSError) as error:
+            self._end.sendall(_packed(message, 0))
+        except OSError as error:
             raise Closed(str(error)) from None
+
+    def post(self, message: Any, files: Sequence[int] = ()) -> None:
+        """Send behind what was posted before, without waiting: `flush` sends what is left. The files may be closed.
+
+        The side that posts never waits for the other one to read, so that this one may wait in `send`.
+        """
+        data = _packed(message, len(files))
+        self._leaving.append((memoryview(data), [os.dup(file) for file in files]))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent at once. What is left for one that has ended is dropped: `receive` tells of the end."""
+        try:
+            while self._leaving:
+                data, files = self._leaving[0]
+                beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
+                sent = self._end.sendmsg([data], beside, socket.MSG_DONTWAIT)
+                # Files go with the first byte.
+                self._leaving.popleft()
+                _close(files)
+                if sent < len(data):
+                    self._leaving.appendleft((data[sent:], []))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        while self._leaving:
+            _close(self._leaving.popleft()[1])
 
     def receive(self) -> tuple[Any, list[int]]:
         """The next message, and its files, which belong to the caller. Waits for it; raises Closed."""
@@ -48,7 +85,7 @@ class Connection:
             head += self._whole(_HEADER.size - len(head))
             size, count = _HEADER.unpack(head)
             data = self._whole(size)
-        except (ConnectionError, OSError) as error:
+        except OSError as error:
             raise Closed(str(error)) from None
         assert len(files) == count, "files go with the header"
         for file in files:
@@ -72,4 +109,15 @@ class Connection:
 
     def close(self) -> None:
         self.end()
+        self._drop()
         self._end.close()
+
+
+def _packed(message: Any, files: int) -> bytes:
+    data = pickle.dumps(message, protocol=5)
+    return _HEADER.pack(len(data), files) + data
+
+
+def _close(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)

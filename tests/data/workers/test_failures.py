@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +19,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.data import MapDataset, Workers
+from graphkit.data.workers import crew
 from graphkit.errors import InputError, OutOfMemory, UsageError, WorkerError
 
 SETS = Path(__file__).parent / "sets"
@@ -121,6 +124,95 @@ def test_closing_does_not_wait_for_samples(sets, tmp_path, gone):
     assert time.monotonic() - start < 30
 
 
+def in_time(work):
+    """What `work` gives, of a thread that is not waited for for ever."""
+    done = []
+    thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert done, "it hangs, or has failed"
+    return done[0]
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """What is between two processes takes some kilobytes."""
+    made = socket.socketpair
+
+    def pair():
+        found = made()
+        for end in found:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return found
+
+    monkeypatch.setattr(socket, "socketpair", pair)
+
+
+def test_both_sides_may_have_much_to_say(sets, narrow):
+    """The places of a batch on their way to a worker that tells of many damaged samples."""
+    found = sets.Rusty(6000, set(range(0, 6000, 10))).configured(on_damaged="skip")
+    with Workers(1) as workers, pytest.warns(gk.errors.GraphkitWarning, match="photos"):
+        sizes = in_time(lambda: [len(b.inputs) for b in found.batches(2000, shuffle=False, workers=workers)])
+    assert sizes == [2000] * 3
+
+
+def test_a_worker_that_hangs_is_found_whatever_is_on_its_way_to_it(sets, narrow):
+    found = sets.Harmful(6000, 13, "hang")
+    with Workers(1, timeout=0.4) as workers:
+        seen, error = in_time(lambda: until_it_fails(found.batches(2000, shuffle=False, workers=workers), WorkerError))
+    assert seen == []
+    assert "has not gone on for 0.4 s, in sample 13 of harmful" in str(error)
+
+
+def test_a_worker_that_hangs_outside_of_samples(sets, monkeypatch, gone):
+    monkeypatch.setattr(crew, "_LEAST", 0.6)
+    found = sets.Reluctant(8)
+    with Workers(2, timeout=0.2) as workers:
+        workers.start()
+        pids = workers.pids
+        _, error = in_time(lambda: until_it_fails(found.batches(2, workers=workers), WorkerError))
+        assert "was ended, as it has not gone on for 0.6 s, between samples" in str(error)
+        assert gone(pids)
+
+
+def test_descriptors_of_any_number(sets):
+    """Workers have the numbers of the process that starts them, of which some calls take those below 1024 alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, hard), hard))
+    taken = []
+    try:
+        while not taken or taken[-1] < 1024:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        batches = list(sets.Plain(8, np.arange(8)).batches(4, shuffle=False, workers=1))
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [b.inputs[:, 0].tolist() for b in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_what_pythons_import_passes_over(sets, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, 3, Path("elsewhere")])
+    assert len(in_time(lambda: list(sets.Plain(8, np.arange(8)).batches(4, workers=1)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(OSError("no more processes"), WorkerError), (ValueError("embedded null byte"), ValueError)]
+)
+def test_processes_that_cannot_be_started(sets, monkeypatch, error, kind):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(subprocess, "Popen", fails)
+
+    def work():
+        with pytest.raises(kind, match=str(error)):
+            Workers(1).start()
+        return True
+
+    assert in_time(work)
+
+
 def test_data_that_cannot_be_sent(sets):
     found = MapDataset(sets.Mapped(8, extra=lambda: 0), ("x",))
     with pytest.raises(UsageError, match=r"Mapped cannot be given to worker processes.*pickling.*workers=0"):
@@ -139,8 +231,6 @@ def test_what_a_worker_cannot_find(sets, monkeypatch):
 
 
 def test_no_memory(sets, monkeypatch):
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     found = sets.Heavy(8)
     with Workers(1) as workers:

@@ -130,6 +130,16 @@ class Harmful(LazyDataset):
         return np.array([number, os.getpid()]), None
 
 
+class Reluctant(LazyDataset):
+    """It comes to no worker."""
+
+    def __setstate__(self, state):
+        _hang()
+
+    def sample(self, number, draw):
+        return np.full(5, number, np.float32), number
+
+
 class Words(LazyDataset):
     def sample(self, number, draw):
         return {"word": np.array(["a", "bc"][number % 2])}, number
