@@ -107,6 +107,27 @@ def test_the_exit_status_of_a_process_is_that_of_the_job():
     assert run(2, "steps(1); sys.exit(3 if kv.rank == 1 else 0)")[0] == 3
 
 
+def test_who_is_gone_when_mpi_is_closed_is_not_waited_for():
+    status, out, errors = run(
+        2,
+        """
+        import os, signal
+        from graphkit.dist import kvstore
+        from graphkit.dist.job import mpi
+        mpi.LEAST = 1
+        kv = kvstore.create("dist_sync", timeout=1)
+        if kv.rank == 1:
+            mpi.MpiCommunicator.finalize = lambda self: os.kill(os.getpid(), signal.SIGSTOP)
+        kv.barrier()
+        print("done")
+        """,
+        trainer=False,
+    )
+    assert status in FAILED
+    assert "done" in out
+    assert re.search(r"graphkit: rank 0 of 2 on .*: not all processes of the job have closed MPI within 1 s", errors)
+
+
 @pytest.mark.parametrize("where", ["waits", pytest.param("works", marks=pytest.mark.full)])
 def test_ctrl_c_in_one_process_ends_the_job(where):
     job = start(

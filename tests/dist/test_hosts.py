@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 
@@ -277,7 +278,9 @@ def test_compressed_gradients_of_hosts_go_on_from_a_checkpoint_to_the_bit(monkey
 @pytest.fixture
 def board():
     path = Board.create(4, 2)
-    return Board(path, 4, 2)
+    found = Board(path, 4, 2)
+    os.unlink(path)
+    return found
 
 
 @pytest.fixture
@@ -412,6 +415,26 @@ def test_who_does_not_come_to_a_sum_inside_of_a_host_ends_the_job(monkeypatch, r
     assert time.monotonic() - began < 45
     stopped = rf"rank {rank} on \S+:1 .* no sign of life|host \S+:1 \(ranks 2, 3\) has shown no sign"
     assert re.search(f"graphkit: rank [0-3]: ({stopped})", errors), errors
+
+
+def test_who_is_lost_while_hosts_connect_leaves_no_file(monkeypatch):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
+    code = """
+    import os
+    from graphkit.dist import kvstore
+    from graphkit.dist.job import mpi
+    create, relay, paths = mpi.Board.create, mpi.Relay, []
+    def created(*sizes):
+        paths.append(create(*sizes))
+        return paths[-1]
+    def connected(*of):
+        print([os.path.exists(path) for path in paths])
+        return relay(*of)
+    mpi.Board.create, mpi.Relay = created, connected
+    kvstore.create("dist_sync")
+    """
+    status, out, errors = finish(start(2, code, trainer=False))
+    assert (status, out) == (0, "[False]\n[False]\n"), errors
 
 
 def test_who_works_for_long_on_another_host_is_waited_for(monkeypatch):

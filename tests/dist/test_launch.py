@@ -57,6 +57,35 @@ def test_a_job_that_was_told_to_end_has(launcher, capfd, status):
     assert ("the job was terminated" in capfd.readouterr().err) is (status != 143)
 
 
+@pytest.fixture
+def handled():
+    """`handled(number, handler)`: what this process does by a signal, for the time of a test."""
+    before = {}
+
+    def handle(number, handler):
+        before[number] = signal.signal(number, handler)
+
+    yield handle
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("name", ["HUP", "QUIT"])
+@pytest.mark.parametrize("said", [0, 128])
+def test_a_terminal_that_is_closed_ends_the_job(launcher, handled, name, said):
+    number = signal.Signals[f"SIG{name}"]
+    handled(number, signal.SIG_DFL)
+    launcher(f'trap "exit {said + number}" {name}\nkill -{name} $PPID\nwhile true; do sleep 0.01; done')
+    assert launch.run_processes(2, []) == 128 + number
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_job_that_is_to_outlive_its_terminal_does(launcher, handled):
+    handled(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
+    launcher('trap "exit 129" HUP\nkill -HUP $PPID\nsleep 0.3')
+    assert launch.run_processes(2, []) == 0
+
+
 def test_a_launcher_that_a_signal_ends(launcher):
     launcher("kill -TERM $$")
     assert launch.run_processes(2, []) == 128 + signal.SIGTERM

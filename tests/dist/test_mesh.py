@@ -2,14 +2,19 @@
 
 import os
 import random
+import resource
 import socket
+import sys
+import tempfile
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from graphkit.dist.servers import replicated
 from graphkit.dist.wire import mesh
 from graphkit.dist.wire.mesh import Frame, Kind, Listener, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
@@ -150,17 +155,82 @@ def test_strangers_are_not_let_in():
             mine = coming.result()
         assert list(lines) == [0]
         assert stranger.recv(10) == b""
-        path = address.path
-        assert os.stat(os.path.dirname(path)).st_mode & 0o077 == 0
         for each in (stranger, mine, lines[0]):
             each.close()
-    assert not os.path.exists(path)
+
+
+def test_where_names_of_sockets_are_files_they_are_in_a_folder_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with Listener(False, 1) as listener:
+        path = listener.address.path
+        assert os.stat(os.path.dirname(path)).st_mode & 0o077 == 0
+    assert not os.path.exists(os.path.dirname(path))
+    (tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    with pytest.raises(RuntimeFailure, match=r"processes of this host cannot connect at .*AF_UNIX path too long"):
+        Listener(False, 1)
+    assert not [*tmp_path.glob("*/*")]
+
+
+def test_on_linux_no_file_is_made(monkeypatch, tmp_path, meshes):
+    """So none is left by a process that is killed, and none has a name that is too long."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    (tmp_path / ("x" * 100)).mkdir()
+    one, two = meshes(0, 2)
+    two.send(0, Frame(Kind.APPLIED, number=5))
+    assert received(one, 1)[0][1].number == 5
+    with Listener(False, 1) as listener:
+        assert listener.address.path.startswith("\0graphkit-")
+        assert not [*tmp_path.glob("*/*")]
+
+
+def test_descriptors_of_any_number(meshes):
+    """Some calls take those below 1024 alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, hard), hard))
+    taken = []
+    try:
+        while not taken or taken[-1] < 1024:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        one, two = meshes(0, 2)
+        two.send(0, Frame(Kind.SNAPSHOT, data=np.zeros(8 << 20, np.uint8)))  # more than goes at once
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(received, one, 1)
+            two.close(10)
+            assert len(coming.result()[0][1].data) == 8 << 20
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_processes_are_given_some_time_to_connect_however_short_the_timeout(monkeypatch):
+    told = []
+
+    def opened(*arguments):
+        told.append(arguments[-1])
+        return Mesh({})
+
+    monkeypatch.setattr(replicated, "open_mesh", opened)
+    for timeout in (0.5, 300.0):
+        replicated._connected(
+            types.SimpleNamespace(
+                processes=2,
+                servers=1,
+                place=0,
+                host_by_rank={},
+                tell_all=None,
+                timeout=timeout,
+                before_abort=lambda tell: None,
+            )
+        )
+    assert told == [10.0, 300.0]
 
 
 def test_who_does_not_come_is_named():
     with Listener(False, 2) as listener, pytest.raises(RuntimeFailure, match=r"no connection from rank 0, 1 in 0\.1 s"):
         listener.accept([0, 1], b"x" * 32, 0.1)
-    with pytest.raises(RuntimeFailure, match=r"rank 3 finds no way to another process: .*No such file"):
+    with pytest.raises(RuntimeFailure, match=r"rank 3 finds no way to another process: @graphkit-.*refused"):
         mesh.connect(3, listener.address, True, b"x" * 32, 1)
 
 

@@ -254,16 +254,16 @@ def test_a_server_that_is_lost_while_mpi_is_closed_is_not_waited_for():
     code = """
     import os, signal, graphkit as gk
     from graphkit.dist.job import mpi
-    mpi._CLOSING = 3.0
+    mpi.LEAST = 3
     if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
         mpi.MpiCommunicator.finalize = lambda self: os.kill(os.getpid(), signal.SIGKILL)
-    kv = gk.kvstore.create("dist_async", servers=2, replicate=True)
+    kv = gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=3)
     kv.barrier()
     print("done\\n", end="", flush=True)
     """
     status, out, _ = run(4, code, 60)
     assert out == "done\ndone\n"
-    assert status in (0, 1)  # MPICH's cannot be closed then
+    assert status in (0, 5)  # MPICH's cannot be closed then
 
 
 def test_what_launchers_are_told(tmp_path):

@@ -20,6 +20,8 @@ from graphkit.dist.job.survival import launcher_options
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
+# They end this process, unless whoever started it wants them passed over (nohup) or the program has uses of its own.
+_UNLESS_TAKEN = (signal.SIGHUP, signal.SIGQUIT)
 # What processes that were interrupted or terminated leave with themselves.
 _OWN = (130, 143)
 # What MPICH's launcher leaves with may be all statuses of its processes in one number, bit by bit: 2 and 5 are 7.
@@ -100,7 +102,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     if status < 0:
         return 128 - status
     # A process that was in MPI's hands, or a server, may have left by the signal itself.
-    if sent and (status == _ENDED_BY_LAUNCHER or _signal_of(status) == sent[0]):
+    if sent and (status in (_ENDED_BY_LAUNCHER, sent[0]) or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         print(f"graphkit: the job was {what}", file=sys.stderr)  # the words of its processes may be lost
         return 128 + sent[0]
@@ -147,7 +149,9 @@ def _forwarding() -> Iterator[_Signals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    before = {number: signal.signal(number, signals.forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = [signal.SIGINT, signal.SIGTERM]
+    ending += [number for number in _UNLESS_TAKEN if signal.getsignal(number) == signal.SIG_DFL]
+    before = {number: signal.signal(number, signals.forward) for number in ending}
     try:
         yield signals
     finally:

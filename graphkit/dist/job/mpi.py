@@ -8,7 +8,6 @@ effect. Which collectives there are, and in which order, the processes agree upo
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import signal
 import threading
@@ -48,9 +47,6 @@ _COUNTS = (
 # While others are awaited: how long a core of its own is kept, how long it is only offered to others, and the pauses
 # after that, in seconds.
 _KEEPS, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
-
-# The longest time in which MPI is closed where a process may be lost, in seconds.
-_CLOSING = 20.0
 
 
 def launched_by_mpi() -> bool:
@@ -275,12 +271,13 @@ class MpiCommunicator:
         if path is None:
             raise RuntimeFailure(failure)
         board = Board(path, len(ranks), len(watched))
-        relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
-        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.place)
-        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay)
+        # Before anything waits for other hosts: who is lost there leaves no file here.
         hosts.inside.Barrier()
         if hosts.leads:
             os.unlink(path)
+        relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
+        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.place)
+        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay)
         return watch
 
     @property
@@ -365,12 +362,9 @@ class MpiCommunicator:
             self._watch.end()
         mpi = _mpi()
         if self._opened and not self.unclosed and not mpi.Is_finalized():
-            if self.replicated:
-                # MPI would wait for ever for one that is lost from here on, and lets no thread of Python's run.
-                faulthandler.dump_traceback_later(_CLOSING, exit=True)
-            mpi.Finalize()
-            if self.replicated:
-                faulthandler.cancel_dump_traceback_later()
+            # MPI would wait for ever for one that is lost from here on.
+            with deadline(max(self.timeout, LEAST), (self.place, self.processes), "closed MPI"):
+                mpi.Finalize()
 
     def abort(self, code: int) -> None:
         """End every process of the job."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.dist.job import survival
+from graphkit.dist.job.start import LEAST
 from graphkit.dist.servers.remote import WINDOW
 from graphkit.dist.servers.replica import Holder, Outbox, holders
 from graphkit.dist.wire.mesh import Frame, Kind, Mesh, open_mesh
@@ -54,9 +55,8 @@ def _connected(company: Company) -> Mesh:
     """The connections of this process; every process of the job calls it."""
     workers = company.processes - company.servers
     servers = range(workers, company.processes)
-    mesh = open_mesh(
-        company.place, servers, range(workers), company.host_by_rank, company.tell_all, company.timeout
-    )  # fmt: skip
+    seconds = max(company.timeout, LEAST)
+    mesh = open_mesh(company.place, servers, range(workers), company.host_by_rank, company.tell_all, seconds)
 
     def tell(code: int) -> None:
         mesh.close(_LAST, Frame(Kind.FAILED, number=code))

@@ -10,9 +10,11 @@ import contextlib
 import hmac
 import math
 import os
+import secrets
 import select
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import time
@@ -229,7 +231,7 @@ class Mesh:
         for rank in self.ranks:
             self.send(rank, farewell or Frame(Kind.GOODBYE))
         while (left := self._left()) and (wait := deadline - time.monotonic()) > 0:
-            select.select([], left, [], wait)
+            _ready(left, select.POLLOUT, wait)
             with self._lock:
                 for line in self._lines.values():
                     line.flush()
@@ -244,15 +246,18 @@ class Mesh:
 class Listener:
     """Where a process waits for others to connect; a context that ends with the waiting.
 
-    Only who knows the job's secret is let in, and nobody once all are there.
+    Only who knows the job's secret is let in, and nobody once all are there. Processes of a host share its network.
     """
 
     def __init__(self, for_other_hosts: bool, expected: int):
-        self._folder = tempfile.TemporaryDirectory(prefix="graphkit-")
-        path = str(Path(self._folder.name) / "in")
-        self._inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._inside.bind(path)
-        self._sockets = [self._inside]
+        inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets = [inside]
+        self._folder, path = _place_on_this_host()
+        try:
+            inside.bind(path)
+        except OSError as error:
+            self.__exit__()
+            raise RuntimeFailure(f"processes of this host cannot connect at {_shown(path)}: {error}") from None
         names: tuple[str, ...] = ()
         port = 0
         if for_other_hosts:
@@ -269,8 +274,7 @@ class Listener:
         missing, found = set(ranks), {}
         deadline = time.monotonic() + seconds
         while missing:
-            wait = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
-            ready = select.select(self._sockets, [], [], wait)[0]
+            ready = _ready(self._sockets, select.POLLIN, deadline - time.monotonic())
             if not ready:
                 raise RuntimeFailure(f"no connection from rank {', '.join(map(str, sorted(missing)))} in {seconds:g} s")
             for listening in ready:
@@ -289,7 +293,8 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         for listening in self._sockets:
             listening.close()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds: float) -> socket.socket:
@@ -306,11 +311,37 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
             if _read_exactly(connection, _SECRET) != _answer_to(secret):
                 raise OSError("something else listens there")
         except OSError as error:
-            tried.append(f"{place}: {error}")
+            tried.append(f"{_shown(place)}: {error}")
             connection.close()
             continue
         return _tuned(connection)
     raise RuntimeFailure(f"rank {mine} finds no way to another process: {'; '.join(tried)}")
+
+
+def _place_on_this_host() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
+    """A name for a socket that nothing else has: on Linux one that is in no folder, and goes with the socket.
+
+    Elsewhere in a folder, which is whoever's who listens; TMPDIR may be too long for it.
+    """
+    if sys.platform == "linux":
+        return None, f"\0graphkit-{secrets.token_hex(16)}"
+    folder = tempfile.TemporaryDirectory(prefix="graphkit-")
+    return folder, str(Path(folder.name) / "in")
+
+
+def _shown(place: object) -> str:
+    return str(place).replace("\0", "@")  # as Linux shows names that are in no folder
+
+
+def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list[socket.socket]:
+    """Those that can be read (POLLIN), or written (POLLOUT), or have ended, in that time at most; descriptors of any
+    number."""
+    poll = select.poll()
+    by_number = {each.fileno(): each for each in sockets}
+    for number in by_number:
+        poll.register(number, event)
+    wait = None if math.isinf(seconds) else 1000 * max(0.0, seconds)
+    return [by_number[number] for number, _ in poll.poll(wait)]
 
 
 def _greeted(connection: socket.socket, secret: bytes) -> int | None:
