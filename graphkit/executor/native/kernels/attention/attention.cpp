@@ -44,7 +44,26 @@ class Attention : public Kernel {
     }
     std::size_t blocks_bytes() const;
     std::size_t joined_bytes(std::int64_t columns) const;
+    void set_mask(const Dims& mask, const Dims& scores);
+    void put_sharers_together();
     void join(const float* past, const float* behind, float* whole, std::int64_t columns) const;
+
+    // What a run reads and writes. keys, values: where those of the past and the new ones come together, null for what
+    // nobody wants; copy: how blocks copy them, null where they are there before.
+    struct Operands {
+        const float* q;
+        const float* k;
+        const float* v;
+        const void* mask;
+        float* y;
+        const float* past_k;
+        const float* past_v;
+        float* keys;
+        float* values;
+        void (*copy)(float* to, const float* from, std::int64_t floats);
+    };
+    Operands given(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
+    AttentionBlock block_at(const Operands& given, std::int64_t n, std::int64_t h, std::int64_t row) const;
 
     const AttentionTable& table_;
     std::int64_t batch_, heads_;
@@ -134,27 +153,11 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     v_ = rows_of(groups, keys, v[3], heads_last);
     y_ = rows_of(heads_, queries_, v[3], output_heads_last);
     if (mask) {
-        const Dims scores{batch_, heads_, queries_, keys};
-        const Dims strides = row_major(*mask);
-        const std::size_t missing = 4 - std::min<std::size_t>(mask->size(), 4);
-        for (std::size_t i = 0; i < mask->size(); ++i) {
-            const std::int64_t size = (*mask)[i];
-            if (mask->size() > 4 || (size != 1 && size != scores[missing + i])) {
-                fail("the mask does not broadcast to " + to_string(scores));
-            }
-            mask_strides_[missing + i] = size == 1 ? 0 : strides[i];
-        }
+        set_mask(*mask, {batch_, heads_, queries_, keys});
     }
     block_.causal_offset = causal ? keys - queries_ : keys;
     if (queries_ == 1 && sharing_ > 1) {
-        // The heads that share keys are the rows of a block, which reads them once.
-        for (Rows* rows : {&q_, &y_}) {
-            *rows = {rows->batch, sharing_ * rows->head, rows->head};
-        }
-        mask_strides_[2] = mask_strides_[1];
-        mask_strides_[1] *= sharing_;
-        heads_ = groups;
-        queries_ = std::exchange(sharing_, 1);
+        put_sharers_together();
         block_.causal_offset = keys;  // the only query of a head sees all
     }
     block_.keys = keys;
@@ -168,6 +171,28 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::opt
     block_.hidden_score = static_cast<float>(hidden_score);
     block_.mask_row = mask_strides_[2];
     block_.mask_key = mask_strides_[3];
+}
+
+void Attention::set_mask(const Dims& mask, const Dims& scores) {
+    const Dims strides = row_major(mask);
+    const std::size_t missing = 4 - std::min<std::size_t>(mask.size(), 4);
+    for (std::size_t i = 0; i < mask.size(); ++i) {
+        if (mask.size() > 4 || (mask[i] != 1 && mask[i] != scores[missing + i])) {
+            throw NativeError(describe() + ": the mask does not broadcast to " + to_string(scores));
+        }
+        mask_strides_[missing + i] = mask[i] == 1 ? 0 : strides[i];
+    }
+}
+
+// The heads that share keys are the rows of a block, which reads them once.
+void Attention::put_sharers_together() {
+    for (Rows* rows : {&q_, &y_}) {
+        *rows = {rows->batch, sharing_ * rows->head, rows->head};
+    }
+    mask_strides_[2] = mask_strides_[1];
+    mask_strides_[1] *= sharing_;
+    heads_ = groups_;
+    queries_ = std::exchange(sharing_, 1);
 }
 
 std::size_t Attention::blocks_bytes() const {
@@ -205,83 +230,93 @@ void Attention::join(const float* past, const float* behind, float* whole, std::
     });
 }
 
-void Attention::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    const auto* q = static_cast<const float*>(inputs[0]);
-    const auto* k = static_cast<const float*>(inputs[1]);
-    const auto* v = static_cast<const float*>(inputs[2]);
-    const auto* mask = masked_ ? inputs[past_ ? 5 : 3] : nullptr;
-    auto* y = static_cast<float*>(outputs[0]);
-    const bool keeps = past_ && keeps_in_blocks() && y != nullptr;
-    const float* past_k = nullptr;
-    const float* past_v = nullptr;
-    float* keys = nullptr;
-    float* values = nullptr;
-    if (past_) {
-        past_k = static_cast<const float*>(inputs[3]);
-        past_v = static_cast<const float*>(inputs[4]);
-        keys = static_cast<float*>(outputs[1]);
-        values = static_cast<float*>(outputs[2]);
-        if (!keeps) {
-            std::byte* free = scratch + aligned(blocks_bytes());
-            if (!keys_returned_ && y != nullptr) {
-                keys = reinterpret_cast<float*>(free);
-                free += joined_bytes(block_.depth);
-            }
-            if (!values_returned_ && y != nullptr) {
-                values = reinterpret_cast<float*>(free);
-            }
-            join(past_k, k, keys, block_.depth);
-            join(past_v, v, values, block_.value_depth);
-            k = keys;
-            v = values;
+Attention::Operands Attention::given(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const auto floats = [&](int position) { return static_cast<const float*>(inputs[position]); };
+    Operands found{};
+    found.q = floats(0);
+    found.k = floats(1);
+    found.v = floats(2);
+    found.mask = masked_ ? inputs[past_ ? 5 : 3] : nullptr;
+    found.y = static_cast<float*>(outputs[0]);
+    if (!past_) {
+        return found;
+    }
+    found.past_k = floats(3);
+    found.past_v = floats(4);
+    found.keys = static_cast<float*>(outputs[1]);
+    found.values = static_cast<float*>(outputs[2]);
+    if (keeps_in_blocks() && found.y != nullptr) {
+        const std::int64_t kept = batch_ * groups_ * block_.keys * (block_.depth + block_.value_depth);
+        const bool streams = kept * static_cast<std::int64_t>(sizeof(float)) >= kStreamBytes;
+        found.copy = streams ? stream_floats : copy_floats;
+        return found;
+    }
+    std::byte* free = scratch + aligned(blocks_bytes());
+    if (!keys_returned_ && found.y != nullptr) {
+        found.keys = reinterpret_cast<float*>(free);
+        free += joined_bytes(block_.depth);
+    }
+    if (!values_returned_ && found.y != nullptr) {
+        found.values = reinterpret_cast<float*>(free);
+    }
+    join(found.past_k, found.k, found.keys, block_.depth);
+    join(found.past_v, found.v, found.values, block_.value_depth);
+    found.k = found.keys;
+    found.v = found.values;
+    return found;
+}
+
+// The rows of a head from `row` on.
+AttentionBlock Attention::block_at(const Operands& given, std::int64_t n, std::int64_t h, std::int64_t row) const {
+    AttentionBlock block = block_;
+    block.q = given.q + q_.offset(n, h) + row * q_.row;
+    block.k = given.k + k_.offset(n, h / sharing_);
+    block.v = given.v + v_.offset(n, h / sharing_);
+    if (given.copy != nullptr) {
+        const std::int64_t head = n * groups_ + h;
+        const std::int64_t rest = block.keys - *past_;
+        block.past = *past_;
+        block.past_k = given.past_k + head * block.past * block.depth;
+        block.past_v = given.past_v + head * block.past * block.value_depth;
+        block.k = given.k + head * rest * block.depth;
+        block.v = given.v + head * rest * block.value_depth;
+        block.kept_k = given.keys == nullptr ? nullptr : given.keys + head * block.keys * block.depth;
+        block.kept_v = given.values == nullptr ? nullptr : given.values + head * block.keys * block.value_depth;
+        block.copy = given.copy;
+    }
+    block.y = given.y + y_.offset(n, h) + row * y_.row;
+    block.rows = std::min(table_.queries, queries_ - row);
+    block.causal_offset += block_.causal_offset < block_.keys ? row : 0;
+    if (masked_) {
+        const std::int64_t at = n * mask_strides_[0] + h * mask_strides_[1] + row * mask_strides_[2];
+        if (boolean_mask_) {
+            block.visible = static_cast<const std::uint8_t*>(given.mask) + at;
+        } else {
+            block.added = static_cast<const float*>(given.mask) + at;
         }
     }
-    if (y == nullptr || block_.value_depth == 0) {
+    return block;
+}
+
+void Attention::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const Operands operands = given(inputs, outputs, scratch);
+    if (operands.y == nullptr || block_.value_depth == 0) {
         return;
     }
     const std::int64_t blocks = (queries_ + table_.queries - 1) / table_.queries;
     const std::int64_t products =
         std::min(queries_, table_.queries) * block_.keys * (block_.depth + block_.value_depth);
     const double cost = 100 + kProductNanoseconds * static_cast<double>(products);
-    const std::int64_t kept = batch_ * groups_ * block_.keys * (block_.depth + block_.value_depth);
-    const bool streams = keeps && kept * static_cast<std::int64_t>(sizeof(float)) >= kStreamBytes;
-    const auto copy = streams ? stream_floats : copy_floats;
     parallel_for(threads(), batch_ * heads_ * blocks, cost, [&](std::int64_t begin, std::int64_t end) {
         auto* memory =
             reinterpret_cast<float*>(scratch) + thread_number() * table_.memory(block_.depth, block_.value_depth);
         for (std::int64_t item = begin; item < end; ++item) {
-            const std::int64_t n = item / blocks / heads_;
-            const std::int64_t h = item / blocks % heads_;
-            const std::int64_t row = item % blocks * table_.queries;
-            AttentionBlock block = block_;
-            block.q = q + q_.offset(n, h) + row * q_.row;
-            block.k = k + k_.offset(n, h / sharing_);
-            block.v = v + v_.offset(n, h / sharing_);
-            if (keeps) {
-                const std::int64_t head = n * groups_ + h;
-                block.past = *past_;
-                block.past_k = past_k + head * *past_ * block.depth;
-                block.past_v = past_v + head * *past_ * block.value_depth;
-                block.k = k + head * (block.keys - *past_) * block.depth;
-                block.v = v + head * (block.keys - *past_) * block.value_depth;
-                block.kept_k = keys == nullptr ? nullptr : keys + head * block.keys * block.depth;
-                block.kept_v = values == nullptr ? nullptr : values + head * block.keys * block.value_depth;
-                block.copy = copy;
-            }
-            block.y = y + y_.offset(n, h) + row * y_.row;
-            block.rows = std::min(table_.queries, queries_ - row);
-            block.causal_offset += block_.causal_offset < block_.keys ? row : 0;
-            if (masked_) {
-                const std::int64_t at = n * mask_strides_[0] + h * mask_strides_[1] + row * mask_strides_[2];
-                if (boolean_mask_) {
-                    block.visible = static_cast<const std::uint8_t*>(mask) + at;
-                } else {
-                    block.added = static_cast<const float*>(mask) + at;
-                }
-            }
+            const std::int64_t head = item / blocks;
+            const AttentionBlock block =
+                block_at(operands, head / heads_, head % heads_, item % blocks * table_.queries);
             table_.run(block, memory);
         }
-        if (streams) {
+        if (operands.copy == stream_floats) {
             end_stream();
         }
     });
