@@ -82,6 +82,25 @@ def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
     return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
 
 
+def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """Those along which the first operand, padded, is not as long as the second, then others."""
+    lengths = enumerate(zip(*_first_shapes(node, sizes), strict=True))
+    return sorted(axis for axis, _ in sorted(lengths, key=lambda at: at[1][0] == at[1][1])[:count])
+
+
+def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """As much as the first operand has more than the second, on both sides."""
+    named = node.inputs[3].tensor.constants if len(node.inputs) > 3 and node.inputs[3] is not None else None
+    padded, plain = _first_shapes(node, sizes)
+    more = [padded[axis] - plain[axis] for axis in named or _padded_axes(node, sizes, count // 2)]
+    return [*(size // 2 for size in more), *(size - size // 2 for size in more)]
+
+
+def _first_shapes(node: Node, sizes: dict[str, Dim]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    first, second = (v.tensor.substitute(sizes).static_shape for v in node.operands[:2])
+    return first, second
+
+
 def _first_shape(node: Node, sizes: dict[str, Dim]) -> tuple[int, ...]:
     return node.operands[0].tensor.substitute(sizes).static_shape
 
@@ -97,7 +116,7 @@ _ELEMENTS: dict[str, tuple[_Elements, ...]] = {
     "ConstantOfShape": (_ONE,),
     "Tile": (_NONE, _ONE),
     "Pad": (_NONE, _NONE, _NONE, _axes),
-    "PadGrad": (_NONE, _NONE, _NONE, _axes),
+    "PadGrad": (_NONE, _NONE, _padding, _padded_axes),
     "Split": (_NONE, _parts),
     "Squeeze": (_NONE, _short_axes),
     "TopK": (_NONE, _ONE),

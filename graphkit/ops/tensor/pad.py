@@ -216,8 +216,8 @@ class PadGrad(Op):
     def infer(self, dy: TensorType, x: TensorType, pads: TensorType, axes: TensorType | None = None) -> TensorType:
         if self.mode not in _MODES[1:]:
             raise UsageError(f"mode is one of {', '.join(_MODES[1:])}, not {self.mode!r}")
-        is_told = pads.value is not None and (axes is None or axes.constants is not None)
-        padded = _shape(x, pads, axes) if is_told else None
+        # Of pads that a run tells, their kernel is made when it does, of sizes that are numbers.
+        padded = _shape(x, pads, axes) if pads.constants is not None else None
         if padded is not None and not fits(dy.shape, padded):
             raise TypeMismatch(f"dy is {dy}; x {x} is padded to {TensorType(dy.dtype, padded)}")
         return TensorType(dy.dtype, x.shape)
