@@ -304,9 +304,10 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
         return;
     }
     const std::int64_t blocks = (queries_ + table_.queries - 1) / table_.queries;
-    const std::int64_t products =
-        std::min(queries_, table_.queries) * block_.keys * (block_.depth + block_.value_depth);
-    const double cost = 100 + kProductNanoseconds * static_cast<double>(products);
+    // Of few queries what they read takes longer than what is computed of it.
+    const auto elements = static_cast<double>(block_.keys * (block_.depth + block_.value_depth));
+    const auto rows = static_cast<double>(std::min(queries_, table_.queries));
+    const double cost = 100 + elements * std::max(kProductNanoseconds * rows, sizeof(float) / kBytesPerNanosecond);
     parallel_for(threads(), batch_ * heads_ * blocks, cost, [&](std::int64_t begin, std::int64_t end) {
         auto* memory =
             reinterpret_cast<float*>(scratch) + thread_number() * table_.memory(block_.depth, block_.value_depth);
