@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -266,3 +267,21 @@ def on_ranks() -> Callable[..., list[Any]]:
         return found
 
     return run
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """All below 1024 are taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"a process may have {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    taken: list[int] = []
+    try:
+        while not taken or taken[-1] < 1024:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -21,6 +21,7 @@ from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.sums.slices import Slices
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.ir.types import DType, dtype_of
 from graphkit.ir.weights import read_arrays, write_arrays
 
 if TYPE_CHECKING:
@@ -437,7 +438,7 @@ class KVStore:
         """What is to be done once all processes are there. later: the array may change at once; ordered: it is added up
         in the order of the ranks; alone: see Sum. Raises InputError for elements that are not summed."""
         kind = array.dtype
-        if self.num_workers > 1 and kind.kind not in "iufc" and (kind.kind != "V" or kind.itemsize != 2):
+        if self.num_workers > 1 and kind.kind not in "iufc" and dtype_of(kind) is not DType.BFLOAT16:
             raise InputError(f"key {key!r} is {kind}, which is not summed over processes: push a wider type of numbers")
         if self._compressed is not None and array.dtype == np.float32:
             action, size = self._compressed.action(key, array, out, then, ordered=ordered, later=later)

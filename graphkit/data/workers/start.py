@@ -127,7 +127,8 @@ def started(pages: Sequence[int]) -> Processes:
 
 def _one(page: int) -> Started:
     mine, other = socket.socketpair()
-    with other:
+    with contextlib.ExitStack() as failing, other:
+        failing.enter_context(mine)
         arguments = [str(number) for number in (other.fileno(), page, os.getpid())]
         # Python's import passes over what is no string.
         paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
@@ -139,4 +140,5 @@ def _one(page: int) -> Started:
             # No signal of the terminal reaches it.
             start_new_session=True,
         )
+        failing.pop_all()
     return Started(process, mine)

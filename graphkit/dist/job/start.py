@@ -70,8 +70,8 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
 
     place: its rank and the number of processes, where MPI has started already; else the launcher's word is taken.
     done: what those that are missing have not. MPI's calls hold the interpreter, so that a native thread looks at the
-    clock. Where the native extension is not
-    built, Python's faulthandler does: its message is a traceback, and the status 1.
+    clock. Where the native extension is not built, Python's faulthandler does: its message is a traceback, and the
+    status 1.
     """
     rank, size = place or (_told(_RANKS), _told(_SIZES))
     if size == 1 or math.isinf(seconds):

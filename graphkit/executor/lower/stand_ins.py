@@ -84,8 +84,8 @@ def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
     """Those along which the first operand, padded, is not as long as the second, then others."""
-    lengths = enumerate(zip(*_first_shapes(node, sizes), strict=True))
-    return sorted(axis for axis, _ in sorted(lengths, key=lambda at: at[1][0] == at[1][1])[:count])
+    padded, plain = _first_shapes(node, sizes)
+    return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 
 
 def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:

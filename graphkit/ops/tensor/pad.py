@@ -216,6 +216,8 @@ class PadGrad(Op):
     def infer(self, dy: TensorType, x: TensorType, pads: TensorType, axes: TensorType | None = None) -> TensorType:
         if self.mode not in _MODES[1:]:
             raise UsageError(f"mode is one of {', '.join(_MODES[1:])}, not {self.mode!r}")
+        if dy.rank is not None and x.rank is not None and dy.rank != x.rank:
+            raise TypeMismatch(f"dy {dy} and x {x} differ in rank")
         # Of pads that a run tells, their kernel is made when it does, of sizes that are numbers.
         padded = _shape(x, pads, axes) if pads.constants is not None else None
         if padded is not None and not fits(dy.shape, padded):

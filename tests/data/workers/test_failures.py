@@ -175,19 +175,9 @@ def test_a_worker_that_hangs_outside_of_samples(sets, monkeypatch, gone):
         assert gone(pids)
 
 
-def test_descriptors_of_any_number(sets):
+def test_descriptors_of_any_number(sets, many_descriptors):
     """Workers have the numbers of the process that starts them, of which some calls take those below 1024 alone."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, hard), hard))
-    taken = []
-    try:
-        while not taken or taken[-1] < 1024:
-            taken.append(os.open(os.devnull, os.O_RDONLY))
-        batches = list(sets.Plain(8, np.arange(8)).batches(4, shuffle=False, workers=1))
-    finally:
-        for file in taken:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    batches = list(sets.Plain(8, np.arange(8)).batches(4, shuffle=False, workers=1))
     assert [b.inputs[:, 0].tolist() for b in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 

@@ -159,3 +159,10 @@ def test_a_gradient_of_recurrence_in_more_directions_than_there_are(name: str) -
     arrays = [None if a is None else np.concatenate([a] * 3) if np.ndim(a) > 2 else a for a in case.arrays]
     with pytest.raises(TypeMismatch, match=r"directions|expected"):
         Node(case.op, [None if a is None else Value(TensorType(str(a.dtype), a.shape)) for a in arrays])
+
+
+def test_a_gradient_of_padding_of_another_rank() -> None:
+    case = make_case(registry.get(DOMAIN, "PadGrad"), 0)
+    dy, x = (Value(TensorType("float32", shape)) for shape in ((4, 4), (3, 2, 1)))
+    with pytest.raises(TypeMismatch, match="rank"):
+        Node(case.op, [dy, x, Value(TensorType("int64", (4,)))])

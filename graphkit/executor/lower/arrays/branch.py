@@ -30,8 +30,9 @@ class ArrayBranch(SubgraphStep):
 
     def prepared(self, device: Device, common: Common) -> PreparedBranch:
         bodies = {part: ArrayBody(device, graph, common) for part, graph in self.subgraphs.items()}
-        chosen = common.conditions and not self.branches.refused
-        if chosen and all(body.can_be_recorded for body in bodies.values()):
+        # The device is asked last, which the first one to ask takes some time for.
+        can_be_recorded = not self.branches.refused and all(body.can_be_recorded for body in bodies.values())
+        if can_be_recorded and common.conditions:
             return RecordedBranch(device, self, bodies)
         return PreparedBranch(device, self, bodies)
 

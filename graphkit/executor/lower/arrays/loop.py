@@ -59,7 +59,7 @@ class ArrayLoop(SubgraphStep):
         if not self.may_repeat:
             return PreparedLoop(device, self, body, copies)
         fault = common.word()
-        if common.conditions and body.can_be_recorded:
+        if body.can_be_recorded and common.conditions:
             return RecordedLoop(device, self, body, common, fault)
         return PreparedLoop(device, self, body)
 

@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention_table.h"
 #include "primitives/elements.h"
+#include "primitives/pieces.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
@@ -218,16 +219,12 @@ void Attention::join(const float* past, const float* behind, float* whole, std::
     if (whole == nullptr) {
         return;
     }
-    const std::int64_t first = *past_ * columns;
-    const std::int64_t rest = block_.keys * columns - first;
-    const double cost = static_cast<double>(first + rest) * sizeof(float) / kBytesPerNanosecond;
-    parallel_for(threads(), batch_ * groups_, cost, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t head = begin; head < end; ++head) {
-            float* to = whole + head * (first + rest);
-            copy_floats(to, past + head * first, first);
-            copy_floats(to + first, behind + head * rest, rest);
-        }
-    });
+    const auto row = columns * static_cast<std::int64_t>(sizeof(float));
+    const std::byte* parts[] = {reinterpret_cast<const std::byte*>(past), reinterpret_cast<const std::byte*>(behind)};
+    for_parts(threads(), {batch_ * groups_, {*past_ * row, block_.keys * row}},
+              [&](std::size_t part, std::int64_t from, std::int64_t to, std::int64_t bytes, bool stream) {
+                  copy_piece(reinterpret_cast<std::byte*>(whole) + to, parts[part] + from, bytes, stream);
+              });
 }
 
 Attention::Operands Attention::given(const void* const* inputs, void* const* outputs, std::byte* scratch) const {

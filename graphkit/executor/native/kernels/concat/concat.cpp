@@ -2,20 +2,13 @@
 #include <algorithm>
 
 #include "primitives/elements.h"
+#include "primitives/pieces.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
-
-// An array as rows of bytes, each of which has a part of every piece.
-struct Pieces {
-    std::int64_t rows = 0;
-    std::vector<std::int64_t> ends;  // of each piece in a row; the last one is the row's length
-
-    std::int64_t row() const { return ends.empty() ? 0 : ends.back(); }
-};
 
 // y = the operands one after the other along `axis`. Any element type.
 class Concat final : public Kernel {
@@ -49,50 +42,6 @@ Pieces make_pieces(const std::vector<TensorSpec>& parts, std::size_t axis) {
         pieces.ends.push_back(end);
     }
     return pieces;
-}
-
-void copy_piece(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) {
-    if (stream) {
-        stream_bytes(to, from, bytes);
-    } else {
-        copy_bytes(to, from, static_cast<std::size_t>(bytes));
-    }
-}
-
-// Calls body(piece, offset in it, offset in the whole, bytes, stream) for all bytes, in parts that lie together on both
-// sides; `stream` when the whole does not fit into the caches.
-template <typename Body>
-void for_parts(int threads, const Pieces& pieces, Body&& body) {
-    const std::int64_t row = pieces.row();
-    const double pieces_per_byte =
-        static_cast<double>(pieces.ends.size()) / static_cast<double>(std::max<std::int64_t>(row, 1));
-    const double cost = 1 / kBytesPerNanosecond + 3 * pieces_per_byte;
-    parallel_for(
-        threads, pieces.rows * row, cost,
-        [&](std::int64_t begin, std::int64_t end) {
-            std::int64_t number = begin / row;
-            std::int64_t inside = begin % row;
-            std::size_t piece = static_cast<std::size_t>(
-                std::upper_bound(pieces.ends.begin(), pieces.ends.end(), inside) - pieces.ends.begin());
-            const bool stream = pieces.rows * row >= kStreamBytes;
-            for (std::int64_t at = begin; at < end;) {
-                const std::int64_t start = piece == 0 ? 0 : pieces.ends[piece - 1];
-                const std::int64_t length = pieces.ends[piece] - start;
-                const std::int64_t bytes = std::min(end - at, start + length - inside);
-                body(piece, number * length + inside - start, at, bytes, stream);
-                at += bytes;
-                inside += bytes;
-                if (++piece == pieces.ends.size()) {
-                    piece = 0;
-                    inside = 0;
-                    ++number;
-                }
-            }
-            if (stream) {
-                end_stream();
-            }
-        },
-        kAlignment);
 }
 
 }  // namespace
