@@ -12,6 +12,7 @@ from graphkit.executor.memory.packing import PackedArrays
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
+from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
@@ -56,3 +57,17 @@ def test_two_hundred_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     del exe
     gc.collect()
     assert not any(issubclass(type(o), BaseProgram) and o.pools is pools for o in gc.get_objects())
+
+
+def test_a_small_run_at_a_new_length_does_not_ask_what_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes longer than the run."""
+    x = Value(TensorType("float32", ("T", 4)), "x")
+    exe = Executor(Graph([x], [F.softmax(F.mul(x, x))]), ParamStore({}))
+    for length in (1, 2):
+        exe(np.ones((length, 4), np.float32))
+    asked = []
+    monkeypatch.setattr(limits, "_unasked", 0)
+    monkeypatch.setattr(limits, "available_memory", lambda: asked.append(1) or 1 << 40)
+    for length in range(3, 20):
+        np.testing.assert_allclose(exe(np.ones((length, 4), np.float32))[0], np.full((length, 4), 0.25), rtol=1e-6)
+    assert not asked
