@@ -77,10 +77,15 @@ class Namespace:
 
     def scatter_add(self, target: Any, index: Any, values: Any) -> None:
         """target[index] += values, with repeated indices accumulated."""
-        if self.is_numpy:
-            np.add.at(target, index, values)
-        else:
-            importlib.import_module("cupyx").scatter_add(target, index, values)
+        self._module.add.at(target, index, values)
+
+    def solve(self, a: Any, b: Any) -> Any:
+        """The x of a x = b, of matrices [..., n, n] and [..., n, k]; batches broadcast."""
+        if not self.is_numpy:
+            # CuPy's own has batches of one size.
+            batch = self.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            a, b = (self.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+        return self.linalg.solve(a, b)
 
     def scatter(self, reduction: str, target: Any, index: Any, values: Any) -> None:
         """target[index] = target[index] "add", "mul", "max" or "min" values, with repeated indices accumulated."""

@@ -101,7 +101,10 @@ class Device(Protocol):
         ...
 
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """The C-contiguous array at an offset in allocated memory, or in that of an array."""
+        """The C-contiguous array at an offset in allocated memory, or in that of an array.
+
+        memory: None for an array without elements.
+        """
         ...
 
     def host_memory(self, nbytes: int) -> np.ndarray:

@@ -49,7 +49,7 @@ class FakeQuantize(QuantizeLinear):
 
     def reference(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
         first, second = self.parts(DType.of(x.dtype), DType.of(y_scale.dtype))
-        return second.reference(xp, first.reference(xp, x, y_scale, y_zero_point), y_scale, y_zero_point)
+        return second.reference(xp, first.quantised(xp, x, y_scale, y_zero_point), y_scale, y_zero_point)
 
     def expand(self, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
         first, second = self.parts(x.dtype, y_scale.dtype)

@@ -16,7 +16,7 @@ from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
 from graphkit.ops.pointwise import unbroadcast
-from graphkit.ops.quant.rounding import SCALES, saturated
+from graphkit.ops.quant.rounding import SCALES, bounded
 from graphkit.ops.tensor.cast import convert
 
 _INTEGERS = frozenset(
@@ -175,8 +175,14 @@ class QuantizeLinear(_Linear):
         return target
 
     def reference(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
-        zero_type = None if y_zero_point is None else TensorType(y_zero_point.dtype, y_zero_point.shape)
-        target = self.target(zero_type)
+        return self.quantised(xp, x, y_scale, y_zero_point).astype(self._target(y_zero_point).numpy)
+
+    def _target(self, y_zero_point: Any) -> DType:
+        return self.target(None if y_zero_point is None else TensorType(y_zero_point.dtype, y_zero_point.shape))
+
+    def quantised(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
+        """The result, whose integers are of 32 bits."""
+        target = self._target(y_zero_point)
         scale, zero = (self.spread(xp, p, x.shape) for p in (y_scale, y_zero_point))
         if self.precision is not None:
             named = self.precision.numpy
@@ -185,7 +191,7 @@ class QuantizeLinear(_Linear):
             wide = np.float64 if x.dtype == np.int32 else np.float32
             quotient = x.astype(wide) / scale.astype(wide)
         if target in _INTEGERS:
-            return saturated(xp, quotient, zero, target)
+            return bounded(xp, quotient, zero, target)
         if zero is not None and target is DType.FLOAT4E2M1:
             quotient = quotient + zero.astype(quotient.dtype)
         return convert(xp, quotient, target, self.saturate)

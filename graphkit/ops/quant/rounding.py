@@ -30,7 +30,12 @@ def bounds(dtype: DType) -> tuple[int, int]:
 
 
 def saturated(xp: Any, quotient: Any, zero_point: Any, dtype: DType) -> Any:
-    """round(quotient) + zero_point within the bounds of `dtype`.
+    """round(quotient) + zero_point within the bounds of `dtype`, which the result has; see `bounded`."""
+    return bounded(xp, quotient, zero_point, dtype).astype(dtype.numpy)
+
+
+def bounded(xp: Any, quotient: Any, zero_point: Any, dtype: DType) -> Any:
+    """round(quotient) + zero_point within the bounds of `dtype`, as int32.
 
     Ties go to even, before the zero point is added. Infinity is the bound of its sign, NaN the lower bound.
     """
@@ -38,7 +43,7 @@ def saturated(xp: Any, quotient: Any, zero_point: Any, dtype: DType) -> Any:
     zero = xp.asarray(0 if zero_point is None else zero_point).astype(np.int32).astype(quotient.dtype)
     # fmax gives the bound for NaN.
     clipped = xp.fmin(xp.fmax(quotient, least - zero), most - zero)
-    return (xp.rint(clipped) + zero).astype(np.int32).astype(dtype.numpy)
+    return (xp.rint(clipped) + zero).astype(np.int32)
 
 
 def wrapped(total: Any) -> Any:

@@ -52,6 +52,9 @@ _BITS: dict[DType, np.dtype] = {
 # cudaErrorMemoryAllocation, cudaErrorNotReady.
 _NO_MEMORY, _NOT_READY = 2, 600
 
+# cudaMemcpyKind.
+_FROM_HOST, _TO_HOST = 1, 2
+
 
 class CudaDevice:
     """A card, as `graphkit.executor.devices.device.Device` wants it."""
@@ -187,6 +190,8 @@ class CudaDevice:
         return self._cupy.empty(max(nbytes, 1), np.uint8)
 
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        if memory is None:
+            return self._cupy.empty(shape, dtype)
         return self._cupy.ndarray(shape, dtype, memptr=memory.data + offset)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
@@ -216,10 +221,14 @@ class CudaDevice:
         target.data.copy_from_device_async(source.data, source.nbytes)
 
     def copy_to_host(self, source: Any, host: np.ndarray) -> None:
-        source.data.copy_to_host_async(host.ctypes.data, source.nbytes)
+        self._copy(host.ctypes.data, source.data.ptr, source.nbytes, _TO_HOST)
 
     def copy_from_host(self, host: np.ndarray, target: Any) -> None:
-        target.data.copy_from_host_async(host.ctypes.data, target.nbytes)
+        self._copy(target.data.ptr, host.ctypes.data, target.nbytes, _FROM_HOST)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
+        # CuPy's own functions refuse what recordings may have: copies from and to pinned memory.
+        self._cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, self.current_stream)
 
     def event(self) -> Any:
         made = self._cupy.cuda.Event(disable_timing=True)

@@ -16,16 +16,24 @@ from graphkit.executor.devices.cuda.libraries import cudnn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import on_a_card
 import stand_in_cudnn
 from emulator import COMPILER, Emulator
 from stand_in import Card
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+def processor(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     return Emulator(Path(tmp_path_factory.mktemp("kernels")))
+
+
+@pytest.fixture(scope="session")
+def emulator(request: pytest.FixtureRequest) -> Emulator | on_a_card.OnCard:
+    """What runs a kernel alone."""
+    made: Emulator = request.getfixturevalue("processor")
+    return on_a_card.OnCard() if on_a_card.WANTED else made
 
 
 @pytest.fixture(scope="session")
@@ -37,18 +45,18 @@ def nvrtc() -> None:
 
 
 @pytest.fixture
-def card(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Card:
+def card(processor: Emulator, monkeypatch: pytest.MonkeyPatch) -> Card | on_a_card.RealCard:
     """What "cuda" is while the test runs."""
-    made = Card(emulator)
+    made = on_a_card.RealCard() if on_a_card.WANTED else Card(processor)
     for module in (cuda, cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: made)
     return made
 
 
 @pytest.fixture
-def cards(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[Card]:
+def cards(processor: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[Card]:
     """What "cuda:0", "cuda:1" and "cuda:2" are while the test runs."""
-    made = [Card(emulator, number) for number in range(3)]
+    made = [Card(processor, number) for number in range(3)]
     for module in (cuda, cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: made[number])
     return made

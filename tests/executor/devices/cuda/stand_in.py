@@ -80,6 +80,12 @@ class CardModule:
         return lambda *arguments, **keywords: _card(found(*arguments, **keywords))
 
 
+def _solved(a: Any, b: Any) -> Any:
+    if a.shape[:-2] != b.shape[:-2]:
+        raise ValueError("a must have (..., M, M) shape and b must have (..., M, K) for multidimensional b")
+    return np.linalg.solve(a, b)
+
+
 class CardNamespace(Namespace):
     def __init__(self) -> None:
         super().__init__(CardModule(), "scipy.special", "numpy.linalg")
@@ -88,8 +94,9 @@ class CardNamespace(Namespace):
         assert isinstance(array, CardArray)
         return np.array(array.view(np.ndarray))
 
-    def scatter_add(self, target: Any, index: Any, values: Any) -> None:
-        np.add.at(target, index, values)
+    @property
+    def linalg(self) -> Any:
+        return SimpleNamespace(**vars(np.linalg) | {"solve": _solved})
 
 
 class _Launched(OwnLaunches):
@@ -304,6 +311,7 @@ class Card:
 
     def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         assert dtype.isbuiltin == 1, "CuPy has no such arrays"
+        assert memory is not None or 0 in shape
         made = np.ndarray(shape, dtype, memory, offset).view(CardArray)
         made.card = self.number
         return made

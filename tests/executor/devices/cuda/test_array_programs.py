@@ -68,8 +68,8 @@ def test_every_operator(case: Case, card: Card) -> None:
         assert report.passed, str(report)
 
 
-def test_the_stand_in_is_strict(emulator: Emulator) -> None:
-    card = Card(emulator)
+def test_the_stand_in_is_strict(processor: Emulator) -> None:
+    card = Card(processor)
     with card.on(card.stream()):
         x = card.copy_in(np.ones((2, 3), np.float32))
     for mixed in (

@@ -201,16 +201,16 @@ def test_a_recording_that_cuda_refuses(fails: str, captured: Any, monkeypatch: p
 # --- values -----------------------------------------------------------------------------------------
 
 
-def launched(emulator: Emulator, bound: Any, order: int = 0) -> None:
-    emulator.run(CardKernel((bound.launch,)), bound.memory.inputs, (), order=order)
+def launched(processor: Emulator, bound: Any, order: int = 0) -> None:
+    processor.run(CardKernel((bound.launch,)), bound.memory.inputs, (), order=order)
 
 
 @pytest.mark.parametrize("condition", [False, True])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
-def test_values_of_both_parts(condition: bool, wanted: tuple[bool, bool], emulator: Emulator) -> None:
+def test_values_of_both_parts(condition: bool, wanted: tuple[bool, bool], processor: Emulator) -> None:
     values = np.full(2, 7, np.uint32)
     handles = [values[i:].ctypes.data if there else None for i, there in enumerate(wanted)]
-    launched(emulator, setting.choosing(Choice(np.array(condition), (), ()), *handles))
+    launched(processor, setting.choosing(Choice(np.array(condition), (), ()), *handles))
     expected = (condition, not condition)
     assert values.tolist() == [int(e) if there else 7 for e, there in zip(expected, wanted, strict=True)]
 
@@ -247,21 +247,21 @@ def test_the_value_behind_an_iteration(
     goes: bool,
     fault: bool,
     order: int,
-    emulator: Emulator,
+    processor: Emulator,
 ) -> None:
     """And before the first one, which is as many as if there had been one less than none. A fault anywhere ends it."""
     value, counted, own = np.full(1, 7, np.uint32), np.array(trips), np.zeros(1, np.uint32)
     bounds = [None if bound is None else np.array(bound) for bound in (flag, limit)]
     words = np.zeros(faults, np.uint32)
     given = Repetition((), counted, bounds[0], bounds[1], bounds[0], np.array(most), own, words)
-    launched(emulator, setting.going_on(given, value.ctypes.data), order)
+    launched(processor, setting.going_on(given, value.ctypes.data), order)
     assert (value[0], counted, own[0]) == (goes, trips + 1, fault)
     if faults:
         own[0], words[-1] = 0, 9
-        launched(emulator, setting.going_on(given, value.ctypes.data), order)
+        launched(processor, setting.going_on(given, value.ctypes.data), order)
         assert (value[0], own[0]) == (False, 0)
         words[-1] = 0
-    launched(emulator, setting.beginning(given, value.ctypes.data), order)
+    launched(processor, setting.beginning(given, value.ctypes.data), order)
     first = flag is not False and (limit is None or limit > 0)
     assert (value[0], counted, own[0]) == (first, 0, 0)
 

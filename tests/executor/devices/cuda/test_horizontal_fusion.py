@@ -128,7 +128,7 @@ def results_of(case: CardCase) -> list[Any]:
 
 
 @pytest.mark.parametrize("cls", SAMPLED)
-def test_samples_share_a_launch(cls: type[Op], emulator: Emulator) -> None:
+def test_samples_share_a_launch(cls: type[Op], processor: Emulator) -> None:
     """Those of one source; one that has none beside itself is there twice."""
     by_source: dict[Source, list[CardCase]] = {}
     for case in alone(cls):
@@ -140,14 +140,14 @@ def test_samples_share_a_launch(cls: type[Op], emulator: Emulator) -> None:
     expected, found, parts = [], [], []
     for case in cases:
         expected.append(results_of(case))
-        emulator.run(case.kernel, case.arrays, expected[-1], fault=fault)
+        processor.run(case.kernel, case.arrays, expected[-1], fault=fault)
         found.append(results_of(case))
         scratch = np.full(case.kernel.scratch_bytes, 0xA5, np.uint8)
         tables = {table: table.array for table in case.kernel.tables}
         (launch,) = case.kernel.launches
         assert isinstance(launch, Launch)
         parts.append(BoundLaunch(launch, Memory(case.arrays, found[-1], scratch, fault, tables)))
-    emulator.run(joined(parts), [], [])
+    processor.run(joined(parts), [], [])
     for one, other in zip(expected, found, strict=True):
         assert [a.tobytes() for a in one] == [b.tobytes() for b in other]
 
