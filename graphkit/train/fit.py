@@ -214,8 +214,9 @@ class Fit:
         before = trainer.updates
         inputs = trainer._recurrent_state.feeds(batch.inputs) if batch.size else batch.inputs
         skipped = trainer.skipped
+        read = bool(measured or trainer._recurrent_state.names)
         with self._whole():
-            found, results = trainer._step(inputs, batch.targets, batch.size)
+            found, results = trainer._step(inputs, batch.targets, batch.size, outputs=read)
         loss = float(found)
         position.batch += 1
         if self._replaced is not None:
@@ -225,7 +226,7 @@ class Fit:
             trainer._recurrent_state.keep(results)
             position.loss_sum += loss * batch.global_size
             position.seen += batch.global_size
-            if batch.size:
+            if batch.size and measured:
                 target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
                 for pair in trainer._stepper.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)

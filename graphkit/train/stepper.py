@@ -45,6 +45,9 @@ class Stepper:
     updates, `skipped` the steps that were not taken as something was not finite.
     """
 
+    # The network's own outputs, where programs have them.
+    _outputs: tuple[str, ...] = ()
+
     def __init__(
         self,
         graph: Graph,
@@ -62,6 +65,7 @@ class Stepper:
         self.updates = self.skipped = self.waiting = 0
         self.waiting_weight = 0.0
         self.trained = tuple(t.name for t in trained)
+        self._outputs = graph.output_names[1:]
         self._rule = rule
         # In the first process, after `settle`: what compression has left out, by rank.
         self.left_out: residuals.ByRank = ()
@@ -275,6 +279,12 @@ class Stepper:
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         """Begin to copy what a batch to come is fed with to the device; any thread may. See Executor.send_ahead."""
         self.executors[0].send_ahead(feeds)
+
+    def read(self, outputs: bool) -> None:
+        """Whether what `take` returns has the network's outputs, too, or they may be None. A device with memory of its
+        own then keeps them there."""
+        for executor in self.executors:
+            executor.unread = frozenset(() if outputs else self._outputs)
 
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None

@@ -23,6 +23,7 @@ from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run import maps
+from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.device_passes import device_passes
@@ -117,6 +118,8 @@ class Executor:
             for kind, number in names
         ]
         self._check_finite = check_finite
+        # Outputs of runs to come that nobody reads: those of a program on a device with memory of its own are None.
+        self.unread: frozenset[str] = frozenset()
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
@@ -276,14 +279,15 @@ class Executor:
         if not names:
             if selection.generators:
                 self._with_rng(selection, arrays)
-            return self._finished(program, dict(zip(selection.outputs, program.run(arrays, buffers), strict=True)))
+            results = self._results(selection, program, arrays, buffers)
+            return self._finished(program, dict(zip(selection.outputs, results, strict=True)))
         with Held(lambda: (ask := program.interruptible) is not None and ask()):
             rng = self._rng
             if selection.generators:
                 self._with_rng(selection, arrays)
             taken = self._states.take(names, program, arrays, fed)
             try:
-                results = program.run(arrays, taken | buffers)
+                results = self._results(selection, program, arrays, taken | buffers)
             except BaseException:
                 self._states.restore(names, program, taken)
                 self._rng = rng
@@ -294,6 +298,16 @@ class Executor:
             taken.clear()
             self._states.commit(names, program, results)
         return self._finished(program, named)
+
+    def _results(
+        self, selection: Selection, program: AnyProgram, arrays: list[Any], buffers: Mapping[int, np.ndarray]
+    ) -> list[Any]:
+        """What a program computes."""
+        if not self.unread or not isinstance(program, ArrayProgram):
+            return program.run(arrays, buffers)
+        first = len(selection.states)
+        unread = [first + i for i, name in enumerate(selection.outputs) if name in self.unread]
+        return program.run(arrays, buffers, unread)
 
     def _finished(self, program: AnyProgram, named: dict[str, Any]) -> dict[str, Any]:
         """The outputs as callers get them."""

@@ -83,7 +83,7 @@ class ArrayInstance:
 
     # --- a run --------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], unread: Collection[int] = ()) -> list[Any]:
         """See ArrayProgram.run."""
         taking_part = nullcontext() if self._queue is None else self._queue.taking_part()
         with self._device.on(self._stream), taking_part:
@@ -95,7 +95,9 @@ class ArrayInstance:
                 # Outputs may be old values of states.
                 results, first = self._placement.results, len(self._lowered.graph.updates)
                 outputs = [
-                    self._storages.output(results[position].value, buffers.get(position))
+                    None
+                    if position in unread
+                    else self._storages.output(results[position].value, buffers.get(position))
                     for position in range(first, len(results))
                 ]
                 return [*self._storages.new_states(), *outputs]

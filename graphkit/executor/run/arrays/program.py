@@ -66,9 +66,9 @@ class ArrayProgram:
         self._idle: list[ArrayInstance] = []
         self.kept_bytes = _STEP_BYTES * len(lowered.placement.steps)
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """Run once; see Program.run. New values of states are Resident. Runs in several threads go on in streams of
-        their own."""
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], unread: Collection[int] = ()) -> list[Any]:
+        """Run once; see Program.run. New values of states are Resident; results in `unread`, by their position, are
+        None. Runs in several threads go on in streams of their own."""
         if programs.recorder is not None:
             raise UnsupportedError(f"profiling needs the native engine: device 'cpu', not {self.device.name!r}")
         instance = self.take()
@@ -76,7 +76,7 @@ class ArrayProgram:
             self.interruptible = lambda: not instance.is_writing
         try:
             with out_of_memory(self.graph, f"a run on device {self.device.name!r}"):
-                results = instance.run(inputs, buffers)
+                results = instance.run(inputs, buffers, unread)
         finally:
             self.interruptible = None
         self.give(instance)

@@ -58,6 +58,24 @@ def test_transpose(dtype: str, shape: Any, perm: Any, unit: str, emulator: Emula
     check(emulator, node, [x])
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_random_transposes(seed: int, emulator: Emulator) -> None:
+    """Also of axes that are larger than a tile, which go by way of a block's memory."""
+    draw = random.Random(seed)
+    shape = tuple(draw.choice((1, 3, 8, 33, 70)) for _ in range(draw.randrange(2, 4)))
+    dtype = draw.choice(("float32", "float16", "int8", "complex128"))
+    x = np.random.default_rng(seed).integers(0, 100, shape).astype(dtype)
+    perm = draw.sample(range(len(shape)), len(shape))
+    check(emulator, node_of(registry.get("", "Transpose")(perm=perm), x), [x])
+
+
+def test_tiles() -> None:
+    cases: Any = ((40, 70), (1, 0), True), ((2, 40, 3, 70), (0, 3, 2, 1), True), ((40, 7), (1, 0), False)
+    for shape, perm, tiles in cases:
+        (source,) = kernel_of(node_of(registry.get("", "Transpose")(perm=perm), np.zeros(shape, np.float32))).sources
+        assert ("tile" in source.text) is tiles
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_random_slices(seed: int, emulator: Emulator) -> None:
     draw = random.Random(seed)

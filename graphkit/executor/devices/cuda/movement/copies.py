@@ -1,16 +1,16 @@
 """Elements that are moved: regular views, parts that are joined or split.
 
 Elements are known by their size alone, and as many neighbours as lie side by side on both ends are moved at once, up to
-16 bytes.
+16 bytes. Where they lie side by side along other axes, tiles go by way of a block's memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Launch, Output
+from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Input, Launch, Output, source_of
 from graphkit.executor.devices.cuda.text.axes import merged
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
@@ -64,17 +64,89 @@ def copied(sizes: Sequence[int], source: End, target: End, unit: int, x: Argumen
         abs(end.offset) + sum(abs(s) * n for s, n in zip(end.strides, copy.sizes, strict=True))
         for end in (copy.source, copy.target)
     ]
-    places = Coordinates("i", len(copy.sizes), max(count + THREADS, *reach) < 1 << 31)
-    kind, signed = UNITS[copy.unit], "gk_i32" if places.short else "gk_i64"
+    short = max(count + THREADS, *reach) < 1 << 31
+    across = _across(copy)
+    if across is not None:
+        return _in_tiles(copy, across, short, x, y)
+    places = Coordinates("i", len(copy.sizes), short)
     found, coordinates = places.lines("at")
+    given, lines = _ends(copy, places, x, y)
+    found += lines("from", coordinates) + lines("to", coordinates)
+    return for_each("copy", copy.sizes, places, given, [*found, "y[to_at] = x[from_at];"])
+
+
+def _ends(
+    copy: _Copy, places: Coordinates, x: Argument, y: Argument
+) -> tuple[list[tuple[str, Argument]], Callable[[str, Sequence[str]], list[str]]]:
+    """Parameters, with what they are given, and what makes the line that says where an element is on an end."""
+    kind, signed = UNITS[copy.unit], "gk_i32" if places.short else "gk_i64"
     given: list[tuple[str, Argument]] = [(f"const {kind}* x", x), (f"{kind}* y", y)]
     for name, end in (("from", copy.source), ("to", copy.target)):
         given += [(f"{places.index} {name}{axis}", places.number(s)) for axis, s in enumerate(end.strides)]
         given.append((f"{places.index} {name}", places.number(end.offset)))
+
+    def lines(name: str, coordinates: Sequence[str]) -> list[str]:
         terms = [name, *(f"{place} * {name}{axis}" for axis, place in enumerate(coordinates))]
         # Strides may be negative: sums wrap around to the number that they stand for.
-        found.append(f"const {signed} {name}_at = {' + '.join(terms)};")
-    return for_each("copy", copy.sizes, places, given, [*found, "y[to_at] = x[from_at];"])
+        return [f"const {signed} {name}_at = {' + '.join(terms)};"]
+
+    return given, lines
+
+
+# --- axes that change places ------------------------------------------------------------------------
+
+# A block's part along both axes, and the least size of an axis for which that is worth while.
+_TILE, _LEAST_ACROSS = 32, 8
+
+
+def _across(copy: _Copy) -> int | None:
+    """The axis along which elements lie side by side in the source, where in the target they do along the last one."""
+    last = len(copy.sizes) - 1
+    if copy.target.strides[-1] != 1 or copy.source.strides[-1] == 1 or copy.sizes[-1] < _LEAST_ACROSS:
+        return None
+    found = (a for a in range(last) if copy.source.strides[a] == 1 and copy.sizes[a] >= _LEAST_ACROSS)
+    return next(found, None)
+
+
+def _in_tiles(copy: _Copy, across: int, short: bool, x: Argument, y: Argument) -> Launch:
+    """By way of the memory of a block, so that both ends are gone through as they lie."""
+    last = len(copy.sizes) - 1
+    others = [axis for axis in range(last) if axis != across]
+    tiles = (*(copy.sizes[axis] for axis in others), *(-(-copy.sizes[axis] // _TILE) for axis in (across, last)))
+    places = Coordinates("i", len(tiles), short)
+    found, numbers = places.lines("gk_block")
+    given, lines = _ends(copy, places, x, y)
+    given += [(f"{places.index} across", places.number(copy.sizes[across]))]
+    given += [(f"{places.index} along", places.number(copy.sizes[last])), *places.given(tiles)]
+    coordinates = dict(zip(others, numbers, strict=False)) | {across: "a", last: "b"}
+    where = [coordinates[axis] for axis in range(last + 1)]
+
+    def each(a: str, b: str, body: Sequence[str]) -> list[str]:
+        return [
+            f"for (unsigned i = threadIdx.x / {_TILE}u; i < {_TILE}u; i += {THREADS // _TILE}u) {{",
+            f"    const {places.index} a = {numbers[-2]} * {_TILE}u + {a}, b = {numbers[-1]} * {_TILE}u + {b};",
+            "    if (a < across && b < along) {",
+            *("        " + line for line in body),
+            "    }",
+            "}",
+        ]
+
+    side = f"threadIdx.x % {_TILE}u"
+    return Launch(
+        source_of(
+            "transpose",
+            [text for text, _ in given],
+            [
+                f"__shared__ {UNITS[copy.unit]} tile[{_TILE}][{_TILE + 1}];",
+                *found,
+                *each(side, "i", [*lines("from", where), f"tile[i][{side}] = x[from_at];"]),
+                "__syncthreads();",
+                *each("i", side, [*lines("to", where), f"y[to_at] = tile[{side}][i];"]),
+            ],
+        ),
+        math.prod(tiles),
+        tuple(argument for _, argument in given),
+    )
 
 
 def unit_of(value: Value | None) -> int:

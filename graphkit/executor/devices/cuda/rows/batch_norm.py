@@ -35,7 +35,7 @@ from graphkit.ops.nn.norm_image import (
 )
 from graphkit.ops.nn.statistics import channel_axes
 
-_MOMENTS = Pass("gk_moments<A>", 3, ["p0.take((A)gk_read(x[at]));"])
+_MOMENTS = Pass("gk_moments<A>", 4, ["p0.take((A)gk_read(x[at]));"])
 
 
 def _held(node: Node, x: int = 0) -> DType | None:

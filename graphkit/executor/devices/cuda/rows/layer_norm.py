@@ -26,7 +26,7 @@ def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
     narrow = op.stash is DType.FLOAT64 and node.operands[0].dtype in HALVES
     if op.stash not in STORED or narrow:
         return None
-    moments = Pass("gk_moments<A>", 3, ["p0.take((A)gk_read(x[at]));"])
+    moments = Pass("gk_moments<A>", 4, ["p0.take((A)gk_read(x[at]));"])
     ahead = ["const A mean = p0.mean;", "const A r = (A)1 / gk_sqrt(p0.deviations / (A)count + epsilon);"]
     return _normalised(node, op, used, moments, ahead, "((A)gk_read(x[at]) - mean) * r")
 

@@ -141,7 +141,7 @@ def _layer_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
         passes, ahead = [], ["const A mean = (A)gk_read(means[g]);", "const A r = (A)gk_read(inverses[g]);"]
         more = statistics
     else:
-        passes = [Pass("gk_moments<A>", 3, ["p0.take(v);"])]
+        passes = [Pass("gk_moments<A>", 4, ["p0.take(v);"])]
         ahead = ["const A mean = p0.mean;", "const A r = (A)1 / gk_sqrt(p0.deviations / (A)count + epsilon);"]
         more = [*statistics, (f"{a} epsilon", found.held.numpy.type(op.epsilon))]
     once = [] if known else ["means[g] = mean;", "inverses[g] = r;"]

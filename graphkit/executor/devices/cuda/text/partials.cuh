@@ -1,5 +1,19 @@
 // What threads know of the elements that they have seen, and how two of them put together what they know. Every type has
-// `none`, of no elements; where functions of floats are used, A is float or double.
+// `none`, of no elements, and is settled between what it takes and what it joins; where functions of floats are used, A
+// is float or double.
+
+// A partial result of another thread of the warp; all of them call.
+template <typename P>
+GK_INLINE P gk_shuffle_part(const P& p, int far) {
+    alignas(8) gk_u32 words[(sizeof(P) + 3) / 4];
+    words[sizeof(words) / 4 - 1] = 0;
+    *(P*)words = p;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(words) / 4); ++i) {
+        words[i] = gk_shuffle_xor(words[i], far);
+    }
+    return *(const P*)words;
+}
 
 // One number, joined by a function of two.
 #define GK_PARTIAL(name, first, joined)                          \
@@ -13,6 +27,8 @@
         }                                                        \
         __device__ __forceinline__ void take(A x) {              \
             v = joined(v, x);                                    \
+        }                                                        \
+        __device__ __forceinline__ void settle() {               \
         }                                                        \
         __device__ __forceinline__ void join(const name& b) {    \
             take(b.v);                                           \
@@ -44,6 +60,8 @@ struct gk_extreme {
             at = number;
         }
     }
+    __device__ __forceinline__ void settle() {
+    }
     __device__ __forceinline__ void join(const gk_extreme& b) {
         if (b.at >= 0) {
             take(b.v, b.at);
@@ -62,6 +80,8 @@ struct gk_sums {
         }
         return p;
     }
+    __device__ __forceinline__ void settle() {
+    }
     __device__ __forceinline__ void join(const gk_sums& b) {
         for (int i = 0; i < N; ++i) {
             s[i] += b.s[i];
@@ -69,20 +89,31 @@ struct gk_sums {
     }
 };
 
-// Number, mean, and the sum of squared deviations from it (Welford 1962; Chan, Golub and LeVeque 1979).
+// Number, mean, and the sum of squared deviations from it (Chan, Golub and LeVeque 1979). While elements are taken, mean is
+// the first of them, and sum and deviations are those of what they are away from it: it is as near as others.
 template <typename A>
 struct gk_moments {
-    A n, mean, deviations;
+    A n, mean, deviations, sum;
     GK_INLINE gk_moments none() {
         gk_moments p;
-        p.n = p.mean = p.deviations = 0;
+        p.n = p.mean = p.deviations = p.sum = 0;
         return p;
     }
     __device__ __forceinline__ void take(A v) {
-        n += 1;
+        // From infinity and NaN nothing is any way away.
+        mean = n == 0 && v - v == 0 ? v : mean;
         const A far = v - mean;
-        mean += far / n;
-        deviations += far * (v - mean);
+        n += 1;
+        sum += far;
+        deviations += far * far;
+    }
+    __device__ __forceinline__ void settle() {
+        if (n > 0) {
+            const A shift = sum / n, less = deviations - sum * shift;
+            mean += shift;
+            deviations = less < 0 ? (A)0 : less;
+            sum = 0;
+        }
     }
     __device__ __forceinline__ void join(const gk_moments& b) {
         if (b.n == 0) {
@@ -113,6 +144,8 @@ struct gk_exponentials {
             total = (total == 0 ? (A)0 : total * gk_exp(most - v)) + ((A)1 + (v - v));
             most = gk_maximum(most, v);
         }
+    }
+    __device__ __forceinline__ void settle() {
     }
     __device__ __forceinline__ void join(const gk_exponentials& b) {
         const A all = gk_maximum(most, b.most);
