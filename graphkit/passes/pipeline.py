@@ -25,6 +25,7 @@ from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.loss_grad import fuse_loss_grad
 from graphkit.passes.fuse.matmul import fuse_matmul
+from graphkit.passes.fuse.norm_casts import fuse_norm_casts
 from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.shared_heads import repeat_heads, share_heads
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
@@ -155,7 +156,8 @@ def array_passes(
         ),
         eliminate_reshape,
     )  # fmt: skip
-    regions = ordered(fuse_batch_norm, fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable))
+    narrowing = (fuse_norm_casts,) if rounding else ()
+    regions = (fuse_batch_norm, *narrowing, *ordered(fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable)))
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
 
 

@@ -21,6 +21,10 @@ from graphkit.ops.pointwise import scalar_like
 _ACTIVATIONS = ("", "Relu", "Clip")
 
 
+def _of(kind: str, *shape: int) -> Rand:
+    return Rand(shape, -2.0, 2.0, kind)
+
+
 def _wide(kind: DType) -> DType:
     """The type of statistics of elements of a type."""
     return DType.FLOAT32 if kind in HALVES else kind
@@ -29,12 +33,27 @@ def _wide(kind: DType) -> DType:
 class _ChannelsLastNorm(Op):
     """y = activation((x - mean) * inv_std_dev * scale + b + residual).
 
-    `activation` is "", "Relu" or "Clip", which limits to [activation_alpha, activation_beta].
+    `activation` is "", "Relu" or "Clip", which limits to [activation_alpha, activation_beta]. All is computed in the
+    type of scale; beside a scale of float32 arrays of x's shape may be half floats, and the first result is of type
+    `made`, where that is given.
     """
 
     activation: str = ""
     activation_alpha: float = 0.0
     activation_beta: float = 0.0
+    made: DType | None = None
+
+    def first(self, scale: TensorType) -> DType:
+        """The type of the first result."""
+        return self.made or scale.dtype
+
+    def check_types(self, scale: TensorType, *arrays: TensorType | None) -> None:
+        """Raises TypeMismatch where arrays, or the first result, are neither of scale's type nor what may stand beside
+        it."""
+        kinds = [v.dtype for v in arrays if v is not None] + [self.first(scale)]
+        for kind in kinds:
+            if kind is not scale.dtype and not (kind in HALVES and scale.dtype is DType.FLOAT32):
+                raise TypeMismatch(f"elements are {kind} beside a scale of {scale.dtype}")
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -88,7 +107,9 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
     domain = DOMAIN
     inputs = ("x", "scale", "b", "input_mean", "input_var", "residual?")
     outputs = ("y", "running_mean", "running_var", "mean", "inv_std_dev")
-    types = {"x": FLOATS, "scale": "x", "b": "x", "input_mean": "x", "input_var": "x", "residual": "x"}
+    types = {
+        **dict.fromkeys(("x", "scale", "residual"), FLOATS), **dict.fromkeys(("b", "input_mean", "input_var"), "scale"),
+    }  # fmt: skip
     inplace = ((5, 0),)
     samples = (
         Sample((2, 3, 4, 5), (5,), (5,), (5,), Rand((5,), 0.5, 2.0)),
@@ -98,34 +119,47 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
             (2, 3, 3, 2), (2,), (2,), (2,), Rand((2,), 0.5, 2.0),
             activation="Clip", activation_alpha=-0.25, activation_beta=0.5,
         ),
+        *(
+            Sample(
+                _of(kind, 2, 3, 3, 2), *[_of("float32", 2)] * 3, Rand((2,), 0.5, 2.0, "float32"), residual,
+                activation="Relu", made=made, grad=False,
+            )
+            for kind, residual, made in (
+                ("bfloat16", None, DType.BFLOAT16), ("float16", _of("float32", 2, 3, 3, 2), None),
+                ("float32", _of("float16", 2, 3, 3, 2), DType.FLOAT16),
+            )
+        ),
     )  # fmt: skip
 
     def infer(self, x: TensorType, *vectors: TensorType) -> Any:
-        residual = vectors[4] if len(vectors) > 4 else None
+        scale, residual = vectors[0], vectors[4] if len(vectors) > 4 else None
         self.check(x, *vectors[:4])
+        self.check_types(scale, x, residual)
         if residual is not None and not fits(residual.shape, x.shape):
             raise TypeMismatch(f"the residual {residual} does not fit {x}")
-        vector = TensorType(x.dtype, vectors[0].shape)
-        statistic = TensorType(_wide(x.dtype), vectors[0].shape)
-        return TensorType(x.dtype, x.shape), vector, vector, statistic, statistic
+        vector = TensorType(scale.dtype, scale.shape)
+        statistic = TensorType(_wide(scale.dtype), scale.shape)
+        return TensorType(self.first(scale), x.shape), vector, vector, statistic, statistic
 
     def reference(self, xp: Any, x: Any, scale: Any, b: Any, mean: Any, var: Any, residual: Any = None) -> Any:
-        axes = tuple(range(x.ndim - 1))
+        axes, x = tuple(range(x.ndim - 1)), x.astype(scale.dtype)
         current = xp.mean(x, axis=axes)
         centred = x - current
         spread = xp.mean(centred * centred, axis=axes)
         r = 1.0 / xp.sqrt(spread + self.epsilon)
         y = centred * (r * scale) + b
         if residual is not None:
-            y = y + residual
+            y = y + residual.astype(scale.dtype)
         keep = self.momentum
         running = mean * keep + current * (1 - keep)
-        wide = _wide(dtype_of(x.dtype)).numpy
+        kind = dtype_of(scale.dtype)
+        wide, made = _wide(kind).numpy, (self.made or kind).numpy
         statistics = current.astype(wide), r.astype(wide)
-        return xp.clip(y, *self.limits), running, var * keep + spread * (1 - keep), *statistics
+        return xp.clip(y, *self.limits).astype(made), running, var * keep + spread * (1 - keep), *statistics
 
     def expand(self, x: Any, scale: Any, b: Any, mean: Any, var: Any, residual: Any = None) -> Any:
-        axes = self.axes(x)
+        axes, kind = self.axes(x), scale.dtype
+        x, residual = (v if v is None or v.dtype is kind else F.cast(v, to=kind) for v in (x, residual))
         current = F.reduce_mean(x, np.asarray(axes), keepdims=False)
         centred = F.sub(x, current)
         spread = F.reduce_mean(F.mul(centred, centred), np.asarray(axes), keepdims=False)
@@ -134,7 +168,8 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
         keep, take = scalar_like(self.momentum, x), scalar_like(1 - self.momentum, x)
         running = (F.add(F.mul(old, keep), F.mul(new, take)) for old, new in ((mean, current), (var, spread)))
         statistics = (F.cast(v, to=_wide(x.dtype)) for v in (current, r))
-        return self.limited(y if residual is None else F.add(y, residual)), *running, *statistics
+        y = self.limited(y if residual is None else F.add(y, residual))
+        return y if self.made in (None, kind) else F.cast(y, to=self.made), *running, *statistics
 
 
 @op
@@ -148,11 +183,7 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
     domain = DOMAIN
     inputs = ("dy", "x", "scale", "b", "mean", "inv_std_dev", "y?", "addend?")
     outputs = ("dx", "dscale", "db", "dresidual")
-    types = {
-        "dy": FLOATS,
-        **dict.fromkeys(("x", "scale", "b", "y", "addend"), "dy"),
-        **dict.fromkeys(("mean", "inv_std_dev"), FLOATS),
-    }
+    types = dict.fromkeys(("dy", "x", "scale", "y", "addend", "mean", "inv_std_dev"), FLOATS) | {"b": "scale"}
     inplace = ((0, 0), (0, 3), (7, 0), (7, 3))
     samples = (
         Sample((2, 3, 4, 5), (2, 3, 4, 5), (5,), (5,), (5,), Rand((5,), 0.5, 2.0)),
@@ -163,6 +194,17 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
             (4, 2, 3), (4, 2, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), None, (4, 2, 3),
             activation="Clip", activation_alpha=-0.25, activation_beta=0.5,
         ),
+        *(
+            Sample(
+                _of(dy, 4, 2, 3), _of(x, 4, 2, 3), *[_of("float32", 3)] * 3, Rand((3,), 0.5, 2.0, "float32"), y,
+                _of(addend, 4, 2, 3), activation="Relu", made=made, grad=False,
+            )
+            for dy, x, y, addend, made in (
+                ("bfloat16", "bfloat16", None, "float32", DType.BFLOAT16),
+                ("float32", "float16", None, "float16", None),
+                ("float16", "float32", _of("float32", 4, 2, 3), "float32", DType.FLOAT16),
+            )
+        ),
     )  # fmt: skip
 
     def infer(self, dy: TensorType, x: TensorType, *others: TensorType | None) -> Any:
@@ -171,14 +213,16 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
             if same is not None and not fits(same.shape, x.shape):
                 raise TypeMismatch(f"{same} does not fit {x}")
         scale: Any = others[0]
-        whole, vector = TensorType(x.dtype, x.shape), TensorType(x.dtype, scale.shape)
-        return whole, vector, vector, whole
+        self.check_types(scale, dy, x, *others[4:])
+        vector = TensorType(scale.dtype, scale.shape)
+        return TensorType(self.first(scale), x.shape), vector, vector, TensorType(scale.dtype, x.shape)
 
     def reference(
         self, xp: Any, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None
     ) -> Any:
         low, high = self.limits
-        mean, r = mean.astype(x.dtype), r.astype(x.dtype)
+        made = scale.dtype if self.made is None else self.made.numpy
+        dy, x, y, addend, mean, r = (v if v is None else v.astype(scale.dtype) for v in (dy, x, y, addend, mean, r))
         centred = x - mean
         g = dy if addend is None else dy + addend
         if self.activation:
@@ -189,11 +233,13 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
         count = max(x.size // max(x.shape[-1], 1), 1)
         total, slope = xp.sum(g, axis=axes), xp.sum(g * centred, axis=axes) * r
         dx = (g - total / count - centred * (r * slope / count)) * (scale * r)
-        return dx, slope, total, g
+        return dx.astype(made), slope, total, g
 
     def expand(self, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None) -> Any:
-        axes = self.axes(x)
-        mean, r = (F.cast(v, to=x.dtype) for v in (mean, r))
+        axes, kind = self.axes(x), scale.dtype
+        dy, x, y, addend, mean, r = (
+            v if v is None or v.dtype is kind else F.cast(v, to=kind) for v in (dy, x, y, addend, mean, r)
+        )
         centred, factor = F.sub(x, mean), F.mul(r, scale)
         z = F.add(F.mul(centred, factor), b) if y is None else y
         g = self.passed(z, dy if addend is None else F.add(dy, addend))
@@ -202,4 +248,4 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
         slope = F.mul(sum_over(F.mul(g, centred), axes), r)
         tilt = F.mul(centred, F.mul(F.mul(r, slope), share))
         dx = F.mul(F.sub(F.sub(g, F.mul(total, share)), tilt), factor)
-        return dx, slope, total, g
+        return dx if self.made in (None, kind) else F.cast(dx, to=self.made), slope, total, g

@@ -171,7 +171,7 @@ def _channels_last_batch_norm(node: Node, context: KernelContext) -> CardKernel 
         )
     lines.append(written("y", node.outputs[0].dtype, "at", "v"))
     work = Work("batch_norm", given, [_MOMENTS], lines if used[0] else [], ahead, once)
-    inplace = ((0, 0), (5, 0)) if residual else ((0, 0),)
+    inplace = _of_one_type(node, [(0, 0), (5, 0)])
     return Groups.over(shape(node.inputs[0]), range(rank - 1), held).kernel(work, inplace=inplace)
 
 
@@ -205,8 +205,18 @@ def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> CardKe
         if used[i]
     ]
     work = Work("batch_norm_grad", given, [sums], [*read, *writes] if writes else [], ahead, once)
-    inplace = [(0, 0), (0, 3), *([(7, 0), (7, 3)] if added else [])]
+    inplace = _of_one_type(node, [(0, 0), (0, 3), (7, 0), (7, 3)])
     return Groups.over(sizes, range(len(sizes) - 1), held).kernel(work, inplace=inplace)
+
+
+def _of_one_type(node: Node, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pairs of an operand that is there and a result whose elements are as large."""
+    found = []
+    for position, result in pairs:
+        x = operand(node, position)
+        if x is not None and x.dtype is node.outputs[result].dtype:
+            found.append((position, result))
+    return found
 
 
 # --- images -----------------------------------------------------------------------------------------

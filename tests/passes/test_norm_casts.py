@@ -1,0 +1,67 @@
+"""Casts around normalisations are theirs: of what they read, and of a result that is read rounded alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
+from graphkit.ops.evaluate import evaluate
+from graphkit.passes.fuse.norm_casts import fuse_norm_casts
+
+KINDS = (DType.BFLOAT16, DType.FLOAT16)
+
+
+def value(name, *shape, kind="float32"):
+    return Value(TensorType(kind, shape), name)
+
+
+def feeds(graph, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.uniform(0.5, 2, v.tensor.static_shape).astype(v.dtype.numpy) for v in graph.inputs]
+
+
+def check(graph, casts):
+    """The same bits, and so many casts."""
+    made = fuse_norm_casts(graph)
+    assert sum(node.op.name == "Cast" for node in made.nodes) == casts
+    arrays = feeds(graph)
+    for found, wanted in zip(evaluate(made, arrays), evaluate(graph, arrays), strict=True):
+        assert found.dtype == wanted.dtype
+        assert found.tobytes() == wanted.tobytes()
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("read_elsewhere", [False, True])
+def test_forward(kind, read_elsewhere):
+    x, residual = value("x", 2, 3, 3, 4, kind=kind), value("residual", 2, 3, 3, 4)
+    vectors = [value(name, 4) for name in ("scale", "b", "mean", "var")]
+    y, running, *_ = F.channels_last_batch_norm(F.cast(x, to=DType.FLOAT32), *vectors, residual, activation="Relu")
+    outputs = [F.cast(y, to=kind), running, *([F.neg(y)] if read_elsewhere else [])]
+    made = check(Graph([x, *vectors, residual], outputs), int(read_elsewhere))
+    (norm,) = (node for node in made.nodes if node.op.name == "ChannelsLastBatchNorm")
+    assert norm.operands[0].dtype is kind
+    assert norm.outputs[0].dtype is (DType.FLOAT32 if read_elsewhere else kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient(kind):
+    dy, x = value("dy", 4, 3, 2, kind=kind), value("x", 4, 3, 2, kind=kind)
+    vectors = [value(name, 2) for name in ("scale", "b", "mean", "r")]
+    wide = [F.cast(v, to=DType.FLOAT32) for v in (dy, x)]
+    dx, dscale, db, _ = F.channels_last_batch_norm_grad(*wide, *vectors, activation="Relu")
+    check(Graph([dy, x, *vectors], [F.cast(dx, to=kind), dscale, db]), 0)
+
+
+def test_results_stay_what_they_are():
+    """What a graph returns is not rounded, nor what is rounded in two ways."""
+    x, vectors = value("x", 2, 3, 4), [value(name, 4) for name in ("scale", "b", "mean", "var")]
+    y = F.channels_last_batch_norm(x, *vectors)[0]
+    check(Graph([x, *vectors], [y, F.cast(y, to=KINDS[0])]), 1)
+    y = F.channels_last_batch_norm(x, *vectors)[0]
+    check(Graph([x, *vectors], [F.cast(y, to=kind) for kind in KINDS]), 2)
+    y = F.channels_last_batch_norm(x, *vectors)[0]
+    check(Graph([x, *vectors], [y]), 0)
