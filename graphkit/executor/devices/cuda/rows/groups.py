@@ -24,9 +24,9 @@ _BUSY, _LEAST, _MOST = 1 << 18, 16, 1024
 # Groups side by side that a block has, where they lie side by side in memory.
 _BESIDE = 32
 # Elements of a group that a thread has at least and at most, as far as there are threads.
-_FEW, _MANY = 4, 32
+_FEW, _MANY = 4, 16
 # Bytes of operands' elements that a thread has read before it works on them.
-_AHEAD = 32
+_AHEAD = 64
 # Slices whose partial results every thread block joins by itself, without a launch for it.
 _JOINED = 4
 
@@ -219,8 +219,9 @@ class Groups:
         """The lines for each of the thread's elements, of which several are read before the first is worked on."""
         operands = list(dict.fromkeys(_READ.findall("\n".join(lines))))
         each = -(-self.reduced.elements // (self.slices * self.lanes))
-        ahead = _AHEAD if self.short else _AHEAD // 2  # places take as many registers again
-        times = min(ahead // self.held.itemsize // max(len(operands), 1), _power(each // 2)) if operands else 1
+        # Numbers of 64 bits and their places take twice as many registers.
+        ahead = _AHEAD // self.held.itemsize // (1 if self.short else 2) // (2 if self.held.itemsize == 8 else 1)
+        times = min(ahead // max(len(operands), 1), _power(each // 2)) if operands else 1
         found, places = reduced.lines("e")
         at = f"{self.index} at = base + {_offset(places, 'r')};"
         one = [

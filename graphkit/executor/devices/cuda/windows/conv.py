@@ -307,6 +307,8 @@ class Convolved:
 # What the library may take beyond all arrays in an order that it likes better.
 _WORKSPACE = 8 << 20
 
+_MANY_POSITIONS = 1 << 13
+
 
 def _by_library(
     found: Convolved, wanted: Literal["x", "w", "y"], node: Node, context: KernelContext, own: CardKernel
@@ -315,8 +317,8 @@ def _by_library(
 
     Activations are a launch of their own behind it: its documentation does not say that its Relu keeps NaN. So are
     residuals, but with channels last on tensor cores, where it adds them. Gradients by weights that are wider than the
-    operands it writes on some cards; for the others these are widened before, and multiplied by their leading 11 bits,
-    which are all that half floats have.
+    operands it writes on some cards; for the others, and for sums over many positions, which it does not divide (cuDNN
+    9.19), these are widened before, and multiplied by their leading 11 bits, which are all that half floats have.
     """
     kind, result = node.operands[0].dtype, node.output.dtype
     wider = result is DType.FLOAT32 and kind in HALVES
@@ -329,13 +331,16 @@ def _by_library(
         bias=None if bias is None else Input(bias), tf32=context.tf32 and kind is DType.FLOAT32, sums=wider,
         last=found.last, filters_last=found.filters_last,
     )  # fmt: skip
+    if wider and found.y[0] * math.prod(found.y[2:]) >= _MANY_POSITIONS:
+        return _of_widened(found, work, _asked((), work, (), 0, own))
     if wider:
         own = _of_widened(found, work, own)
     if wanted != "y" and not _is_transposed(node):
         return _asked((), work, (), 0, own)
     kernel = _finished(found, work, finish(node, kind, found.held, bias=2 if bias is None else None), own)
     on_tensor_cores = work.tf32 or kind in HALVES
-    if not (found.last and on_tensor_cores and wanted == "y" and _adds_first(node)):
+    # With filters in the other order cuDNN 9.19 adds a residual to what is no convolution.
+    if not (found.last and found.filters_last and on_tensor_cores and wanted == "y" and _adds_first(node)):
         return kernel
     behind = finish(node, kind, found.held, bias=None, residual=None)
     return _finished(found, work._replace(residual=Input(_RESIDUAL)), behind, kernel)
