@@ -154,6 +154,7 @@ class ArrayInstance:
                 if segment.repeats:
                     self._faults.allow_iterations()
                 segment.replay()
+                self._storages.states_are_copied = self._copies_states(segment)
                 if segment.repeats and not self.is_writing:
                     self._faults.watch(self._stream)
                 if self._queue is not None:
@@ -190,6 +191,12 @@ class ArrayInstance:
             assert kernel is not None, "results of others are arrays that they make"
             node = self._placement.steps[index]
             yield from flattened(BoundStep(kernel, *self._storages.operands(node), self._storages.scratch(index)))
+        if self._copies_states(segment):
+            yield from self._storages.state_copies()
+
+    def _copies_states(self, segment: Segment) -> bool:
+        """Whether states are written behind its steps, at the latest: it is the last, and nothing fails any more."""
+        return segment is self._segments[-1] and segment.positions[0] >= self._commit and not self._looks_last
 
     def _run_steps(self, segment: Segment) -> None:
         memory, steps = self._lowered.memory, self._placement.steps

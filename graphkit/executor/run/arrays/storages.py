@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.device import Device
-from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.kernel import KernelContext, VersionedArray
+from graphkit.executor.devices.registry import make_launched
 from graphkit.executor.lower.arrays.body import as_stored, laid, stored
 from graphkit.executor.lower.arrays.staged import host_arrays
 from graphkit.executor.lower.lowering import LoweredGraph
@@ -18,6 +19,7 @@ from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.params import ParameterArray
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, dtype_of
+from graphkit.ops import registry
 
 
 class Storages:
@@ -54,6 +56,9 @@ class Storages:
         self.kept = frozenset(self._arrays)
         self.moved = True
         self._passing: list[Value] = []
+        # The states that `state_copies` copies to, and whether this run has done so.
+        self._copied: set[Value] = set()
+        self.states_are_copied = False
 
     def _swapped(self) -> dict[Value, np.ndarray]:
         """What lies in the host's memory while a run goes on. Raises OutOfMemory."""
@@ -131,6 +136,7 @@ class Storages:
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Take the inputs of a run: arrays of the host, Resident states, or what other instances have Handed."""
+        self.states_are_copied = False
         self._refresh()
         for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
             if given is not self._residents.get(value) and value not in self._lowered.fixed and given is not None:
@@ -185,12 +191,34 @@ class Storages:
 
     # --- states and parameters ----------------------------------------------------------------------------------
 
+    def state_copies(self) -> Iterator[BoundStep]:
+        """What copies new values that stay where they are to their states, as steps that share launches; nothing where
+        a new value may be another state's old one. A run that does it says so by `states_are_copied`."""
+        self._copied.clear()
+        updated = [*zip(self._residents, self._lowered.placement.results, strict=False)]
+        apart = [(state, r.value) for state, r in updated if state not in self._lowered.memory.donated]
+        if any(self._root[value] in self._residents for _, value in apart):
+            return
+        for state, value in apart:
+            array, held = self.read(value), self._arrays[state]
+            if self._root[value] in self.kept and (held.shape, held.dtype) == (array.shape, array.dtype):
+                kernel = self._copying(value.tensor)
+                if kernel is not None:
+                    self._copied.add(state)
+                    yield BoundStep(kernel, [array], [held], None)
+
+    def _copying(self, kind: TensorType) -> ArrayKernel | None:
+        """The device's own kernel that copies arrays of a type."""
+        node = Node(registry.get("", "Identity")(), [Value(kind)])
+        made = make_launched(self._lowered.settings.device, node, KernelContext())
+        return None if made is None else self._device.prepare(node, made, None)
+
     def new_states(self) -> list[Resident | None]:
         """The states' memory with the new values in it."""
         root, donated = self._root, self._lowered.memory.donated
         new: dict[Value, Any] = {}
         for state, result in zip(self._residents, self._lowered.placement.results, strict=False):
-            if state not in donated:
+            if state not in donated and not (self.states_are_copied and state in self._copied):
                 array = self.read(result.value)
                 # Another state's old value is about to go.
                 new[state] = self.copied(array) if root[result.value] in self._residents else array
