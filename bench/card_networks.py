@@ -1,7 +1,7 @@
 """Networks on a card: graphkit beside PyTorch, eager and compiled, and ONNX Runtime, in one process and by turns.
 
     python bench/card_networks.py [--only mlp,resnet50] [--precision f32|bf16] [--rounds 7] [--seconds 0.5]
-                                  [--record NAME]
+                                  [--without compiled,onnxruntime] [--record NAME]
 
 Training is a step by SGD with momentum, from a batch in the host's memory to the loss there; inference is a run from
 arrays to arrays. What is not installed is left out and named. First steps are compared before anything is timed. A
@@ -14,6 +14,7 @@ keep: parameters, momenta and all that a step needs. Needs a card: see bench/cud
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import sys
@@ -51,7 +52,10 @@ def training(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str,
     results: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[], object]] = {}
     firsts = {}
+    for name in task.get("without", ()):
+        opened.pop(name, None)
     for name, made in opened.items():
+        gc.collect()  # what is left of others is not given back while this one is measured
         try:
             taken = _taken(name)
             runner = made()
@@ -77,6 +81,8 @@ def inference(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str
     calls: dict[str, Callable[[], object]] = {}
 
     def opened(name: str, made: Callable[[], Callable[[], object]]) -> None:
+        if name in task.get("without", ()):
+            return
         try:
             call = made()
             call()
@@ -166,6 +172,7 @@ def main() -> int:
     parser.add_argument("--precision", choices=list(PRECISIONS), default="f32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one engine in one round")
+    parser.add_argument("--without", default="", help="engines that are left out, by comma")
     parser.add_argument("--record", type=Path, metavar="NAME")
     options = parser.parse_args()
     try:
@@ -173,7 +180,10 @@ def main() -> int:
     except GraphkitError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    task = {"rounds": options.rounds, "seconds": options.seconds, "seed": 0, "precision": options.precision}
+    task = {
+        "rounds": options.rounds, "seconds": options.seconds, "seed": 0, "precision": options.precision,
+        "without": options.without.split(","),
+    }  # fmt: skip
     rows = measure(options.only.split(","), task)
     text = report(rows, said)
     print(text)

@@ -21,15 +21,18 @@ pip install --quiet ".[mpi,images,tables,text,curves,$extra]" pytest pytest-xdis
 graphkit doctor
 export GRAPHKIT_CACHE=$work/cache
 
-# One process: cards are shared badly.
-pytest -n 0 -m "full or not full" tests/executor/devices/cuda
+pytest tests/executor/devices/cuda tests/models/test_zoo_on_a_card.py
+# Kernels and programs on the card, where they are else on the processor and on the stand-in.
+export GRAPHKIT_TEST_CARD=1
+pytest tests/executor/devices/cuda
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-        compute-sanitizer --tool "$tool" --error-exitcode 1 python -m pytest -n 0 -k "on_the_card" tests/executor/devices/cuda
+        compute-sanitizer --tool "$tool" --error-exitcode 1 python -m pytest -n 0 tests/executor/devices/cuda/test_card_*.py
     done
 else
     echo "compute-sanitizer is not installed: accesses are not checked on the card" >&2
 fi
+unset GRAPHKIT_TEST_CARD
 # Digits as the processor learns them, and files of what was learned; on two cards by NCCL and by way of the host.
 graphkit build lenet --dataset digits -o "$work/net.json"
 learned=(graphkit train "$work/net.json" --data digits --epochs 10)

@@ -71,7 +71,7 @@ class _GPT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.shape[1]
         h = self.token(x) + self.position.weight[:tokens]
-        mask = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=h.device).tril()
         for norm, attention, feed in self.blocks:
             h = h + attention(norm(h), mask)
             h = h + feed(h)

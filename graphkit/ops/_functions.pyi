@@ -462,6 +462,7 @@ def channels_last_batch_norm(
     activation: str = "",
     activation_alpha: float = 0.0,
     activation_beta: float = 0.0,
+    made: DType | DTypeLike | None = None,
     epsilon: float = 1e-05,
     momentum: float = 0.9,
     name: str = "",
@@ -482,6 +483,7 @@ def channels_last_batch_norm_grad(
     activation: str = "",
     activation_alpha: float = 0.0,
     activation_beta: float = 0.0,
+    made: DType | DTypeLike | None = None,
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:

@@ -79,6 +79,9 @@ class Executor:
     lacks, MissingDependency when the installed package has no native part.
     """
 
+    # Outputs of runs to come that nobody reads: those of a program on a device with memory of its own are None.
+    unread: frozenset[str] = frozenset()
+
     def __init__(
         self,
         graph: Graph,
@@ -118,8 +121,6 @@ class Executor:
             for kind, number in names
         ]
         self._check_finite = check_finite
-        # Outputs of runs to come that nobody reads: those of a program on a device with memory of its own are None.
-        self.unread: frozenset[str] = frozenset()
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:

@@ -23,6 +23,9 @@ _device = cuda.device
 
 WANTED = bool(os.environ.get("GRAPHKIT_TEST_CARD"))
 
+# Of tests that are about the stand-in itself, or about what it alone refuses.
+stand_in_alone = pytest.mark.skipif(WANTED, reason="this is of the stand-in")
+
 # Bytes behind each array, that nothing writes.
 _GUARD = 512
 _MARK = 0x5C

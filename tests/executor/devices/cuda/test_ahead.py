@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from on_a_card import stand_in_alone
 from stand_in import Card
 
 import graphkit as gk
@@ -95,6 +96,7 @@ def test_sizes_that_do_not_come_back_make_room(card: Card) -> None:
     assert len(card._ahead._free) == 1
 
 
+@stand_in_alone
 def test_room_is_made_when_nothing_is_copied_there_any_more(card: Card) -> None:
     """Pools give memory that is let go to others, whatever is still queued."""
     small, stream = number(3), card.stream()

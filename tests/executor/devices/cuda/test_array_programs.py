@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator import Emulator
+from on_a_card import stand_in_alone
 from stand_in import Card, CardArray
 
 import graphkit as gk
@@ -68,6 +69,7 @@ def test_every_operator(case: Case, card: Card) -> None:
         assert report.passed, str(report)
 
 
+@stand_in_alone
 def test_the_stand_in_is_strict(processor: Emulator) -> None:
     card = Card(processor)
     with card.on(card.stream()):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_a_card import stand_in_alone
 from stand_in import Card
 
 import graphkit as gk
@@ -55,6 +56,47 @@ def test_training_sends_samples_and_nothing_else(card: Card) -> None:
         assert card.uploads == before + 3, "samples, labels, the learning rate"
     for name, array in here.net.params.items():
         np.testing.assert_allclose(there.net.params[name], array, rtol=1e-3, atol=1e-5)
+
+
+def test_a_step_brings_its_loss_alone(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever measures the outputs gets them."""
+    brought: list[int] = []
+    copy_out = card.copy_out
+    monkeypatch.setattr(card, "copy_out", lambda array, out: brought.append(array.nbytes) or copy_out(array, out))
+    run, scores = trainer("cuda"), 4 * 3 * len(X)
+    for _ in range(3):
+        brought.clear()
+        run.step(X, LABELS)
+        assert brought, "the loss"
+        assert max(brought) < scores
+    brought.clear()
+    run.fit((X, LABELS), epochs=1, batch_size=len(X), metrics=["accuracy"], progress=False)
+    assert scores in brought
+
+
+def test_running_statistics_share_a_launch(card: Card) -> None:
+    """They are not written in place: a step whose gradients are not finite leaves them."""
+
+    def trained(device: str) -> tuple[list[float], dict[str, np.ndarray]]:
+        x = gk.input("x", ["N", 3, 4, 4])
+        for _ in range(3):
+            x = gk.relu(gk.nn.batch_norm(gk.nn.conv2d(x, 5, 1)))
+        net = gk.Model({"y": gk.nn.linear(gk.flatten(x), 3)}, seed=2)
+        run = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device=device, seed=1, on_nonfinite="skip")
+        rng = np.random.default_rng(0)
+        batches = [rng.standard_normal((6, 3, 4, 4)).astype(np.float32) for _ in range(5)]
+        batches[3][...] = np.nan
+        losses = [float(run.step(batch, np.arange(6) % 3)) for batch in batches]
+        return losses, dict(net.params)
+
+    here, wanted = trained("cpu")
+    there, found = trained("cuda")
+    np.testing.assert_allclose(there, here, rtol=1e-4)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+    # Of the last recording all updates of parameters are one launch, and all statistics another.
+    steps, launches = card.merged[-1]
+    assert launches <= 4 < 12 <= steps
 
 
 def test_what_is_on_the_card_is_seen_on_the_host(card: Card) -> None:
@@ -201,6 +243,7 @@ def test_a_fault_names_its_node_and_the_next_run_is_well(card: Card) -> None:
         np.testing.assert_array_equal(exe.run({"x": data, "at": np.array([0, 3, -1])})["z"], data[:, [0, 3, -1]])
 
 
+@stand_in_alone
 def test_the_stand_in_works_late(card: Card) -> None:
     """What is read without a wait is not there yet: tests on it would fail."""
     stream, other = card.stream(), card.stream()

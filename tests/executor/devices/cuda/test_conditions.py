@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_a_card import stand_in_alone
 from stand_in import Card
 
 import graphkit as gk
@@ -391,6 +392,7 @@ def test_a_fault_in_a_loop_ends_it(card: Card) -> None:
 # --- the stand-in -----------------------------------------------------------------------------------
 
 
+@stand_in_alone
 @pytest.mark.parametrize(
     ("does", "message"),
     [
@@ -442,6 +444,7 @@ def test_the_host_looks_where_a_card_has_no_conditions(run: Callable[[], gk.Mode
     assert not card.conditions
 
 
+@stand_in_alone
 def test_the_host_looks_beside_sums_of_cards(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their recordings have nodes that CUDA has in no graph with conditions."""
 
