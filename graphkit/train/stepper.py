@@ -45,9 +45,6 @@ class Stepper:
     updates, `skipped` the steps that were not taken as something was not finite.
     """
 
-    # The network's own outputs, where programs have them.
-    _outputs: tuple[str, ...] = ()
-
     def __init__(
         self,
         graph: Graph,
@@ -66,6 +63,7 @@ class Stepper:
         self.waiting_weight = 0.0
         self.trained = tuple(t.name for t in trained)
         self._outputs = graph.output_names[1:]
+        self._unread: tuple[str, ...] = ()
         self._rule = rule
         # In the first process, after `settle`: what compression has left out, by rank.
         self.left_out: residuals.ByRank = ()
@@ -283,8 +281,7 @@ class Stepper:
     def read(self, outputs: bool) -> None:
         """Whether what `take` returns has the network's outputs, too, or they may be None. A device with memory of its
         own then keeps them there."""
-        for executor in self.executors:
-            executor.unread = frozenset(() if outputs else self._outputs)
+        self._unread = () if outputs else self._outputs
 
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
@@ -316,7 +313,7 @@ class Stepper:
         executor = self.executors[0]
         generator = executor.rng
         try:
-            results = self._without_samples(feeds) if idle else executor.run(feeds)
+            results = self._without_samples(feeds) if idle else executor.run(feeds, unread=self._unread)
         except NotFinite as error:
             if not self._lowers_scale() and self._rule.on_nonfinite == "raise":
                 self._raise(error, feeds, generator, position)
@@ -335,7 +332,7 @@ class Stepper:
         generator = executor.rng
         try:
             # Fewer samples than processes leave some without any.
-            results = executor.run(feeds) if weight else self._nothing_to_add()
+            results = executor.run(feeds, unread=self._unread) if weight else self._nothing_to_add()
         except NotFinite as error:
             if how == "raise":
                 self._raise(error, feeds, generator, position)

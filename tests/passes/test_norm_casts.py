@@ -56,6 +56,15 @@ def test_gradient(kind):
     check(Graph([dy, x, *vectors], [F.cast(dx, to=kind), dscale, db]), 0)
 
 
+def test_who_wants_the_type_of_a_result():
+    """It stays; who wants the shape alone has it from any type."""
+    x, vectors = value("x", 2, 3, 4), [value(name, 4) for name in ("scale", "b", "mean", "var")]
+    i = value("i", 3, kind="int64")
+    for reader, casts in ((lambda y: F.cast_like(i, y), 1), (F.shape, 0)):
+        y = F.channels_last_batch_norm(x, *vectors)[0]
+        check(Graph([x, *vectors, i], [F.cast(y, to=KINDS[0]), reader(y)]), casts)
+
+
 def test_results_stay_what_they_are():
     """What a graph returns is not rounded, nor what is rounded in two ways."""
     x, vectors = value("x", 2, 3, 4), [value(name, 4) for name in ("scale", "b", "mean", "var")]

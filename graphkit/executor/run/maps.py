@@ -58,9 +58,10 @@ def _maker(node: Node) -> Callable[[Any], Any]:
 
 
 def make(makers: Mapping[str, Maker], named: dict[str, Any]) -> None:
-    """Put maps in the place of the tensors that they are made of; raises RuntimeFailure, naming the node."""
+    """Put maps in the place of the tensors that they are made of, where these are; raises RuntimeFailure, naming the
+    node."""
     for name, (node, maps_of) in makers.items():
-        if name in named:
+        if named.get(name) is not None:
             try:
                 named[name] = maps_of(named[name])
             except Exception as error:

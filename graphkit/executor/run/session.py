@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -78,9 +78,6 @@ class Executor:
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
     lacks, MissingDependency when the installed package has no native part.
     """
-
-    # Outputs of runs to come that nobody reads: those of a program on a device with memory of its own are None.
-    unread: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -169,8 +166,10 @@ class Executor:
         *,
         out: Mapping[str, np.ndarray] | None = None,
         timeout: float | None = None,
+        unread: Collection[str] = (),
     ) -> dict[str, np.ndarray]:
-        """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name.
+        """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name, those that are `unread`
+        None where a device with memory of its own has them.
 
         The arrays are fresh, or those of `out` (same dtype and shape, writable, apart from each other; they may be
         fed arrays). Ctrl-C ends a run between two of its steps, or, once it writes over states, after all of them; so
@@ -179,10 +178,10 @@ class Executor:
         contradict each other inside the graph, RuntimeFailure when a kernel fails.
         """
         if timeout is None and self._bounds is None:
-            return self._within_limits(feeds, outputs, out)
+            return self._within_limits(feeds, outputs, out, unread)
         memory, iterations, usual = self._bounds or limits.Bounds()
         with limits.limited(memory, usual if timeout is None else timeout, iterations):
-            return self._within_limits(feeds, outputs, out)
+            return self._within_limits(feeds, outputs, out, unread)
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         """Begin to copy arrays that a run to come will be fed to the device, beside what it computes; any thread may.
@@ -195,7 +194,11 @@ class Executor:
                     device.send_ahead(array)
 
     def _within_limits(
-        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None, out: Mapping[str, np.ndarray] | None
+        self,
+        feeds: Mapping[str, Any],
+        outputs: Sequence[str] | None,
+        out: Mapping[str, np.ndarray] | None,
+        unread: Collection[str],
     ) -> dict[str, np.ndarray]:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
@@ -204,15 +207,15 @@ class Executor:
             if found is not None:
                 program, arrays = found
                 if not repeat.selection.states:
-                    return self._step(repeat.selection, program, arrays, feeds, {})
+                    return self._step(repeat.selection, program, arrays, feeds, {}, unread)
                 with self._turn:
-                    return self._step(repeat.selection, program, arrays, feeds, {})
+                    return self._step(repeat.selection, program, arrays, feeds, {}, unread)
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
-            return self._run(selection, feeds, out or {})
+            return self._run(selection, feeds, out or {}, unread)
         with self._turn:
-            return self._run(selection, feeds, out or {})
+            return self._run(selection, feeds, out or {}, unread)
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """Run on the data inputs by position; the outputs as a tuple."""
@@ -241,7 +244,9 @@ class Executor:
         self._repeat = latest
         return program, arrays
 
-    def _run(self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _run(
+        self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray], unread: Collection[str]
+    ) -> dict[str, Any]:
         arrays = self._collect(selection, feeds)
         program = self._specialise(selection, selection.key(arrays, feeds))
         if not isinstance(program, DividedProgram):
@@ -261,7 +266,7 @@ class Executor:
         _check_apart(out)
         if not out and not self._check_finite:
             self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
-        named = self._step(selection, program, arrays, feeds, buffers)
+        named = self._step(selection, program, arrays, feeds, buffers, unread)
         for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
             named[name] = target if in_place else _delivered(name, named[name], target)
@@ -274,13 +279,14 @@ class Executor:
         arrays: list[Any],
         fed: Container[str],
         buffers: dict[int, np.ndarray],
+        unread: Collection[str],
     ) -> dict[str, Any]:
         """Run once and write the new values of states; outputs by name. `buffers` has memory for some of these."""
         names = selection.states
         if not names:
             if selection.generators:
                 self._with_rng(selection, arrays)
-            results = self._results(selection, program, arrays, buffers)
+            results = _results(selection, program, arrays, buffers, unread)
             return self._finished(program, dict(zip(selection.outputs, results, strict=True)))
         with Held(lambda: (ask := program.interruptible) is not None and ask()):
             rng = self._rng
@@ -288,7 +294,7 @@ class Executor:
                 self._with_rng(selection, arrays)
             taken = self._states.take(names, program, arrays, fed)
             try:
-                results = self._results(selection, program, arrays, taken | buffers)
+                results = _results(selection, program, arrays, taken | buffers, unread)
             except BaseException:
                 self._states.restore(names, program, taken)
                 self._rng = rng
@@ -299,16 +305,6 @@ class Executor:
             taken.clear()
             self._states.commit(names, program, results)
         return self._finished(program, named)
-
-    def _results(
-        self, selection: Selection, program: AnyProgram, arrays: list[Any], buffers: Mapping[int, np.ndarray]
-    ) -> list[Any]:
-        """What a program computes."""
-        if not self.unread or not isinstance(program, ArrayProgram):
-            return program.run(arrays, buffers)
-        first = len(selection.states)
-        unread = [first + i for i, name in enumerate(selection.outputs) if name in self.unread]
-        return program.run(arrays, buffers, unread)
 
     def _finished(self, program: AnyProgram, named: dict[str, Any]) -> dict[str, Any]:
         """The outputs as callers get them."""
@@ -462,6 +458,21 @@ class Executor:
                     self._declared.before(selection.shapes(key))
             self._latest = program
             return program
+
+
+def _results(
+    selection: Selection,
+    program: AnyProgram,
+    arrays: list[Any],
+    buffers: Mapping[int, np.ndarray],
+    unread: Collection[str],
+) -> list[Any]:
+    """What a program computes; None for outputs that nobody reads, if a device has them."""
+    if not unread or not isinstance(program, ArrayProgram):
+        return program.run(arrays, buffers)
+    first = len(selection.states)
+    left = [first + i for i, name in enumerate(selection.outputs) if name in unread]
+    return program.run(arrays, buffers, left)
 
 
 def _has_shape(value: Value) -> bool:

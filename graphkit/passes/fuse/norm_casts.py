@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import HALVES, DType
+from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops import DOMAIN, Op, operator
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
@@ -56,8 +57,23 @@ def _before(value: Value) -> Value:
 
 
 def _rounded(value: Value, readers: Sequence[Node]) -> DType | None:
-    """The half floats that all who read elements of a float32 round them to."""
-    elements = [node for node in readers if value in elements_read(node)]
-    kinds = {operator(node, Cast).to if is_op(node, "Cast") else None for node in elements}
+    """The half floats that all who read elements of a float32 round them to; others want its shape, not its type."""
+    casts = [node for node in readers if is_op(node, "Cast")]
+    kinds = {operator(node, Cast).to for node in casts}
     kind = kinds.pop() if len(kinds) == 1 else None
-    return kind if kind in HALVES and value.dtype is DType.FLOAT32 else None
+    if kind not in HALVES or value.dtype is not DType.FLOAT32:
+        return None
+    instead = Value(TensorType(kind, value.shape))
+    others = (node for node in readers if not is_op(node, "Cast"))
+    return kind if all(_takes(node, value, instead) for node in others) else None
+
+
+def _takes(node: Node, value: Value, instead: Value) -> bool:
+    """Whether a node reads no elements of a value, and is the same with another in its place."""
+    if value in elements_read(node) or node.op.subgraphs():
+        return False
+    try:
+        made = Node(node.op, [instead if v is value else v for v in node.inputs])
+    except TypeMismatch:
+        return False
+    return [v.type for v in made.outputs] == [v.type for v in node.outputs]

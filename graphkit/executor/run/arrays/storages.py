@@ -192,14 +192,17 @@ class Storages:
     # --- states and parameters ----------------------------------------------------------------------------------
 
     def state_copies(self) -> Iterator[BoundStep]:
-        """What copies new values that stay where they are to their states, as steps that share launches; nothing where
-        a new value may be another state's old one. A run that does it says so by `states_are_copied`."""
+        """What copies new values that stay where they are to their states, as steps that share launches; not to those
+        whose old values are outputs, and nothing where a new value may be another state's old one. A run that does it
+        says so by `states_are_copied`."""
         self._copied.clear()
         updated = [*zip(self._residents, self._lowered.placement.results, strict=False)]
         apart = [(state, r.value) for state, r in updated if state not in self._lowered.memory.donated]
         if any(self._root[value] in self._residents for _, value in apart):
             return
-        for state, value in apart:
+        outputs = self._lowered.placement.results[len(self._residents) :]
+        shown = {self._root[result.value] for result in outputs}
+        for state, value in ((state, value) for state, value in apart if state not in shown):
             array, held = self.read(value), self._arrays[state]
             if self._root[value] in self.kept and (held.shape, held.dtype) == (array.shape, array.dtype):
                 kernel = self._copying(value.tensor)

@@ -74,6 +74,50 @@ def test_a_step_brings_its_loss_alone(card: Card, monkeypatch: pytest.MonkeyPatc
     assert scores in brought
 
 
+def test_an_output_that_is_a_state_s_old_value(card: Card) -> None:
+    """Also where the update is part of a recording, which writes it before outputs are read."""
+
+    def graph(**states: Value) -> Graph:
+        x = Value(TensorType("float32", (4,)), "x")
+        names = list(states)
+        new = [F.add(states[name], x) for name in names]
+        shown = states[names[-1]]
+        outputs = [shown, F.reshape(shown, np.array([2, 2])), F.neg(x)]
+        return Graph([x, *states.values()], outputs, [*zip(states.values(), new, strict=True)])
+
+    executor, store = counters(graph, **{f"s{i}": np.zeros(4, np.float32) for i in range(5)})
+    x = np.ones(4, np.float32)
+    for run in range(6):
+        first, second, _ = executor.run({"x": x}).values()
+        np.testing.assert_array_equal(first, np.full(4, run, np.float32))
+        np.testing.assert_array_equal(second, np.full((2, 2), run, np.float32))
+        np.testing.assert_array_equal(store["s4"], np.full(4, run + 1, np.float32))
+    assert card.replays
+
+
+def test_a_step_of_a_network_with_maps(card: Card) -> None:
+    """They are made of an output that nobody reads."""
+    losses = {}
+    for device in ("cpu", "cuda"):
+        y = gk.nn.linear(gk.input("x", ["N", 12]), 3, name="two")
+        classes = F.zip_map(gk.softmax(y), classlabels_int64s=(0, 1, 2))
+        net = gk.Model({"y": y, "classes": classes}, seed=1)
+        run = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device=device, output="y")
+        losses[device] = [float(run.step(X, LABELS)) for _ in range(3)]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-5)
+
+
+def test_who_runs_a_trainer_s_executor_gets_outputs(card: Card) -> None:
+    run = trainer("cuda")
+    run.step(X, LABELS)
+    rate = {"learning_rate": np.float32(0)}
+    found = run.executor.run({"x": X, "target": LABELS, **rate})
+    assert found["y"].shape == (16, 3)
+    buffer = np.full((16, 3), 77, np.float32)
+    run.executor.run({"x": X, "target": LABELS, **rate}, out={"y": buffer})
+    assert (buffer != 77).all()
+
+
 def test_running_statistics_share_a_launch(card: Card) -> None:
     """They are not written in place: a step whose gradients are not finite leaves them."""
 

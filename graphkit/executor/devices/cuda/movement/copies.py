@@ -96,7 +96,7 @@ def _ends(
 # --- axes that change places ------------------------------------------------------------------------
 
 # A block's part along both axes, and the least size of an axis for which that is worth while.
-_TILE, _LEAST_ACROSS = 32, 8
+_TILE, _LEAST_ACROSS = 32, 16
 
 
 def _across(copy: _Copy) -> int | None:

@@ -17,6 +17,7 @@ from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKerne
 from graphkit.executor.devices.cuda.text.axes import Axes, parted
 from graphkit.executor.devices.cuda.text.expressions import STORED
 from graphkit.executor.devices.cuda.text.indexing import Coordinates
+from graphkit.executor.devices.cuda.text.lines import indented
 from graphkit.ir.types import DType
 
 # Threads that keep a card busy, what one of them reads at least before there is another slice, and the most slices.
@@ -55,8 +56,8 @@ class Pass:
 class Work:
     """What a kernel does with groups. given: the parameters, as C declares them, with what they are given.
 
-    each: lines for an element, as those of a Pass, behind all passes. ahead: lines before, once. once: lines for a
-    group, of one thread. coordinates: what is declared as parameters besides.
+    each: lines for an element, as those of a Pass, behind all passes; what they write there nobody else reads. ahead:
+    lines before, once. once: lines for a group, of one thread. places: what is declared as parameters besides.
     """
 
     name: str
@@ -186,7 +187,7 @@ class Groups:
                 lines += self._pass(number, one, reduced)
         if last:
             lines += [*work.ahead, *(self._loop(reduced, work.each) if work.each else [])]
-            lines += ["if (lane == 0 && live && slice == 0) {", *_indented(work.once), "}"] if work.once else []
+            lines += ["if (lane == 0 && live && slice == 0) {", *indented(work.once), "}"] if work.once else []
         else:
             number = reached - 1
             lines += ["if (lane == 0 && live) {", f"    parts{number}[g * parts + slice] = p{number};", "}"]
@@ -227,7 +228,7 @@ class Groups:
         one = [
             f"for (; o < end; o += {self.lanes}u) {{",
             f"    const {self.index} e = o;",
-            *_indented([*found, f"const {at}", *lines]),
+            *indented([*found, f"const {at}", *lines]),
             "}",
         ]
         if times < 2:
@@ -241,12 +242,12 @@ class Groups:
             *(f"    decltype(gk_read({x}[0])) {x}_at[{times}];" for x in operands),
             "    #pragma unroll",
             f"    for (int i = 0; i < {times}; ++i) {{",
-            *_indented(_indented([step, *found, f"const {at}", "place[i] = at;"])),
+            *indented(indented([step, *found, f"const {at}", "place[i] = at;"])),
             *(f"        {x}_at[i] = gk_read({x}[at]);" for x in operands),
             "    }",
             "    #pragma unroll",
             f"    for (int i = 0; i < {times}; ++i) {{",
-            *_indented(_indented([step, f"const {self.index} at = place[i];", *held])),
+            *indented(indented([step, f"const {self.index} at = place[i];", *held])),
             "    }",
             "}",
             *one,
@@ -255,7 +256,7 @@ class Groups:
     def _pass(self, number: int, one: Pass, reduced: Coordinates) -> list[str]:
         """The partial result of the block's part of the group."""
         kind, name = self._partial(one), f"p{number}"
-        loop = ["{", *_indented(self._loop(reduced, one.lines)), "}"]
+        loop = ["{", *indented(self._loop(reduced, one.lines)), "}"]
         return [f"{kind} {name} = {kind}::none();", *loop, f"{name}.settle();", *self._joined(number, kind)]
 
     def _known(self, number: int, one: Pass, *, whole: bool, alone: bool) -> list[str]:
@@ -359,7 +360,3 @@ def _power(number: int) -> int:
 
 def _offset(places: Sequence[str], name: str) -> str:
     return " + ".join(f"{place} * {name}step{axis}" for axis, place in enumerate(places))
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return ["    " + line for line in lines]

@@ -119,8 +119,9 @@ struct gk_moments {
         if (b.n == 0) {
             return;
         }
-        const A all = n + b.n, share = b.n / all, far = b.mean - mean;
-        mean += far * share;
+        const A all = n + b.n, share = b.n / all, far = b.mean - mean, near = mean + far * share;
+        // Infinity beside other elements is their mean.
+        mean = near == near ? near : mean * n + b.mean * b.n;
         deviations += b.deviations + far * far * n * share;
         n = all;
     }

@@ -307,6 +307,7 @@ class Convolved:
 # What the library may take beyond all arrays in an order that it likes better.
 _WORKSPACE = 8 << 20
 
+# Over which the sum of a gradient by weights is too long for one kernel that does not divide it.
 _MANY_POSITIONS = 1 << 13
 
 
