@@ -113,8 +113,8 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
     for batch in itertools.islice(batches, trainer.accumulate):
         given = trainer._prepared(batch)
         try:
-            inputs, carried = trainer._recurrent_state.feeds(given.inputs), bool(trainer._recurrent_state.names)
-            found, results = trainer._step(inputs, given.targets, given.size, outputs=carried)
+            trainer._stepper.read(bool(trainer._recurrent_state.names))
+            found, results = trainer._step(trainer._recurrent_state.feeds(given.inputs), given.targets, given.size)
         except NotFinite:
             return math.nan
         trainer._recurrent_state.keep(results)

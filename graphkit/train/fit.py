@@ -214,9 +214,9 @@ class Fit:
         before = trainer.updates
         inputs = trainer._recurrent_state.feeds(batch.inputs) if batch.size else batch.inputs
         skipped = trainer.skipped
-        read = bool(measured or trainer._recurrent_state.names)
+        trainer._stepper.read(bool(measured or trainer._recurrent_state.names))
         with self._whole():
-            found, results = trainer._step(inputs, batch.targets, batch.size, outputs=read)
+            found, results = trainer._step(inputs, batch.targets, batch.size)
         loss = float(found)
         position.batch += 1
         if self._replaced is not None:

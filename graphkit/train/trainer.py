@@ -367,12 +367,11 @@ class Trainer:
         `on_nonfinite` says; the loss of a step that was skipped is NaN.
         """
         with self._interrupts:
-            return LazyScalar(self._step(inputs, targets, outputs=False)[0])
+            self._stepper.read(False)
+            return LazyScalar(self._step(inputs, targets)[0])
 
-    def _step(
-        self, inputs: Any, targets: Any, size: int | None = None, *, outputs: bool = True
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """The loss, and the network's outputs, which may be None without `outputs`."""
+    def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """The loss, and the network's outputs as far as they are read, see `Stepper.read`."""
         if self._averages.are_in_place:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is not None:
@@ -385,7 +384,6 @@ class Trainer:
             else:
                 at = (self._stepper.updates, self._stepper.waiting, self._stepper.skipped)
                 feeds = self._mixing.mixed(feeds, compared, size, (self.seed, *at, self.rank))
-            self._stepper.read(outputs)
             return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
 
     def flush(self) -> None:
