@@ -24,7 +24,7 @@ export GRAPHKIT_CACHE=$work/cache
 pytest tests/executor/devices/cuda tests/models/test_zoo_on_a_card.py
 # Kernels and programs on the card, where they are else on the processor and on the stand-in.
 export GRAPHKIT_TEST_CARD=1
-pytest tests/executor/devices/cuda
+pytest -m "full or not full" tests/executor/devices/cuda
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         compute-sanitizer --tool "$tool" --error-exitcode 1 python -m pytest -n 0 tests/executor/devices/cuda/test_card_*.py

@@ -77,7 +77,7 @@ class Namespace:
 
     def scatter_add(self, target: Any, index: Any, values: Any) -> None:
         """target[index] += values, with repeated indices accumulated."""
-        self._module.add.at(target, index, values)
+        self.scatter("add", target, index, values)
 
     def solve(self, a: Any, b: Any) -> Any:
         """The x of a x = b, of matrices [..., n, n] and [..., n, k]; batches broadcast."""
@@ -89,10 +89,8 @@ class Namespace:
 
     def scatter(self, reduction: str, target: Any, index: Any, values: Any) -> None:
         """target[index] = target[index] "add", "mul", "max" or "min" values, with repeated indices accumulated."""
-        if reduction == "add":
-            self.scatter_add(target, index, values)
-        elif self.is_numpy or reduction != "mul":
-            function = {"mul": "multiply", "max": "maximum", "min": "minimum"}[reduction]
+        if self.is_numpy or reduction != "mul":
+            function = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}[reduction]
             getattr(self._module, function).at(target, index, values)
         else:
             # CuPy has no multiply.at: multiply once per repetition, each with indices that do not repeat.

@@ -80,9 +80,6 @@ class DistributedStepper(PlacedStepper):
         """Of the program of this rank."""
         return self.executors[0].specialise(shapes)
 
-    def read(self, outputs: bool) -> None:
-        """Outputs stay where they are made, whether somebody reads them or not."""
-
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:

@@ -81,9 +81,6 @@ class PipelineStepper(PlacedStepper):
         """Of the forward program of this stage, once a batch has told what it receives."""
         return self.executors[0].plan
 
-    def read(self, outputs: bool) -> None:
-        """Outputs stay where they are made, whether somebody reads them or not."""
-
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:

@@ -56,6 +56,9 @@ class PlacedStepper:
         self._begin_alike()
         self.slots = self._starts(trained, params)
 
+    def read(self, outputs: bool) -> None:
+        """Outputs stay where they are made, whether somebody reads them or not."""
+
     def slot_bytes(self, processes: int = 1) -> int:
         """Of the optimizer's slots of this rank; raises UsageError where processes are to divide them."""
         if processes > 1:

@@ -29,6 +29,19 @@ def test_layer_normalization(size: int, emulator: Emulator) -> None:
         np.testing.assert_allclose(alone[1], expected[1], rtol=tolerance)
 
 
+@pytest.mark.parametrize("place", [0, 17, 1023])
+@pytest.mark.parametrize("size", [1024, 70000])
+def test_the_mean_of_a_row_with_infinity(place: int, size: int, emulator: Emulator) -> None:
+    """It is infinite wherever that lies, and the rows beside it are as they were."""
+    x = np.random.default_rng(0).standard_normal((3, size)).astype(np.float32)
+    x[1, place], scale = -np.inf, np.ones(size, np.float32)
+    node = node_of(registry.get("", "LayerNormalization")(), x, scale)
+    y, means, _ = run(emulator, node, [x, scale])
+    assert means[1] == -np.inf
+    assert np.isnan(y[1]).all()
+    assert np.isfinite(y[[0, 2]]).all()
+
+
 # The factors of rows: across them, repeated along some of their axes, one for all; and rows in slices.
 @pytest.mark.parametrize(
     ("shape", "axis", "factors"),
