@@ -11,6 +11,7 @@ import functools
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
@@ -68,7 +69,7 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         model = kwargs.get("model")
         what = " ".join(filter(None, ("graphkit", command.__module__.rpartition(".")[2], model)))
-        with _limited(what, max_memory, timeout, max_iterations), _named(model):
+        with _named(model), _limited(what, max_memory, timeout, max_iterations):
             return command(*args, **kwargs)
 
     for option in reversed(_OPTIONS):
@@ -119,7 +120,10 @@ def _held_to_memory(memory: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_in_time(what: str, seconds: float | None) -> Iterator[None]:
-    """Raise LimitReached behind the time, in whatever Python code the main thread is then, again until it ends."""
+    """Raise LimitReached behind the time, in whatever Python code the main thread is then, again until it ends.
+
+    The library asks for the time as well, which may come first; what it raises is told the same way.
+    """
     if seconds is None:
         yield
         return
@@ -140,6 +144,10 @@ def _ended_in_time(what: str, seconds: float | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
     try:
         yield
+    except LimitReached as error:
+        if message in str(error) or time.monotonic() < limits.current().deadline:
+            raise
+        raise LimitReached(f"{message}: {error}") from error
     finally:
         if alarmed:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -218,6 +219,17 @@ def test_a_command_ends_in_time(tmp_path):
         _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 5
     assert "hostile.onnx: not done within 3 s (--timeout)" in said
+
+
+def test_the_time_is_named_alike_where_the_library_asks_first(call, tmp_path):
+    """A thread beside the main one gets no alarm."""
+    onnx.save(looped(None), tmp_path / "hostile.onnx")
+    given = ("run", tmp_path / "hostile.onnx", "--max-iterations", 10**15, "--timeout", 0.5)
+    with ThreadPoolExecutor(1) as beside:
+        code, _, said = beside.submit(call, *given).result(SECONDS)
+    assert code == 5
+    assert "hostile.onnx: not done within 0.5 s (--timeout): again/body" in said
+    assert said.count("hostile.onnx") == 1
 
 
 def test_a_command_takes_no_more_than_its_memory(tmp_path):
