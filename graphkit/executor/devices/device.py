@@ -31,6 +31,10 @@ def address_of(array: Any) -> int:
     return address
 
 
+# Arrays of fewer bytes are brought to a device when a run begins, several in one copy; others may be sent ahead of it.
+SMALL_BYTES = 1 << 16
+
+
 class BoundStep(NamedTuple):
     """A kernel with what it is called with, memory that stays."""
 

@@ -9,10 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.executor.devices.device import address_of
-
-# Less is there sooner than another stream has been asked.
-LEAST_BYTES = 1 << 16
+from graphkit.executor.devices.device import SMALL_BYTES, address_of
 
 # Arrays that are on their way, or wait to be read. Of more the oldest are forgotten.
 MOST_SENT = 16
@@ -87,7 +84,7 @@ class SentAhead:
     def send(self, array: np.ndarray) -> None:
         """Begin to copy an array, which does not change until it is read. One that is small or not C-contiguous is left
         to `Device.copy_in`, and so is one that there is no memory for."""
-        if array.nbytes < LEAST_BYTES or not array.flags.c_contiguous:
+        if array.nbytes < SMALL_BYTES or not array.flags.c_contiguous:
             return
         with self._sending:
             try:
@@ -120,7 +117,7 @@ class SentAhead:
         if self._stream is None:
             self._stream = self._device.stream()
         with self._device.on(self._stream):
-            return _Slot(self._device, nbytes)
+            return _Slot(self._device, _with_room(nbytes))
 
     def _keep(self, array: np.ndarray, slot: _Slot) -> None:
         with self._lock:
@@ -132,7 +129,7 @@ class SentAhead:
 
     def read(self, array: np.ndarray, target: Any) -> bool:
         """Queue the copy of what was sent to `target`, an array of the device's; whether it was sent."""
-        if not self._sent or array.nbytes < LEAST_BYTES:
+        if not self._sent or array.nbytes < SMALL_BYTES:
             return False
         with self._lock:
             found = self._sent.pop(_place(array), None)
@@ -146,6 +143,12 @@ class SentAhead:
         with self._lock:
             self._free.append(slot)
         return True
+
+
+def _with_room(nbytes: int) -> int:
+    """An eighth more at most: sizes that are a little larger fit as well."""
+    unit = 1 << max(nbytes.bit_length() - 4, 0)
+    return -(-nbytes // unit) * unit
 
 
 def _place(array: np.ndarray) -> _Place:

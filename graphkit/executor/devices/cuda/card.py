@@ -52,6 +52,9 @@ _BITS: dict[DType, np.dtype] = {
 # cudaErrorMemoryAllocation, cudaErrorNotReady.
 _NO_MEMORY, _NOT_READY = 2, 600
 
+# cudaHostAllocPortable: pinned for all cards.
+_PORTABLE = 1
+
 # cudaMemcpyKind.
 _FROM_HOST, _TO_HOST = 1, 2
 
@@ -195,15 +198,16 @@ class CudaDevice:
         return self._cupy.ndarray(shape, dtype, memptr=memory.data + offset)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
-        # Pinned: the system does not move it.
-        with self._cupy.cuda.Device(self.number):
+        # Pinned: the system does not move it. CuPy's pool would keep what is let go, of every size that there ever was.
+        cuda = self._cupy.cuda
+        with cuda.Device(self.number):
             try:
-                memory = self._cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
-            except self._cupy.cuda.runtime.CUDARuntimeError as error:
+                memory = cuda.PinnedMemory(max(nbytes, 1), _PORTABLE)
+            except cuda.runtime.CUDARuntimeError as error:
                 if error.status != _NO_MEMORY:
                     raise
                 raise MemoryError(f"{nbytes} bytes of the host's memory for device {self.name!r}: {error}") from error
-        return np.frombuffer(memory, np.uint8, nbytes)
+        return np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         if target is None:

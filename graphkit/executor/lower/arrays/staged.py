@@ -6,7 +6,6 @@ What begins a sum copies its operands there; what waits for it copies the sums t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ from graphkit.executor.devices.device import ArrayKernel, Device
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.arrays.body import ArrayMaker, as_stored, stored
 from graphkit.executor.lower.python_step import PythonStep
-from graphkit.executor.memory.planner import ALIGNMENT
+from graphkit.executor.memory.side_by_side import host_arrays
 from graphkit.ir.graph import Node, Value
 
 # By key, what is under way: arrays of the host, and those of the device that they will be copied to.
@@ -125,16 +124,3 @@ class WaitsForRows(ArrayMaker):
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
         found = zip(self._wait(), self._stored, strict=True)
         return {i: self._device.copy_in(as_stored(array, kind)) for i, (array, kind) in enumerate(found)}
-
-
-def host_arrays(device: Device, values: Sequence[Value]) -> list[np.ndarray]:
-    """Arrays of the host, one behind the other in one piece of memory, from which the device copies at its best.
-
-    They begin where those of a program of the processor would: another process of the job may be one.
-    """
-    begins = list(accumulate((-(-v.tensor.nbytes // ALIGNMENT) * ALIGNMENT for v in values), initial=0))
-    whole, found = device.host_memory(begins[-1]), []
-    for value, begin in zip(values, begins, strict=False):
-        kind = value.tensor
-        found.append(whole[begin : begin + kind.nbytes].view(kind.dtype.numpy).reshape(kind.static_shape))
-    return found

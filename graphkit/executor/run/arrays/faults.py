@@ -25,14 +25,15 @@ _LONGEST_PAUSE, _PART = 1e-3, 0.125
 
 
 class Faults:
-    """The words of one instance of a program, on the current stream; 0: nothing was met."""
+    """The words of one instance of a program, on the current stream, `stream`; 0: nothing was met."""
 
-    def __init__(self, lowered: LoweredGraph, device: Device):
-        self._device = device
+    def __init__(self, lowered: LoweredGraph, device: Device, stream: Any):
+        self._device, self._stream = device, stream
         place = {index: position for position, index in enumerate(lowered.memory.order)}
         # By the number of its word: the position of the step, and what may set it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
         self._words = device.xp.zeros((len(self._of) + 1,), np.uint32)
+        self._found = device.host_memory(self._words.nbytes).view(np.uint32)
         self._allowed = _ANY
         self._most = device.xp.full((), self._allowed, np.int64)
 
@@ -48,12 +49,12 @@ class Faults:
             self._device.copy_in(np.full((), allowed, np.int64), self._most)
             self._allowed = allowed
 
-    def watch(self, stream: Any) -> None:
-        """Wait for what is replayed on the current stream, `stream`. An interrupt, and the end of the time that a run
-        may take (LimitReached), end its loops."""
+    def watch(self) -> None:
+        """Wait for what is replayed. An interrupt, and the end of the time that a run may take (LimitReached), end its
+        loops."""
         began = time.monotonic()
         try:
-            while not self._device.done(stream):
+            while not self._device.done(self._stream):
                 limits.check_time()
                 time.sleep(min(_LONGEST_PAUSE, _PART * (time.monotonic() - began)))
         except BaseException:
@@ -62,7 +63,7 @@ class Faults:
                 with self._device.on(beside):
                     self._device.copy_in(np.ones(1, np.uint32), self._words[-1:])
                     self._device.synchronize(beside)
-                self._device.synchronize(stream)
+                self._device.synchronize(self._stream)
                 self._device.copy_in(np.zeros(1, np.uint32), self._words[-1:])
             raise
 
@@ -75,11 +76,12 @@ class Faults:
         if not self._of:
             return
         settle()
-        words = self._device.copy_out(self._words, None)
-        if not words.any():
+        self._device.copy_to_host(self._words, self._found)
+        self._device.synchronize(self._stream)
+        if not self._found.any():
             return
-        self._device.copy_in(np.zeros(len(words), np.uint32), self._words)
-        words = words[: len(self._of)]
+        words = self._found[: len(self._of)].copy()
+        self._device.copy_in(np.zeros(len(self._found), np.uint32), self._words)
         found = [(place, one, int(word)) for (place, one), word in zip(self._of, words, strict=True) if word]
         _, first, word = min(found, key=lambda one: one[0])
         raise first.failure(first.node, word)

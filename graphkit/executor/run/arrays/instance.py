@@ -49,7 +49,7 @@ class ArrayInstance:
         swaps = "host" in lowered.placement.place.values()
         self._swaps = SwapQueue(device) if swaps else None
         with device.on(self._stream):
-            self._faults = Faults(lowered, device)
+            self._faults = Faults(lowered, device, self._stream)
             common = self._faults.common(alone=self._queue is None)
             self._kernels = [self._prepared(*step, common) for step in lowered.steps]
             self._storages = Storages(lowered, device, self._stream, pools, handed)
@@ -91,14 +91,13 @@ class ArrayInstance:
                 self._storages.begin(inputs)
                 self._run_segments()
                 self._settle()
+                positions = range(len(self._lowered.graph.updates), len(self._placement.results))
+                self._storages.send_outputs(position for position in positions if position not in unread)
                 self._check_last_faults()
-                # Outputs may be old values of states.
-                results, first = self._placement.results, len(self._lowered.graph.updates)
+                # Before the new states: outputs may be their old values.
                 outputs = [
-                    None
-                    if position in unread
-                    else self._storages.output(results[position].value, buffers.get(position))
-                    for position in range(first, len(results))
+                    None if position in unread else self._storages.output(position, buffers.get(position))
+                    for position in positions
                 ]
                 return [*self._storages.new_states(), *outputs]
             except GraphkitError:
@@ -156,7 +155,7 @@ class ArrayInstance:
                 segment.replay()
                 self._storages.states_are_copied = self._copies_states(segment)
                 if segment.repeats and not self.is_writing:
-                    self._faults.watch(self._stream)
+                    self._faults.watch()
                 if self._queue is not None:
                     self._queue.resume(segment.progress)
 
@@ -276,7 +275,7 @@ class ArrayInstance:
     def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
         """A result on the host, once it is there."""
         with self._device.on(self._stream):
-            return self._storages.output(self._placement.results[position].value, out)
+            return self._storages.output(position, out)
 
     def check(self) -> None:
         """Wait for all steps; raises RuntimeFailure as `run` does."""

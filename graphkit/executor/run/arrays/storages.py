@@ -11,11 +11,12 @@ from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.devices.registry import make_launched
 from graphkit.executor.lower.arrays.body import as_stored, laid, stored
-from graphkit.executor.lower.arrays.staged import host_arrays
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import out_of_memory
-from graphkit.executor.memory.pools import Pools
+from graphkit.executor.memory.pools import RECYCLED_BYTES, Pools
 from graphkit.executor.memory.resident import Handed, Resident
+from graphkit.executor.memory.side_by_side import host_arrays
+from graphkit.executor.run.arrays.transfers import SmallInputs, SmallResults
 from graphkit.executor.run.params import ParameterArray
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, dtype_of
@@ -50,10 +51,16 @@ class Storages:
             storage: laid(device, arena, memory.offset(storage) or 0, storage.tensor) for storage in memory.request_of
         }
         self._arrays |= self._swapped()
-        for storage in self._separate():
+        fed = [value for value in lowered.graph.inputs if self._is_fed(value)]
+        self._small_inputs = SmallInputs(device, fed)
+        self._arrays |= self._small_inputs.arrays
+        for storage in self._separate(fed):
             if storage not in self._arrays:
                 self._arrays[storage] = laid(device, device.alloc(storage.tensor.nbytes), 0, storage.tensor)
         self.kept = frozenset(self._arrays)
+        outputs = [result.value for result in lowered.placement.results[len(self._residents) :]]
+        planned = [value for value in outputs if self._root[value] in self.kept]
+        self._small_results = SmallResults(device, stream, planned)
         self.moved = True
         self._passing: list[Value] = []
         # The states that `state_copies` copies to, and whether this run has done so.
@@ -71,16 +78,15 @@ class Storages:
         with out_of_memory(lowered.graph, what):
             return dict(zip(stored, host_arrays(self._device, stored), strict=True))
 
-    def _separate(self) -> Iterable[Value]:
+    def _is_fed(self, value: Value) -> bool:
+        """Whether an input is copied from the host to memory that stays."""
+        elsewhere = value in self._lowered.fixed or value in self._residents or value in self.handed
+        return not elsewhere and isinstance(value.type, TensorType) and value.type.is_static
+
+    def _separate(self, fed: Iterable[Value]) -> Iterable[Value]:
         """Storages with memory of their own: fed arrays, and results but for those that are written over a state."""
-        lowered, placement = self._lowered, self._lowered.placement
-        over_states = {*lowered.memory.donated.values()}
+        placement, over_states = self._lowered.placement, {*self._lowered.memory.donated.values()}
         results = (placement.root[r.value] for r in placement.results if r.owned)
-        fed = (
-            value
-            for value in lowered.graph.inputs
-            if not (value in lowered.fixed or value in self._residents or value in self.handed) and _is_array(value)
-        )
         return (storage for storage in (*fed, *results) if storage not in over_states)
 
     @property
@@ -124,23 +130,45 @@ class Storages:
         self._device.xp.copyto(made, array)
         return made
 
-    def output(self, value: Value, out: np.ndarray | None) -> Any:
-        """A value on the host, in `out` or on its own, when the stream's work has come to that."""
+    def send_outputs(self, positions: Iterable[int]) -> None:
+        """Begin to copy those of these results that are small."""
+        for value in (self._lowered.placement.results[position].value for position in positions):
+            if value in self._small_results:
+                self._small_results.send(value, self.read(value))
+
+    def output(self, position: int, out: np.ndarray | None) -> Any:
+        """A result on the host, in `out` or on its own, when the stream's work has come to that."""
+        value = self._lowered.placement.results[position].value
+        if value in self._small_results:
+            self._small_results.send(value, self.read(value))
+            return self._small_results.array(value, out)
         array, kind = self.read(value), value.type
-        if not isinstance(kind, TensorType) or self._device.supports(kind.dtype):
-            return _copied_out(self._device, array, out)
+        if not isinstance(kind, TensorType):
+            return _copied_out(self._device, array)
+        dtype = kind.dtype.numpy
+        if out is None and array.nbytes >= RECYCLED_BYTES:
+            out = self._pools.results.array(position, array.shape, dtype, array.nbytes)
         bits = self._device.copy_out(array, None if out is None else as_stored(out, array.dtype))
-        return as_stored(bits, kind.dtype.numpy) if out is None else out
+        return as_stored(bits, dtype).reshape(array.shape) if out is None else out
 
     # --- a run --------------------------------------------------------------------------------------------------
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Take the inputs of a run: arrays of the host, Resident states, or what other instances have Handed."""
         self.states_are_copied = False
+        self._small_results.begin()
         self._refresh()
+        received: list[tuple[Value, Any]] = []
         for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
             if given is not self._residents.get(value) and value not in self._lowered.fixed and given is not None:
-                self._receive(value, given)
+                if value in self._small_inputs.arrays and not isinstance(given, Handed):
+                    self._small_inputs.put(value, given)
+                else:
+                    received.append((value, given))
+        # First: it writes old values over what other instances hand over.
+        self._small_inputs.send()
+        for value, given in received:
+            self._receive(value, given)
 
     def put(self, storage: Value, array: Any) -> None:
         """Have an array stand for a storage until the run ends."""
@@ -266,10 +294,6 @@ class Storages:
         return array
 
 
-def _is_array(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.is_static
-
-
 def _copied_in(device: Device, given: Any) -> Any:
     """A fed array, or a sequence of them, on the device; maps stay on the host."""
     if isinstance(given, (list, tuple)):
@@ -277,7 +301,8 @@ def _copied_in(device: Device, given: Any) -> Any:
     return given if isinstance(given, dict) else device.copy_in(given)
 
 
-def _copied_out(device: Device, result: Any, out: np.ndarray | None) -> Any:
+def _copied_out(device: Device, result: Any) -> Any:
+    """A sequence of arrays on the host, or what is there already."""
     if isinstance(result, (list, tuple)):
-        return [_copied_out(device, item, None) for item in result]
-    return result if result is None or isinstance(result, dict) else device.copy_out(result, out)
+        return [_copied_out(device, item) for item in result]
+    return result if result is None or isinstance(result, dict) else device.copy_out(result, None)

@@ -128,6 +128,10 @@ class RealCard(cuda.CudaDevice):
         self.uploads += 1
         return super().copy_in(array, target)
 
+    def copy_from_host(self, host: np.ndarray, target: Any) -> None:
+        self.uploads += 1
+        super().copy_from_host(host, target)
+
     def send_ahead(self, array: np.ndarray) -> None:
         self.sent += 1
         super().send_ahead(array)

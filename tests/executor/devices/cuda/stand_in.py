@@ -200,7 +200,7 @@ class Card:
         return found
 
     def synchronize(self, stream: Stream) -> None:
-        stream.waits += 1
+        stream.waits += bool(stream.work)
         stream.finish()
 
     @property
@@ -353,6 +353,7 @@ class Card:
         self._copy_host(source, host, host)
 
     def copy_from_host(self, host: np.ndarray, target: Any) -> None:
+        self.uploads += self.current.recording is None
         self._copy_host(host, target, host)
 
     def _copy_host(self, source: np.ndarray, target: np.ndarray, host: np.ndarray) -> None:

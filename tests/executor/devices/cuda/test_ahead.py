@@ -12,9 +12,10 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.executor.devices.cuda import ahead
-from graphkit.executor.devices.cuda.ahead import LEAST_BYTES, MOST_SENT
+from graphkit.executor.devices.cuda.ahead import MOST_SENT
+from graphkit.executor.devices.device import SMALL_BYTES
 
-COUNT = LEAST_BYTES // 4
+COUNT = SMALL_BYTES // 4
 
 
 def number(value: float, count: int = COUNT) -> np.ndarray:
@@ -94,6 +95,15 @@ def test_sizes_that_do_not_come_back_make_room(card: Card) -> None:
         card.send_ahead(array)
         assert (received(card, array) == turn).all()
     assert len(card._ahead._free) == 1
+
+
+@stand_in_alone
+def test_sizes_that_are_a_little_larger_fit(card: Card) -> None:
+    for turn in range(40):
+        array = number(turn, 2 * COUNT + 100 * turn)
+        card.send_ahead(array)
+        assert (received(card, array) == turn).all()
+    assert [memory.nbytes for memory in card._late] == [2 * SMALL_BYTES, 2.25 * SMALL_BYTES]
 
 
 @stand_in_alone

@@ -276,7 +276,7 @@ def test_what_ends_a_recording_early_is_what_is_raised(monkeypatch: pytest.Monke
 def test_memory_of_the_host_that_is_not_there(status: int, kind: type[Exception]) -> None:
     """Of CUDA's errors that of memory is Python's."""
 
-    def refused(nbytes: int) -> None:
+    def refused(nbytes: int, flags: int) -> None:
         error = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
         error.status = status  # type: ignore[attr-defined]
         raise error
@@ -285,7 +285,7 @@ def test_memory_of_the_host_that_is_not_there(status: int, kind: type[Exception]
     one.number, one.name = 0, "cuda"
     runtime = SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
     one._cupy = SimpleNamespace(
-        cuda=SimpleNamespace(Device=lambda number: nullcontext(), alloc_pinned_memory=refused, runtime=runtime)
+        cuda=SimpleNamespace(Device=lambda number: nullcontext(), PinnedMemory=refused, runtime=runtime)
     )
     with pytest.raises(kind, match="out of memory"):
         one.host_memory(100)

@@ -4,6 +4,7 @@ of processors."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,7 +102,7 @@ def compared(options: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         own.mkdir()
         ranks.append(facts(job(own, {"nccl": taking_part, **options})))
         assert all(rank["kinds"] == [kind] for rank in ranks[-1])
-        assert all((rank["staging"] == 0) == (kind == "nccl") for rank in ranks[-1])
+    assert all(one["staging"] < other["staging"] for one, other in zip(*ranks, strict=True))
     assert [rank["bits"] for rank in ranks[0]] == [rank["bits"] for rank in ranks[1]]
     return ranks[0]
 
@@ -118,7 +119,7 @@ def test_sums_beside_copies_to_the_host(early: bool, tmp_path: Path) -> None:
         found[swaps] = facts(job(own, options))
     for plain, swapped in zip(found[False], found[True], strict=True):
         assert swapped["bits"] == plain["bits"]
-        assert swapped["staging"] > plain["staging"] == 0
+        assert swapped["staging"] > plain["staging"]
         assert swapped["captured"] == plain["captured"] > 0
 
 
@@ -176,11 +177,10 @@ def test_one_that_cannot_and_what_cards_do_not_sum(options: dict[str, Any], reas
         (
             "stopped in a step",
             [
-                "rank 0: rank 1 on ",
-                "has shown no sign of life for 4 s; it was last seen in step 5, behind sums on cards",
+                r"rank 0: rank 1 on .* has shown no sign of life for \d+ s; it was last seen in step 5, behind sums",
             ],
         ),
-        long_case("stopped", ["rank 0: rank 1 on ", "has shown no sign of life for 4 s; it was last seen in step 4"]),
+        long_case("stopped", [r"rank 0: rank 1 on .* has shown no sign of life for \d+ s; it was last seen in step 4"]),
         long_case("fails in a step", ["rank 1: ValueError: a step that fails; this ends the job"]),
         long_case("another order", ["the processes do not go on together: rank 0: sums on cards", "another order"]),
     ],
@@ -192,7 +192,7 @@ def test_who_does_not_come_ends_the_job(
     monkeypatch.setenv("GRAPHKIT_RANK_TIMEOUT", "4")
     done = job(tmp_path, {"nccl": [0, 1], "ends": ends})
     assert done.returncode == RuntimeFailure.exit_code
-    assert all(message in done.stderr for message in messages), done.stderr[-3000:]
+    assert all(re.search(message, done.stderr) for message in messages), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
