@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 from graphkit.errors import UsageError, did_you_mean
@@ -217,4 +218,10 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
         if "after" in found:
             found["after"] = schedule(found["after"])
         return cls(**found)
-    return Constant(spec)
+    return _constant(spec) if isinstance(spec, float) else Constant(spec)
+
+
+@lru_cache
+def _constant(rate: float) -> Constant:
+    """Optimizers ask for it in every step."""
+    return Constant(rate)

@@ -15,7 +15,8 @@ class NotRecorded(RuntimeFailure):
 
 
 class Choice(NamedTuple):
-    """Steps of which a run takes the first where `condition` holds, bool of one element, and else the second."""
+    """Steps of which a run takes the first where an element of `condition` is not zero, bool or integers, and else the
+    second."""
 
     condition: Any
     then: Sequence[Recorded]

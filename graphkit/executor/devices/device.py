@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.xp import Namespace
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.conditions import Recorded
 
 
 class ArrayKernel(Protocol):
@@ -90,7 +93,7 @@ class Device(Protocol):
         """Whether recordings may have steps of `conditions.Conditional` kernels."""
         ...
 
-    def record(self, stream: Any, steps: Sequence[BoundStep]) -> Callable[[], None]:
+    def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
         """What queues all at once work with the results of `steps`, which are not run now, one by one. Both for
         the current stream, `stream`. Raises conditions.NotRecorded where it refuses."""
         ...

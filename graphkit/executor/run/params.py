@@ -132,9 +132,14 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def lend(self, names: Sequence[str], device: Device) -> list[Resident | np.ndarray]:
         """The values, for a run of a device that writes over those that are there already. `place` has to follow."""
+        held = [self._resident.get(name) for name in names]
+        found = [one for one in held if one is not None and one.device is device]
+        if len(found) == len(names):
+            self._rewritten(names)
+            return [*found]
         residents = [self.resident(name, device) for name in names]
-        self._rewritten([name for name, found in zip(names, residents, strict=True) if found is not None])
-        return [self[name] if found is None else found for name, found in zip(names, residents, strict=True)]
+        self._rewritten([name for name, one in zip(names, residents, strict=True) if one is not None])
+        return [self[name] if one is None else one for name, one in zip(names, residents, strict=True)]
 
     def place(self, names: Sequence[str], residents: Sequence[Resident]) -> None:
         """Make what is on a device the values of `names`: nobody else may write to it."""
@@ -154,8 +159,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def _rewritten(self, names: Sequence[str]) -> None:
         """What is on the host of these names is another value, or about to be one."""
-        held = (self._arrays, self._stored, self._views)
-        if not all(names_held.keys().isdisjoint(names) for names_held in held):
+        if any(held and not held.keys().isdisjoint(names) for held in (self._arrays, self._stored, self._views)):
             for name in names:
                 self._forget(name)
                 self._views.pop(name, None)

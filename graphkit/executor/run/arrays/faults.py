@@ -67,6 +67,11 @@ class Faults:
                 self._device.copy_in(np.zeros(1, np.uint32), self._words[-1:])
             raise
 
+    @property
+    def words(self) -> Any:
+        """On the device; an element that is not zero says that something was met, or that loops have to end."""
+        return self._words
+
     def may_come_from(self, position: int) -> bool:
         """Whether a step at this position of the order, or behind it, may set one."""
         return any(place >= position for place, _ in self._of)

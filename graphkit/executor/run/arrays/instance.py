@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import GraphkitError
-from graphkit.executor.devices.conditions import NotRecorded
+from graphkit.executor.devices.conditions import Choice, NotRecorded, Recorded
 from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.lower.arrays.body import ArrayMaker, Common, flattened, looks_at_values, prepare
@@ -27,7 +27,7 @@ from graphkit.executor.lower.python_step import kept
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.arrays.faults import Faults
-from graphkit.executor.run.arrays.segments import Segment, committed, divided, sums_of
+from graphkit.executor.run.arrays.segments import Segment, committed, divided, is_one_recording, sums_of
 from graphkit.executor.run.arrays.storages import Storages
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
@@ -63,7 +63,10 @@ class ArrayInstance:
         # Faults are looked at before a step writes over a state; and behind all, if they must be.
         self._commit = committed(lowered)
         self._looks_last = self._commit == len(self._placement.steps) or self._faults.may_come_from(self._commit)
+        # Whether the latest run has left the look before the commit to the device.
+        self._left_the_look = False
         self._segments = [*divided(lowered, self._kernels, self._storages.staying, self._commit)]
+        self._whole = self._as_one_recording()
         if self._queue is not None:
             self._queue.describe(sums_of(segment, lowered, self._commit) for segment in self._segments)
 
@@ -89,7 +92,7 @@ class ArrayInstance:
         with self._device.on(self._stream), taking_part:
             try:
                 self._storages.begin(inputs)
-                self._run_segments()
+                self._run_steps_of_all()
                 self._settle()
                 positions = range(len(self._lowered.graph.updates), len(self._placement.results))
                 self._storages.send_outputs(position for position in positions if position not in unread)
@@ -118,7 +121,7 @@ class ArrayInstance:
 
     def _check_last_faults(self) -> None:
         """The steps behind the last look at faults are done."""
-        if self._looks_last:
+        if self._looks_last or self._left_the_look:
             self._check_faults()
 
     def _end(self) -> None:
@@ -133,10 +136,35 @@ class ArrayInstance:
 
     # --- segments -----------------------------------------------------------------------------------------------
 
+    def _as_one_recording(self) -> Segment | None:
+        """All steps, where the device can look by itself whether states may be written over."""
+        alone = self._queue is None and self._swaps is None and not self._looks_last
+        can_look = not self._faults.may_come_from(0) or self._device.has_conditions
+        if not (alone and is_one_recording(self._segments, self._commit) and can_look):
+            return None
+        return Segment([p for segment in self._segments for p in segment.positions], is_recorded=True, repeats=False)
+
+    def _run_steps_of_all(self) -> None:
+        """All segments: by one replay, where they are one recording."""
+        whole, self._left_the_look = self._whole, False
+        if whole is None or self._storages.moved:
+            self._run_segments()
+            return
+        if whole.is_recorded and whole.replay is None:
+            self._try_to_record(whole)
+        if whole.replay is None:
+            self._run_segments()
+            return
+        self.is_writing = self._left_the_look = True
+        whole.replay()
+        self._storages.states_are_copied = self._copies_states(self._segments[-1])
+
     def _run_segments(self) -> None:
         self.is_writing = False
         is_known, self._storages.moved = not self._storages.moved, False
         anew = False
+        if self._whole is not None and not is_known:
+            self._whole.replay = None
         if self._queue is not None:
             is_known, anew = self._queue.meet(is_known)
         for segment in self._segments:
@@ -166,10 +194,11 @@ class ArrayInstance:
             if self._queue is not None:
                 raise  # the other processes replay theirs
             segment.is_recorded = False
-            warnings.warn(f"{error}; the host runs one step after another", RuntimeWarning, stacklevel=2)
+            instead = "looks at faults in between" if segment is self._whole else "runs one step after another"
+            warnings.warn(f"{error}; the host {instead}", RuntimeWarning, stacklevel=2)
 
     def _record(self, segment: Segment) -> None:
-        steps = [*self._bound_steps(segment)]
+        steps = [*(self._bound_steps_of_all() if segment is self._whole else self._bound_steps(segment))]
         if self._swaps is not None:
             steps.append(self._swaps.joined)
         if self._queue is None:
@@ -192,6 +221,15 @@ class ArrayInstance:
             yield from flattened(BoundStep(kernel, *self._storages.operands(node), self._storages.scratch(index)))
         if self._copies_states(segment):
             yield from self._storages.state_copies()
+
+    def _bound_steps_of_all(self) -> Iterator[Recorded]:
+        """Where a word of faults is set, states stay what they were."""
+        before, behind = self._segments
+        yield from self._bound_steps(before)
+        if self._faults.may_come_from(0):
+            yield Choice(self._faults.words, (), [*self._bound_steps(behind)])
+        else:
+            yield from self._bound_steps(behind)
 
     def _copies_states(self, segment: Segment) -> bool:
         """Whether states are written behind its steps, at the latest: it is the last, and nothing fails any more."""

@@ -28,6 +28,13 @@ class Segment:
         self.progress = Progress(0, {})
 
 
+def is_one_recording(segments: Sequence[Segment], commit: int) -> bool:
+    """Whether all can be recorded, and what begins at `commit` too, with nothing that the host has to look at between
+    them but faults."""
+    begins = [segment.positions[0] for segment in segments]
+    return len(begins) == 2 and begins[1] == commit and all(s.is_recorded and not s.repeats for s in segments)
+
+
 def committed(lowered: LoweredGraph) -> int:
     """The first position whose step writes over a state; behind all where none does."""
     order = {lowered.placement.steps[index]: position for position, index in enumerate(lowered.memory.order)}

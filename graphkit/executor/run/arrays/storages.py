@@ -37,9 +37,12 @@ class Storages:
         self._lowered, self._device, self._stream, self._pools = lowered, device, stream, pools
         self._root, self._used = lowered.placement.root, lowered.placement.used
         memory = lowered.memory
+        # Of the fixed operands that were read, and of all that a store has, then.
+        self._versions: dict[Value, int] = {}
         self._stamp = -1
         # In the order of the updates; None before the first run.
         self._residents: dict[Value, Resident | None] = {state: None for state, _ in lowered.graph.updates}
+        self._taken = [(i, value) for i, value in enumerate(lowered.graph.inputs) if value not in lowered.fixed]
         self.handed = frozenset(handed)
         arena = device.alloc(memory.layout.arena_bytes)
         self._scratch = {
@@ -159,8 +162,9 @@ class Storages:
         self._small_results.begin()
         self._refresh()
         received: list[tuple[Value, Any]] = []
-        for value, given in zip(self._lowered.graph.inputs, inputs, strict=True):
-            if given is not self._residents.get(value) and value not in self._lowered.fixed and given is not None:
+        for position, value in self._taken:
+            given = inputs[position]
+            if given is not None and given is not self._residents.get(value):
                 if value in self._small_inputs.arrays and not isinstance(given, Handed):
                     self._small_inputs.put(value, given)
                 else:
@@ -280,9 +284,11 @@ class Storages:
         if (stamp := self._pools.stamp()) == self._stamp:
             return
         for storage, source in self._lowered.fixed.items():
-            array = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
-            self.moved |= self._arrays.get(storage) is not array
-            self._arrays[storage] = array
+            version = source.version  # before the array: a write in between is found the next time
+            if version != self._versions.get(storage):
+                array = self._pools.packed.made(source, f"on {self._device.name}", self._uploaded)
+                self.moved |= self._arrays.get(storage) is not array
+                self._arrays[storage], self._versions[storage] = array, version
         self._stamp = stamp
 
     def _uploaded(self, source: VersionedArray) -> Any:

@@ -14,7 +14,7 @@ from emulator import Emulator
 from stand_in_streams import PENDING, Point, Stream, Work, inside, recorded
 
 from graphkit.executor.devices import cuda
-from graphkit.executor.devices.conditions import Recorded, Repetition
+from graphkit.executor.devices.conditions import Choice, Recorded, Repetition
 from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_conditions
 from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
@@ -228,6 +228,8 @@ class Card:
         merged = expanded(steps)
         assert self.has_conditions or not has_conditions(merged)
         self.merged.append((len(steps), len(merged)))
+        if isinstance(steps[-1], Choice) and isinstance(merged[-1], Choice):  # what a fault leaves out
+            self.merged.append((len(steps[-1].otherwise), len(merged[-1].otherwise)))
         replayed = recorded(stream, partial(self._queue, merged))
         self.recordings += 1
 

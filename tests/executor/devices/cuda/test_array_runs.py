@@ -14,6 +14,7 @@ from stand_in import Card
 
 import graphkit as gk
 from graphkit.errors import NotFinite, OutOfMemory, RuntimeFailure
+from graphkit.executor.devices.conditions import Choice, NotRecorded
 from graphkit.executor.run.arrays import instance
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -79,6 +80,86 @@ def test_a_step_brings_its_loss_alone(card: Card, monkeypatch: pytest.MonkeyPatc
     brought.clear()
     run.fit((X, LABELS), epochs=1, batch_size=len(X), metrics=["accuracy"], progress=False)
     assert scores in brought
+
+
+# --- a step as one recording ------------------------------------------------------------------------
+
+
+def taking(card: Card, *, faults: bool = True) -> tuple[Executor, ParamStore]:
+    """Adds what is taken from a table to three states; without `faults` all of it, so that nothing can fail."""
+
+    def graph(**states: Value) -> Graph:
+        table, index = Value(TensorType("float32", (5, 4)), "table"), Value(TensorType("int64", (3,)), "index")
+        taken = F.reduce_sum(F.gather(table, index) if faults else table, np.array([0]), keepdims=0)
+        more = F.tanh(F.mul(F.exp(F.neg(taken)), taken))
+        new = [F.add(state, F.mul(more, taken)) for state in states.values()]
+        shown = F.neg(more)
+        shown.name = "shown"
+        return Graph([table, index, *states.values()], [shown], [*zip(states.values(), new, strict=True)])
+
+    return counters(graph, a=np.zeros(4, np.float32), b=np.ones(4, np.float32), c=np.full(4, 2, np.float32))
+
+
+def step_of(executor: Executor, index: list[int]) -> np.ndarray:
+    table = np.linspace(0, 1, 20, dtype=np.float32).reshape(5, 4)
+    found: np.ndarray = executor.run({"table": table, "index": np.array(index)})["shown"]
+    return found
+
+
+@pytest.mark.parametrize("conditions", [True, False])
+def test_a_fault_leaves_states_whoever_looks(conditions: bool, card: Card) -> None:
+    """With conditions the card does, and a step is one replay."""
+    if not conditions:
+        card.has_conditions = False
+    executor, store = taking(card)
+    for _ in range(2):
+        for turn in range(4):
+            before, replays = {name: np.array(array) for name, array in store.items()}, card.replays
+            assert np.isfinite(step_of(executor, [turn, 1, 0])).all()
+            for name, array in before.items():
+                assert (store[name] != array).any()
+        assert card.replays - replays == (1 if conditions else 2)
+        before, replays = {name: np.array(array) for name, array in store.items()}, card.replays
+        with pytest.raises(RuntimeFailure, match="index"):
+            step_of(executor, [1, 7, 0])
+        assert card.replays == replays + 1, "what failed is the recording"
+        for name, array in before.items():
+            np.testing.assert_array_equal(store[name], array)
+
+
+@pytest.mark.parametrize("conditions", [True, False])
+def test_steps_without_faults_are_one_recording(conditions: bool, card: Card) -> None:
+    card.has_conditions = conditions
+    executor, store = taking(card, faults=False)
+    for _ in range(3):
+        step_of(executor, [0, 1, 2])
+    before, replays = np.array(store["a"]), card.replays
+    step_of(executor, [0, 1, 2])
+    assert card.replays == replays + 1
+    np.testing.assert_allclose(store["b"] - store["a"], 1, rtol=1e-6)
+    assert (store["a"] != before).any()
+
+
+def test_one_recording_that_is_refused(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then there are two, and the host looks between them."""
+    record = card.record
+
+    def refusing(stream: Any, steps: Any) -> Any:
+        if isinstance(steps[-1], Choice):
+            raise NotRecorded("no such nodes")
+        return record(stream, steps)
+
+    monkeypatch.setattr(card, "record", refusing)
+    executor, store = taking(card)
+    step_of(executor, [0, 1, 2])
+    with pytest.warns(RuntimeWarning, match="no such nodes; the host looks at faults in between"):
+        step_of(executor, [0, 1, 2])
+    replays = card.replays
+    step_of(executor, [0, 1, 2])
+    assert card.replays == replays + 2
+    with pytest.raises(RuntimeFailure, match="index"):
+        step_of(executor, [0, 9, 2])
+    np.testing.assert_allclose(store["c"] - store["a"], 2, rtol=1e-6)
 
 
 def test_an_output_that_is_a_state_s_old_value(card: Card) -> None:

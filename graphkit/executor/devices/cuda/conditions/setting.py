@@ -11,12 +11,23 @@ from graphkit.executor.devices.conditions import Choice, Repetition
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, Input, Launch, Memory, Source, source_of
 
+# condition: so many bytes.
 CHOOSES = source_of(
     "chooses",
-    ["const gk_u8* condition", "gk_u64 then", "gk_u64 otherwise", "gk_u32 wanted"],
+    ["const gk_u8* condition", "gk_u32 count", "gk_u64 then", "gk_u64 otherwise", "gk_u32 wanted"],
     [
+        "__shared__ gk_u32 holds;",
         "if (threadIdx.x == 0) {",
-        "    const gk_u32 holds = *condition != 0;",
+        "    holds = 0;",
+        "}",
+        "__syncthreads();",
+        f"for (gk_u32 i = threadIdx.x; i < count; i += {THREADS}u) {{",
+        "    if (condition[i] != 0) {",
+        "        holds = 1;",
+        "    }",
+        "}",
+        "__syncthreads();",
+        "if (threadIdx.x == 0) {",
         "    if (wanted & 1u) {",
         "        cudaGraphSetConditional(then, holds);",
         "    }",
@@ -67,7 +78,8 @@ SETTING = (CHOOSES, REPEATS)
 def choosing(choice: Choice, then: int | None, otherwise: int | None) -> BoundLaunch:
     """Sets the values of the nodes of both parts, by their handles; None for a part without a node."""
     wanted = np.uint32((then is not None) + 2 * (otherwise is not None))
-    return _setting(CHOOSES, [choice.condition, np.uint64(then or 0), np.uint64(otherwise or 0), wanted])
+    given = [choice.condition, np.uint32(choice.condition.nbytes)]
+    return _setting(CHOOSES, [*given, np.uint64(then or 0), np.uint64(otherwise or 0), wanted])
 
 
 def beginning(repeated: Repetition, handle: int) -> BoundLaunch:
