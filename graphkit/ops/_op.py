@@ -77,8 +77,8 @@ class Op:
     with the sizes in their place, under the assumptions that `graphkit.ir.dims` records: inference asks no more of a
     size than `may_equal` and `broadcast`, but that none is negative), `widens` (the reference computes half floats in
     float32), `on_host` (the reference is of numpy alone: a device with memory of its own hands it copies, and takes
-    copies of what it makes), `composite` (the executor runs the nodes of `expand` in its place), `samples` (a tuple of
-    Sample, or a function that returns one).
+    copies of what it makes), `composite` (the executor runs the nodes of `expand` in its place), `refuses_values` (see
+    `may_refuse`), `samples` (a tuple of Sample, or a function that returns one).
     """
 
     domain: ClassVar[str] = ""
@@ -102,6 +102,7 @@ class Op:
     widens: ClassVar[bool] = True
     on_host: ClassVar[bool] = False
     composite: ClassVar[bool] = False
+    refuses_values: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
     # The fields that hold subgraphs.
@@ -180,6 +181,14 @@ class Op:
     def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
         """How many products are summed up, for types of known rank; None for what is no sum of products."""
         return None
+
+    def may_refuse(self, inputs: Sequence[Any]) -> bool:
+        """Whether a run may fail of the values of operands of these types, such as an index that is outside.
+
+        A gradient does not say so of what its operator has refused before.
+        """
+        inner = (node for body in self.subgraphs().values() for node in body.nodes)
+        return self.refuses_values or any(may_refuse(node) for node in inner)
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         """The rank that each operand must have, as far as the operator and the other operands' types tell it."""
@@ -292,3 +301,9 @@ def declared(cls: type[OpT]) -> type[OpT]:
     cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
     cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
     return cls
+
+
+def may_refuse(node: Node) -> bool:
+    """See Op.may_refuse."""
+    assert isinstance(node.op, Op)
+    return node.op.may_refuse([None if v is None else v.type for v in node.inputs])

@@ -28,6 +28,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import DOMAIN, Op
+from graphkit.ops._op import may_refuse
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes
 
@@ -310,7 +311,10 @@ class Template:
         plan = plan_graph(
             self.graph,
             self.placement,
-            [StepMemory(int(kernel.scratch_bytes), kernel.inplace) for kernel in kernels],
+            [
+                StepMemory(int(kernel.scratch_bytes), kernel.inplace, may_refuse(node))
+                for node, kernel in zip(self.placement.steps, kernels, strict=True)
+            ],
             inplace=self.settings.inplace,
             share=self.settings.share,
             nbytes=lambda v: sizes[self._bytes[v]],

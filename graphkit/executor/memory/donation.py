@@ -47,6 +47,28 @@ def donated_states(
     return {state: targets[state] for state in writers}
 
 
+def failing_first(
+    placement: Placement, chosen: Mapping[Value, Value], after: Sequence[Sequence[Value]], may_fail: Sequence[bool]
+) -> dict[Node, list[Value]]:
+    """What steps have to follow so that those which may fail come before all that overwrite the `chosen` states: a run
+    that fails leaves the old values. What follows from a new value itself comes behind. Linear.
+
+    `after` are the storages that each step follows. Steps that may fail follow each other, in their order, and writers
+    the last of them.
+    """
+    writers = {target.node for target in chosen.values()}
+    late: set[Node | None] = set()
+    found: dict[Node, list[Value]] = {}
+    last: list[Value] = []
+    for index, node in enumerate(placement.steps if writers else ()):
+        if node in writers or any(v.node in late for v in after[index]):
+            late.add(node)
+        elif may_fail[index]:
+            found[node] = last
+            last = [next(v for v in node.outputs if v in placement.used)]
+    return found | {node: last for node in writers if node is not None}
+
+
 def awaited(placement: Placement, chosen: Mapping[Value, Value]) -> dict[Node, list[Value]]:
     """What the steps that overwrite the `chosen` states have to follow: a result of every other step that reads one."""
     root = placement.root

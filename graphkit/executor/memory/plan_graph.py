@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from graphkit.executor.memory.donation import awaited, donated_states
+from graphkit.executor.memory.donation import awaited, donated_states, failing_first
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
@@ -18,10 +18,12 @@ from graphkit.passes.core.sweep import elements_read
 
 
 class StepMemory(NamedTuple):
-    """What a step needs: working memory, and the positions (input, output) that it permits to be the same memory."""
+    """What a step needs: working memory, and the positions (input, output) that it permits to be the same memory.
+    may_fail: of values, or of memory."""
 
     scratch_bytes: int
     inplace: Sequence[tuple[int, int]]
+    may_fail: bool
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class _Planning:
         after = [_followed(node, placement) for node in placement.steps]
         self.donated = donated_states(graph, placement, permitted, after) if inplace else {}
         behind = awaited(placement, self.donated)
+        for node, others in failing_first(placement, self.donated, after, [need.may_fail for need in needs]).items():
+            behind.setdefault(node, []).extend(others)
         self.tasks = [
             Task(
                 self._buffers([placement.root[v] for v in elements_read(node)]),

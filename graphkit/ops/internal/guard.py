@@ -21,6 +21,7 @@ class FiniteGuard(Op):
     """
 
     domain = DOMAIN
+    refuses_values = True
     inputs = ("x", "token")
     types = {"x": ANY, "token": FLOATS}
     samples = (

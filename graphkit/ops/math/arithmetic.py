@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -90,6 +90,10 @@ def _refuse_zero(divisor: Any) -> None:
         raise RuntimeFailure("integer division by zero")
 
 
+def _may_divide_by_zero(a: TensorType, b: TensorType) -> bool:
+    return a.dtype.is_integer and not (b.constants and all(b.constants))
+
+
 @op
 class Div(Binary):
     """a / b with broadcasting; integers divide towards zero, and a divisor 0 is RuntimeFailure."""
@@ -97,6 +101,9 @@ class Div(Binary):
     onnx = Onnx("Div", since=14)
     known = staticmethod(_quotient)
     samples = (Sample((2, 3), _POSITIVE), Sample((2, 3), Rand((3,), 1.0, 5.0)), Sample((2, 3), Rand((), -3.0, -1.0)))
+
+    def may_refuse(self, inputs: Sequence[Any]) -> bool:
+        return _may_divide_by_zero(*inputs)
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         if a.dtype.kind in "iu":
@@ -124,6 +131,9 @@ class Pow(Binary):
     inplace = ((0, 0),)
     onnx = Onnx("Pow", since=15)
     samples = (Sample(_POSITIVE, (2, 3)), Sample(_POSITIVE, np.array(3.0)), Sample((2, 3), np.array([2.0]), grad=True))
+
+    def may_refuse(self, inputs: Sequence[Any]) -> bool:
+        return all(kind.dtype.is_integer for kind in inputs)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]))
@@ -168,6 +178,9 @@ class Mod(Binary):
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8])),
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8]), fmod=True),
     )
+
+    def may_refuse(self, inputs: Sequence[Any]) -> bool:
+        return _may_divide_by_zero(*inputs)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         known = broadcast_known(_c_remainder if self.fmod else _remainder, [a, b])

@@ -11,7 +11,7 @@ seeded with all of seed, (seed, step) and stream.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -309,6 +309,9 @@ class Dropout(RandomOp):
         Sample((0, 3), np.array(0.5, np.float32), np.array(True), _RNG),
         Sample(np.array([0.5, -2.0], DType.FLOAT8E5M2.numpy), np.array(0.25, DType.FLOAT8E5M2.numpy)),
     )
+
+    def may_refuse(self, inputs: Sequence[Any]) -> bool:
+        return len(inputs) > 1 and inputs[1] is not None  # a ratio outside [0, 1]
 
     def infer(
         self,

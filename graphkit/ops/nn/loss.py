@@ -28,6 +28,7 @@ class ClassLoss(Op):
 
     ignore_index: int | None = None
     reduction: str = "mean"
+    refuses_values = True
 
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
         """Raise TypeMismatch when the shapes do not belong together."""
@@ -222,6 +223,7 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
     """
 
     domain = DOMAIN
+    refuses_values = False  # the loss has
     inputs = ("dloss", "log_prob", "labels", "weights?")
     outputs = ("dscores",)
     types = {"dloss": FLOATS, "log_prob": "dloss", "labels": INDICES, "weights": "dloss"}

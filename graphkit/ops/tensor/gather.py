@@ -34,10 +34,14 @@ class Gather(Op):
     """
 
     axis: int = 0
+    refuses_values = True
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INDICES}
     onnx = Onnx("Gather", since=13)
     samples = tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
+
+    def may_refuse(self, inputs: Sequence[Any]) -> bool:
+        return inputs[1].constants is None or not inputs[0].is_static  # else inference has looked at them
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         first = self.axis % len(inputs[0].known_shape) == 0
@@ -126,6 +130,7 @@ class GatherElements(Op):
     """y[i, j, ...] = x with `axis` at indices[i, j, ...]: the result has the shape of `indices`, which has x's rank."""
 
     axis: int = 0
+    refuses_values = True
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INDICES}
     onnx = Onnx("GatherElements", since=13)
@@ -179,6 +184,7 @@ class GatherND(Op):
     """
 
     batch_dims: int = 0
+    refuses_values = True
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INT64}
     onnx = Onnx("GatherND", since=13)

@@ -236,6 +236,7 @@ class ReverseSequence(Op):
     time_axis: int = 0
     inputs = ("x", "sequence_lens")
     types = {"x": ANY, "sequence_lens": INT64}
+    refuses_values = True
     onnx = Onnx("ReverseSequence", since=28)
     samples = (
         Sample((4, 3), i64(4, 2, 1)),

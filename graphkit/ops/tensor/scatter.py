@@ -31,6 +31,7 @@ class _Scatter(Op):
     reduction: str = "none"
     inputs = ("x", "indices", "updates")
     inplace = ((0, 0),)
+    refuses_values = True
 
     def infer(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         if self.reduction not in _REDUCTIONS:

@@ -15,6 +15,7 @@ from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.ops._op import may_refuse
 
 
 class Common:
@@ -116,22 +117,24 @@ def launches_of(kernel: ArrayKernel | None) -> int:
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel may set a fault, and what to raise for its word."""
+    """A node whose kernel may set a fault, and what to raise for its word. is_first: whether it may be the first to set
+    one; that of a gradient comes behind that of its operator."""
 
     node: Node
     failure: Callable[[Node, int], RuntimeFailure]
+    is_first: bool
 
 
 def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
     """The kernels of a step that may set a fault, in the order in which `prepare` takes words for them."""
     if isinstance(lowering, LaunchedStep) and lowering.kernel.fault:
-        yield Faulty(node, lowering.kernel.failure)
+        yield Faulty(node, lowering.kernel.failure, may_refuse(node))
     elif isinstance(lowering, SubgraphStep):
         for graph in lowering.subgraphs.values():
             for inner in graph.steps:
                 yield from faulty(*inner)
         if lowering.failure is not None:
-            yield Faulty(node, lowering.failure)
+            yield Faulty(node, lowering.failure, is_first=True)
 
 
 def prepare(device: Device, node: Node, lowering: Lowering, common: Common) -> ArrayKernel | None:

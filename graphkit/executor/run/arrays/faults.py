@@ -72,9 +72,13 @@ class Faults:
         """On the device; an element that is not zero says that something was met, or that loops have to end."""
         return self._words
 
-    def may_come_from(self, position: int) -> bool:
-        """Whether a step at this position of the order, or behind it, may set one."""
+    def come_from(self, position: int) -> bool:
+        """Whether a step at this position of the order, or behind it, sets any."""
         return any(place >= position for place, _ in self._of)
+
+    def begin_from(self, position: int) -> bool:
+        """Whether such a step may set the first one."""
+        return any(place >= position and one.is_first for place, one in self._of)
 
     def check(self, settle: Callable[[], None]) -> None:
         """Raise RuntimeFailure for the first step that has met something. Waits for all steps, by `settle` first."""

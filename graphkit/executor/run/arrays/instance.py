@@ -62,7 +62,9 @@ class ArrayInstance:
         self.is_writing = False
         # Faults are looked at before a step writes over a state; and behind all, if they must be.
         self._commit = committed(lowered)
-        self._looks_last = self._commit == len(self._placement.steps) or self._faults.may_come_from(self._commit)
+        has_commit = self._commit < len(self._placement.steps)
+        self._fails_last = not has_commit or self._faults.begin_from(self._commit)
+        self._looks_last = not has_commit or self._faults.come_from(self._commit)
         # Whether the latest run has left the look before the commit to the device.
         self._left_the_look = False
         self._segments = [*divided(lowered, self._kernels, self._storages.staying, self._commit)]
@@ -138,8 +140,8 @@ class ArrayInstance:
 
     def _as_one_recording(self) -> Segment | None:
         """All steps, where the device can look by itself whether states may be written over."""
-        alone = self._queue is None and self._swaps is None and not self._looks_last
-        can_look = not self._faults.may_come_from(0) or self._device.has_conditions
+        alone = self._queue is None and self._swaps is None and not self._fails_last
+        can_look = not self._faults.begin_from(0) or self._device.has_conditions
         if not (alone and is_one_recording(self._segments, self._commit) and can_look):
             return None
         return Segment([p for segment in self._segments for p in segment.positions], is_recorded=True, repeats=False)
@@ -226,14 +228,14 @@ class ArrayInstance:
         """Where a word of faults is set, states stay what they were."""
         before, behind = self._segments
         yield from self._bound_steps(before)
-        if self._faults.may_come_from(0):
+        if self._faults.begin_from(0):
             yield Choice(self._faults.words, (), [*self._bound_steps(behind)])
         else:
             yield from self._bound_steps(behind)
 
     def _copies_states(self, segment: Segment) -> bool:
         """Whether states are written behind its steps, at the latest: it is the last, and nothing fails any more."""
-        return segment is self._segments[-1] and segment.positions[0] >= self._commit and not self._looks_last
+        return segment is self._segments[-1] and segment.positions[0] >= self._commit and not self._fails_last
 
     def _run_steps(self, segment: Segment) -> None:
         memory, steps = self._lowered.memory, self._placement.steps

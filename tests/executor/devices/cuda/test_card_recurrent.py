@@ -358,9 +358,9 @@ def test_training(name: str, card: Card) -> None:
     kind, layers = ("LSTM", 2) if name == "lstm_lm" else (name.upper(), 1)
     launched = [op for op in card.launched if op.startswith(kind)]
     assert sorted(launched) == [*[f"{kind}Recurrence"] * layers, *[f"{kind}RecurrenceGrad"] * layers]
-    # Before states are written over, and behind.
-    assert card.recordings == 2
-    assert card.replays >= 4
+    # Where the card does not look at faults itself: before states are written over, and behind.
+    assert card.recordings == (1 if card.has_conditions else 2)
+    assert card.replays >= 2 * card.recordings
 
 
 def test_recomputation_keeps_recurrences(card: Card) -> None:

@@ -1,0 +1,135 @@
+"""A run that fails of values leaves states as they were, also those whose new values do not depend on what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.memory import plan_graph
+from graphkit.executor.memory.schedule import Schedule, Task, measured
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F, Op, op
+
+X = np.linspace(0.1, 1, 24, dtype=np.float32).reshape(4, 6)
+
+
+@op
+class Sometimes(Op):
+    """x, unless an element of it is negative: then its Python raises."""
+
+    domain = "test.failed_runs"
+    inputs = ("x",)
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        if (x < 0).any():
+            raise ArithmeticError("not today")
+        return xp.array(x)
+
+
+def _rows(x: Value, i: Value) -> Value:
+    return F.gather(F.exp(x), i)
+
+
+def _roi(x: Value, i: Value) -> Value:
+    regions = F.slice(x, np.array([0]), np.array([4]), np.array([1]))
+    image = F.reshape(F.exp(x), np.array([4, 1, 2, 3]))
+    return F.roi_align(image, regions, i)
+
+
+# name: (what fails, of a value of `i` that is all right, and of one that is not)
+CASES: dict[str, tuple[Callable[[Value, Value], Value], list[int], list[int]]] = {
+    "gather": (_rows, [0, 1, -4, 3], [0, 1, 9, 3]),
+    "gather_elements": (lambda x, i: F.gather_elements(F.exp(x), F.reshape(i, np.array([1, 4])), axis=1), [5, 0, 1, 2],
+                        [0, 0, 0, 6]),
+    "gather_nd": (lambda x, i: F.gather_nd(F.exp(x), F.reshape(i, np.array([2, 2]))), [0, 5, 3, 0], [0, 0, 4, 0]),
+    "scatter_nd": (lambda x, i: F.scatter_nd(F.exp(x), F.reshape(i, np.array([4, 1])), x), [0, 1, 2, 3], [0, 1, 2, 4]),
+    "scatter_elements": (lambda x, i: F.scatter_elements(F.exp(x), F.reshape(i, np.array([4, 1])), F.exp(
+        F.slice(x, np.array([0]), np.array([1]), np.array([1]))), axis=1), [0, 1, 2, 5], [0, 1, 2, 6]),
+    "div": (lambda x, i: F.div(np.array([6, 7, 8, 9]), i), [1, 2, -3, 4], [1, 0, 3, 4]),
+    "mod": (lambda x, i: F.mod(F.mul(i, i), i), [1, 2, -3, 4], [1, 2, 3, 0]),
+    "fused div": (lambda x, i: F.add(F.div(np.array([6, 7, 8, 9]), i), F.mul(i, i)), [1, 2, -3, 4], [1, 0, 3, 4]),
+    "pow": (lambda x, i: F.pow(i, np.array([-1, -2, -3, -4])), [1, 2, 3, 4], [1, 2, 0, 4]),
+    "loss": (lambda x, i: F.softmax_cross_entropy_loss(x, i)[0], [0, 5, 1, 2], [0, 5, 6, 2]),
+    "reverse": (lambda x, i: F.reverse_sequence(x, i, batch_axis=0, time_axis=1), [6, 1, 2, 3], [6, 1, 2, 7]),
+    "python": (lambda x, i: F.sometimes(F.cast(i, to="float32")), [1, 2, 3, 4], [1, -2, 3, 4]),
+    "regions": (_roi, [0, 3, 1, 2], [0, 3, 4, 2]),
+}  # fmt: skip
+
+
+def updates_first(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
+    """What writes nothing into the arena, and is followed by nothing, as early as it may be; then all others."""
+    maker = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
+    read = {buffer for task in tasks for buffer in (*task.reads, *task.after)}
+    order: dict[int, None] = {}
+
+    def visit(index: int) -> None:
+        for buffer in (*tasks[index].reads, *tasks[index].after):
+            if maker.get(buffer, index) not in {index, *order}:
+                visit(maker[buffer])
+        order[index] = None
+
+    ends = [i for i, t in enumerate(tasks) if read.isdisjoint(t.writes) and not any(sizes[b] for b in t.writes)]
+    for index in (*reversed(ends), *range(len(tasks))):
+        if index not in order:
+            visit(index)
+    return measured(tasks, sizes, [*order])
+
+
+def executor(fails: Callable[[Value, Value], Value], *, fixed: bool, used: bool) -> tuple[Executor, ParamStore]:
+    """Adds to one state what is there at once, and what may fail to another one, if it is `used`; it is an output."""
+    x = Value(TensorType("float32", X.shape if fixed else ("N", 6)), "x")
+    i = Value(TensorType("int64", (4,)), "i")
+    a, b = (Value(TensorType("float32", (6,)), name, role="state") for name in "ab")
+    total = F.reduce_sum(F.exp(x), np.array([0]), keepdims=0)
+    made = F.reduce_sum(F.cast(fails(x, i), to="float32"), keepdims=0)
+    graph = Graph([x, i, a, b], [made], [(a, F.add(a, total)), (b, F.add(b, made if used else total))])
+    store = ParamStore({v.name: v.tensor for v in (a, b)}, {n: np.ones(6, np.float32) for n in "ab"})
+    return Executor(graph, store), store
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_states_stay(name: str, fixed: bool, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_graph, "cached_schedule", updates_first)
+    fails, right, wrong = CASES[name]
+    run, store = executor(fails, fixed=fixed, used=used)
+    for _ in range(3):
+        before = {key: np.array(array) for key, array in store.items()}
+        run.run({"x": X, "i": np.array(right)})
+        np.testing.assert_allclose(store["a"], before["a"] + np.exp(X).sum(0), rtol=1e-6)
+        before = {key: np.array(array) for key, array in store.items()}
+        with pytest.raises(RuntimeFailure):
+            run.run({"x": X, "i": np.array(wrong)})
+        for key, array in before.items():
+            np.testing.assert_array_equal(store[key], array)
+
+
+def test_a_head_that_the_loss_does_not_read() -> None:
+    """Its index is outside: the parameters of the others stay, and the next step goes on from them."""
+    x, i = gk.input("x", ["N", 6]), gk.input("i", ["N"], dtype="int64")
+    hidden = gk.tanh(gk.nn.linear(x, 8, name="one"))
+    large = gk.reduce_max(gk.exp(gk.tile(hidden, np.array([1, 512]))), axes=[1])
+    net = gk.Model({"y": gk.nn.linear(hidden, 3, name="two"), "shown": gk.gather(large, i)}, seed=1)
+    run = gk.Trainer(net, {"y": "softmax_cross_entropy"}, gk.optim.SGD(0.1, momentum=0.9))
+    y = np.arange(4) % 3
+    for _ in range(3):
+        before = {key: np.array(array) for key, array in run.executor.params.items()}
+        run.step({"x": X, "i": np.arange(4)}, y)
+        assert all((run.executor.params[key] != array).any() for key, array in before.items())
+        before = {key: np.array(array) for key, array in run.executor.params.items()}
+        with pytest.raises(RuntimeFailure, match="index 4"):
+            run.step({"x": X, "i": np.arange(1, 5)}, y)
+        for key, array in before.items():
+            np.testing.assert_array_equal(run.executor.params[key], array)
