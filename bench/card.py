@@ -1,10 +1,11 @@
-"""The card's own kernels against the rate at which it copies its memory.
+"""The card's own kernels against the rate at which it copies its memory, products against CuPy's.
 
-    python bench/card.py [--elements 64M] [--seconds 0.5] [--record FILE.json]
+    python bench/card.py [--elements 64M] [--product 8192] [--seconds 0.5] [--record FILE.json]
 
 Each kernel runs on arrays of so many float32 elements in all; its rate is what it has to read and write at least, by
-the median time of a launch, as a share of the rate of a copy from memory to memory in the same run. Kernels and copies
-take turns. Needs a card: see bench/cuda.sh. The first line says which one, and the versions.
+the median time of a launch, as a share of the rate of a copy from memory to memory in the same run. Products are of two
+square matrices, each beside CuPy's in float32 or float16: tensor cores multiply bfloat16 at the rate of float16, and
+tf32 at half of it. Both take turns. Needs a card: see bench/cuda.sh. The first line says which one, and the versions.
 """
 
 from __future__ import annotations
@@ -86,6 +87,36 @@ def work(card: Any, node: Node, rng: np.random.Generator) -> tuple[Callable[[], 
     return lambda: launched(inputs, outputs, scratch), sum(a.nbytes for a in arrays) + result.nbytes
 
 
+# By title: the operands' type, whether tf32 may round them, and CuPy's type beside it with the part of its rate that
+# is all of theirs.
+PRODUCTS: dict[str, tuple[DType, bool, type, float]] = {
+    "float32": (DType.FLOAT32, False, np.float32, 1.0),
+    "tf32": (DType.FLOAT32, True, np.float16, 0.5),
+    "float16": (DType.FLOAT16, False, np.float16, 1.0),
+    "bfloat16": (DType.BFLOAT16, False, np.float16, 1.0),
+}
+
+
+def product(card: Any, size: int, kind: DType, tf32: bool, rng: np.random.Generator) -> Callable[[], None]:
+    """What multiplies two matrices of size x size once, as a network does."""
+    a, b = (Value(TensorType(kind, (size, size)), name) for name in "ab")
+    node = F.mat_mul(a, b).node
+    kernel = make_launched("cuda", node, KernelContext(tf32=tf32))
+    assert kernel is not None, f"products of {kind} have no kernel"
+    launched, stored = card.prepare(node, kernel, None), card.stored(kind)
+    arrays = [rng.random((size, size), np.float32).astype(kind.numpy) for _ in range(2)]
+    inputs = [card.copy_in(array.view(stored)) for array in arrays]
+    outputs = [card.view(card.alloc(arrays[0].nbytes), 0, (size, size), stored)]
+    scratch = card.alloc(kernel.scratch_bytes)
+    return lambda: launched(inputs, outputs, scratch)
+
+
+def library_product(card: Any, size: int, kind: type, rng: np.random.Generator) -> Callable[[], None]:
+    """CuPy's own, of the same size."""
+    a, b, y = (card.copy_in(rng.random((size, size), np.float32).astype(kind)) for _ in range(3))
+    return lambda: card.xp.matmul(a, b, out=y)
+
+
 def copies(card: Any, elements: int) -> tuple[Callable[[], None], int]:
     """A copy from memory to memory that reads and writes so many elements."""
     memory = [card.view(card.alloc(2 * elements), 0, (elements // 2,), np.dtype(np.float32)) for _ in range(2)]
@@ -128,13 +159,39 @@ def measure(card: Any, elements: int, seconds: float) -> list[dict[str, Any]]:
     return found
 
 
-def report(found: list[dict[str, Any]], about: str) -> str:
-    body = [
-        (row["kernel"], f"{row['seconds'] * 1e6:.1f}", f"{row['bytes'] / row['seconds'] / 1e9:.0f}",
-         f"{row['share']:.2f} ({row['least']:.2f} to {row['most']:.2f})")
-        for row in found
-    ]  # fmt: skip
-    return f"{about}\n\n" + table(("kernel", "us", "GB/s", "of a copy's rate"), body)
+def measure_products(card: Any, size: int, seconds: float) -> list[dict[str, Any]]:
+    """Of each kind of product: floating-point operations, seconds, and its rate as a share of what CuPy's tells."""
+    found, rng = [], np.random.default_rng(0)
+    stream = card.stream()
+    with card.on(stream):
+        for title, (kind, tf32, other, part) in PRODUCTS.items():
+            call, peer = product(card, size, kind, tf32, rng), library_product(card, size, other, rng)
+            call()
+            peer()
+            turns = [tuple(seconds_of(card, stream, one, seconds) for one in (call, peer)) for _ in range(_TURNS)]
+            shares = [its / own / part for own, its in turns]
+            found.append(
+                {
+                    "kernel": f"product in {title}",
+                    "flops": 2 * size**3,
+                    "seconds": statistics.median(own for own, _ in turns),
+                    "share": statistics.median(shares),
+                    "least": min(shares),
+                    "most": max(shares),
+                }
+            )
+    return found
+
+
+def report(found: list[dict[str, Any]], products: list[dict[str, Any]], about: str) -> str:
+    def row(of: dict[str, Any], rate: float) -> tuple[str, ...]:
+        share = f"{of['share']:.2f} ({of['least']:.2f} to {of['most']:.2f})"
+        return of["kernel"], f"{of['seconds'] * 1e6:.1f}", f"{rate:.0f}", share
+
+    moved = [row(of, of["bytes"] / of["seconds"] / 1e9) for of in found]
+    multiplied = [row(of, of["flops"] / of["seconds"] / 1e12) for of in products]
+    copied = table(("kernel", "us", "GB/s", "of a copy's rate"), moved)
+    return f"{about}\n\n{copied}\n" + table(("product", "us", "TFLOP/s", "of CuPy's rate"), multiplied)
 
 
 def about(card: Any) -> str:
@@ -154,6 +211,7 @@ def _count(text: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=_count, default=64 << 20)
+    parser.add_argument("--product", type=int, default=8192, help="rows and columns of the matrices")
     parser.add_argument("--seconds", type=float, default=0.5, help="for a kernel, in all")
     parser.add_argument("--record", type=Path, help="where the figures are written as JSON")
     given = parser.parse_args()
@@ -163,9 +221,11 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     found = measure(card, given.elements, given.seconds)
-    print(report(found, about(card)))
+    products = measure_products(card, given.product, given.seconds)
+    print(report(found, products, about(card)))
     if given.record is not None:
-        given.record.write_text(json.dumps({"about": about(card), "rows": found}, indent=1))
+        facts = {"about": about(card), "rows": found, "products": products}
+        given.record.write_text(json.dumps(facts, indent=1))
     return 0
 
 

@@ -1,7 +1,9 @@
 """Networks on a card: graphkit beside PyTorch, eager and compiled, and ONNX Runtime, in one process and by turns.
 
-    python bench/card_networks.py [--only mlp,resnet50] [--precision f32|bf16] [--rounds 7] [--seconds 0.5]
+    python bench/card_networks.py [--only mlp,resnet50@64] [--precision f32|bf16] [--rounds 7] [--seconds 0.5]
                                   [--without compiled,onnxruntime] [--record NAME]
+
+NAME@SIZE is a network with so many samples in a batch. What was measured is written after each network.
 
 Training is a step by SGD with momentum, from a batch in the host's memory to the loss there; inference is a run from
 arrays to arrays. What is not installed is left out and named. First steps are compared before anything is timed. A
@@ -19,7 +21,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,21 @@ from measurement import one_line, timed
 from paired import ratios
 from tables import table
 from training_tasks import differences
-from training_workloads import WORKLOADS, Workload
+from training_workloads import WORKLOADS as TRAINED
+from training_workloads import Workload
 
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices import cuda
+
+_TOKENS = (8, 256)
+WORKLOADS = TRAINED | {
+    "bert": Workload("bert", "bert-base, 8x256 tokens", "bert", dict.fromkeys(("x", "segments", "mask"), _TOKENS),
+                     {"dropout": 0.0}),
+    "gpt": Workload("gpt", "causal transformer 12x768, 8x256 tokens", "transformer_lm", {"x": _TOKENS},
+                    {"vocab": 50257, "width": 768, "heads": 12, "layers": 12, "length": 256, "dropout": 0.0}),
+}  # fmt: skip
+# As many as a card's figures are of.
+_ALL = ",".join((*WORKLOADS, "resnet50@1", "resnet50@64", "resnet50@256", "mobilenetv2@64"))
 
 TITLES = {**engines.TITLES, "tf32": "graphkit, tf32", "fp8": "graphkit, fp8", "onnxruntime": "ONNX Runtime"}
 # Of graphkit's runs, by what the others compute in.
@@ -155,20 +168,30 @@ def report(rows: list[dict[str, Any]], about: str) -> str:
     return f"{about}\n\n" + table(("network", "what", "engine", "ms", "times graphkit's", "MB"), body)
 
 
-def measure(names: list[str], task: Mapping[str, Any]) -> list[dict[str, Any]]:
-    rows = []
+def workload_of(text: str) -> Workload:
+    """NAME, or NAME@SIZE of a batch."""
+    name, _, size = text.partition("@")
+    return WORKLOADS[name].with_batch(int(size)) if size else WORKLOADS[name]
+
+
+def measure(names: list[str], task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each network's inference and training."""
     for name in names:
         for part, run in (("inference", inference), ("training", training)):
-            found = run(WORKLOADS[name], task)
+            found = run(workload_of(name), task)
             ran = {engine: result for engine, result in found.items() if "seconds" in result}
-            rows.append({"workload": name, "part": part, "engines": found, "ratio": ratios([ran], found)})
-            print(report(rows[-1:], ""), file=sys.stderr, flush=True)
-    return rows
+            yield {"workload": name, "part": part, "engines": found, "ratio": ratios([ran], found)}
+
+
+def record(path: Path, said: str, rows: list[dict[str, Any]]) -> None:
+    found = {"about": said, "versions": engines.versions(), "rows": rows}
+    path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    path.with_suffix(".md").write_text(report(rows, said))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, by comma")
+    parser.add_argument("--only", default=_ALL, help="workloads, by comma")
     parser.add_argument("--precision", choices=list(PRECISIONS), default="f32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one engine in one round")
@@ -184,13 +207,13 @@ def main() -> int:
         "rounds": options.rounds, "seconds": options.seconds, "seed": 0, "precision": options.precision,
         "without": options.without.split(","),
     }  # fmt: skip
-    rows = measure(options.only.split(","), task)
-    text = report(rows, said)
-    print(text)
-    if options.record is not None:
-        found = {"about": said, "versions": engines.versions(), "rows": rows}
-        options.record.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        options.record.with_suffix(".md").write_text(text)
+    rows = []
+    for row in measure(options.only.split(","), task):
+        rows.append(row)
+        print(report(rows[-1:], ""), file=sys.stderr, flush=True)
+        if options.record is not None:
+            record(options.record, said, rows)
+    print(report(rows, said))
     return 1 if any("error" in result for row in rows for result in row["engines"].values()) else 0
 
 

@@ -1,58 +1,106 @@
 #!/usr/bin/env bash
-# All that has to be seen on an NVIDIA card: kernels and operators against the processor's, their memory accesses under
-# compute-sanitizer where it is installed, a training whose file passes `verify`, two processes where there are two cards,
-# rates, and networks beside PyTorch and ONNX Runtime (with CUDA, which it installs). Needs a driver, g++ and a Python
-# (PYTHON, default python3).
+# All that has to be seen on an NVIDIA card, in parts, by their names, or all of them:
 #
-#     bench/cuda.sh [cuda12|cuda13] [FOLDER FOR FIGURES]
-set -euo pipefail
+#     tests      kernels, operators and programs against the processor's; names of what fails stand in FOLDER/card-*.xml
+#     sanitizer  their memory accesses under compute-sanitizer, where it is installed
+#     training   digits as the processor learns them, and files of what was learned; two processes where there are two cards
+#     rates      kernels beside a copy, products beside the library's best, the host's part of a step
+#     networks   inference and training beside PyTorch and ONNX Runtime with CUDA, which it installs
+#
+# What fails does not keep the rest from being done; it is named at the end. Needs a driver, g++ and a Python (PYTHON,
+# default python3).
+#
+#     bench/cuda.sh [cuda12|cuda13] [FOLDER FOR FIGURES] [PART...]
+set -uo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 extra=${1:-cuda12}
 figures=${2:-bench/results}
+parts=("${@:3}")
+[ ${#parts[@]} -gt 0 ] || parts=(tests sanitizer training rates networks)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+failed=()
 
-"${PYTHON:-python3}" -m venv "$work/venv"
+# Does one thing, and remembers it where it fails.
+try() {
+    printf '\n==> %s\n' "$*"
+    "$@" || failed+=("$*")
+}
+
+tests() {
+    # With each processor core a worker of its own; a name is written as soon as its test is done.
+    try pytest -v --junitxml "$figures/card-zoo.xml" tests/models/test_zoo_on_a_card.py
+    # Kernels and programs on the card, where they are else on the processor and on the stand-in.
+    GRAPHKIT_TEST_CARD=1 try pytest -v -m "full or not full" --junitxml "$figures/card-tests.xml" tests/executor/devices/cuda
+}
+
+sanitizer() {
+    if ! command -v compute-sanitizer >/dev/null; then
+        echo "compute-sanitizer is not installed: accesses are not checked on the card" >&2
+        return
+    fi
+    local tool
+    for tool in memcheck racecheck; do
+        GRAPHKIT_TEST_CARD=1 try compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            python -m pytest -n 0 tests/executor/devices/cuda/test_card_*.py
+    done
+}
+
+verified() {
+    try graphkit export "$work/$1" -o "$work/$1.onnx"
+    try graphkit verify "$work/$1.onnx"
+}
+
+training() {
+    local device nccl
+    try graphkit build lenet --dataset digits -o "$work/net.json"
+    local learned=(graphkit train "$work/net.json" --data digits --epochs 10)
+    for device in cpu cuda; do
+        try "${learned[@]}" --device "$device" -o "$work/$device"
+        verified "$device"
+    done
+    if [ "$(nvidia-smi --list-gpus | wc -l)" -lt 2 ]; then
+        echo "there are no two cards: sums among cards are not tried" >&2
+        return
+    fi
+    for nccl in 0 1; do
+        GRAPHKIT_NCCL=$nccl try mpiexec -n 2 "${learned[@]}" --device cuda --kvstore dist_sync -o "$work/nccl$nccl"
+        verified "nccl$nccl"
+    done
+}
+
+rates() {
+    try python bench/card.py --record "$figures/card.json"
+    try python bench/card_host.py --record "$figures/card-host.json"
+}
+
+networks() {
+    # Both distributions have one module.
+    pip uninstall --quiet --yes onnxruntime
+    try pip install --quiet torch onnxruntime-gpu
+    try python bench/card_networks.py --record "$figures/card-networks"
+    try python bench/card_networks.py --precision bf16 --record "$figures/card-networks-bf16"
+}
+
+for part in "${parts[@]}"; do
+    case $part in
+        tests | sanitizer | training | rates | networks) ;;
+        *) echo "there is no part '$part': tests, sanitizer, training, rates or networks" >&2 && exit 2 ;;
+    esac
+done
+"${PYTHON:-python3}" -m venv "$work/venv" || exit 1
 # shellcheck disable=SC1091
 source "$work/venv/bin/activate"
 # Either CuPy has NVRTC of its own release.
-pip install --quiet ".[mpi,images,tables,text,curves,$extra]" pytest pytest-xdist
-graphkit doctor
+pip install --quiet ".[mpi,images,tables,text,curves,$extra]" pytest pytest-xdist || exit 1
+graphkit doctor || exit 1
 export GRAPHKIT_CACHE=$work/cache
-
-pytest tests/executor/devices/cuda tests/models/test_zoo_on_a_card.py
-# Kernels and programs on the card, where they are else on the processor and on the stand-in.
-export GRAPHKIT_TEST_CARD=1
-pytest -m "full or not full" tests/executor/devices/cuda
-if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck; do
-        compute-sanitizer --tool "$tool" --error-exitcode 1 python -m pytest -n 0 tests/executor/devices/cuda/test_card_*.py
-    done
-else
-    echo "compute-sanitizer is not installed: accesses are not checked on the card" >&2
-fi
-unset GRAPHKIT_TEST_CARD
-# Digits as the processor learns them, and files of what was learned; on two cards by NCCL and by way of the host.
-graphkit build lenet --dataset digits -o "$work/net.json"
-learned=(graphkit train "$work/net.json" --data digits --epochs 10)
-for device in cpu cuda; do
-    "${learned[@]}" --device "$device" -o "$work/$device"
-    graphkit export "$work/$device" -o "$work/$device.onnx"
-    graphkit verify "$work/$device.onnx"
+for part in "${parts[@]}"; do
+    "$part"
 done
-if [ "$(nvidia-smi --list-gpus | wc -l)" -ge 2 ]; then
-    for nccl in 0 1; do
-        GRAPHKIT_NCCL=$nccl mpiexec -n 2 "${learned[@]}" --device cuda --kvstore dist_sync -o "$work/nccl$nccl"
-        graphkit export "$work/nccl$nccl" -o "$work/nccl$nccl.onnx"
-        graphkit verify "$work/nccl$nccl.onnx"
-    done
-else
-    echo "there are no two cards: sums among cards are not tried" >&2
+if [ ${#failed[@]} -gt 0 ]; then
+    printf '\nfailed:\n'
+    printf '    %s\n' "${failed[@]}"
+    exit 1
 fi
-python bench/card.py --record "$figures/card.json" | tee "$figures/card.md"
-# Both distributions have one module.
-pip uninstall --quiet --yes onnxruntime
-pip install --quiet torch onnxruntime-gpu
-python bench/card_networks.py --record "$figures/card-networks"
-python bench/card_networks.py --precision bf16 --record "$figures/card-networks-bf16"

@@ -12,12 +12,14 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "executor" / "devices" / "cuda"))
 
 import card as bench
+import card_host as host
 import card_networks as networks
 import training_engines as engines
 from emulator import COMPILER, Emulator
 from stand_in import Card
 from training_workloads import TINY
 
+import graphkit as gk
 from graphkit.ops.evaluate import run_node
 
 
@@ -64,10 +66,12 @@ def test_every_kernel_is_there_and_computes(card: Card) -> None:
 
 def test_a_report_of_all(card: Card) -> None:
     found = bench.measure(card, 1 << 13, 1e-4)
-    text = bench.report(found, "a stand-in")
+    products = bench.measure_products(card, 16, 1e-4)
+    assert [row["kernel"].removeprefix("product in ") for row in products] == list(bench.PRODUCTS)
+    text = bench.report(found, products, "a stand-in")
     assert len(found) == len(bench.nodes(1 << 13))
-    assert all(row["seconds"] > 0 and row["least"] <= row["share"] <= row["most"] for row in found)
-    assert all(row["kernel"] in text for row in found)
+    assert all(row["seconds"] > 0 and row["least"] <= row["share"] <= row["most"] for row in (*found, *products))
+    assert all(row["kernel"] in text for row in (*found, *products))
 
 
 def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,14 +88,48 @@ def test_networks_beside_their_peers(precision: str, second: str, card: Card, mo
     for module in (bench.cuda, bench.cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: card)
     monkeypatch.setattr(networks, "WORKLOADS", {"tiny": TINY})
-    rows = networks.measure(["tiny"], {"rounds": 2, "seconds": 1e-3, "seed": 0, "precision": precision})
-    assert [row["part"] for row in rows] == ["inference", "training"]
+    task = {"rounds": 2, "seconds": 1e-3, "seed": 0, "precision": precision}
+    rows = [*networks.measure(["tiny", "tiny@3"], task)]
+    assert [row["workload"] for row in rows] == ["tiny", "tiny", "tiny@3", "tiny@3"]
+    assert [row["part"] for row in rows] == ["inference", "training"] * 2
     for row in rows:
         assert row["engines"]["graphkit"]["seconds"]["p50"] > 0
         assert row["ratio"][second]["median"] > 0
         assert all("error" in result for name, result in row["engines"].items() if name not in ("graphkit", second))
     assert rows[1]["engines"]["graphkit"]["fallbacks"] == []
     assert f"graphkit, {second}" in networks.report(rows, "a stand-in")
+
+
+def test_networks_of_a_card_alone() -> None:
+    """They have the inputs that their shapes say; a size of the batch is that of each of them."""
+    for name in ("bert@3", "gpt@3"):
+        workload = networks.workload_of(name)
+        net = gk.models.build(workload.network, **workload.options | {"layers": 1, "width": 24, "vocab": 50})
+        assert set(workload.shapes) == {v.name for v in net.graph.inputs if v.role == "data"}
+        assert {shape[0] for shape in workload.shapes.values()} == {3}
+
+
+def test_what_a_step_takes_beyond_the_card(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which each replay takes 2 ms."""
+
+    class Counting:
+        marks = 0
+
+        def mark(self) -> int:
+            self.marks += 1
+            return self.marks
+
+        def between(self, first: int, last: int) -> float:
+            return 2.0 * (last - first)
+
+    for module in (bench.cuda, bench.cuda.card):
+        monkeypatch.setattr(module, "device", lambda number=0: card)
+    monkeypatch.setattr(card, "record", card.record)
+    (row,) = host.measure(card, Counting(), [TINY], steps=3)
+    assert row["replays"] == 1
+    assert row["card"] == pytest.approx(2e-3)
+    assert row["host"] == pytest.approx(row["step"] - 2e-3, abs=1e-3)
+    assert TINY.title in host.report([row], "a stand-in")
 
 
 @pytest.mark.pytorch
