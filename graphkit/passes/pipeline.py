@@ -32,6 +32,7 @@ from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.channels_last import channels_last, with_filters_last
 from graphkit.passes.layout.float16 import widen_halves
+from graphkit.passes.layout.move_casts import move_casts
 from graphkit.passes.layout.round_products import round_products
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
 from graphkit.passes.quantise.dynamic import dynamic_products
@@ -100,7 +101,7 @@ def inference_passes(
     Nodes of composite operators for which `whole` holds are not expanded; `halves` are the types that are computed in
     float32; pointwise nodes for which `fusable` does not hold stay alone.
     """
-    rounding = () if precision == "f32" else (round_products,)
+    rounding = () if precision == "f32" else (round_products, move_casts)
     chosen: dict[Pass[...], Pass[...]] = {widen_halves: widen_halves.with_options(halves=halves)}
     if whole is not None:
         chosen[expand_composites] = expand_composites.with_options(whole=whole)
@@ -137,7 +138,7 @@ def array_passes(
     halves = {"bf16": DType.BFLOAT16, "f16": DType.FLOAT16, "fp8": DType.BFLOAT16}
     rounding: tuple[Pass[...], ...] = ()
     if precision in halves:
-        rounding = (round_products.with_options(kind=halves[precision], attention=True),)
+        rounding = (round_products.with_options(kind=halves[precision], attention=True), move_casts)
     if precision == "fp8":
         rounding = (float8_products, *rounding)
     products = (

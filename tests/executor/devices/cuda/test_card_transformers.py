@@ -14,6 +14,9 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, TensorType
 from graphkit.ops.internal.attention_gradient import FusedAttentionGrad, FusedAttentionWithStatistics
 from graphkit.ops.internal.fused import FusedAttention
+from graphkit.passes import pipeline
+from graphkit.passes.core.declare import Pass
+from graphkit.passes.layout.move_casts import move_casts
 
 SIZES = dict(vocab=12, width=16, heads=2, layers=2, length=90)
 
@@ -161,3 +164,21 @@ def test_the_standard_operator(dtype: str, card: Card, steps: list[Node]) -> Non
     (op,) = attention(steps)
     assert op.causal
     assert not card.interpreted
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+def test_moves_of_half_floats(precision: str, card: Card, steps: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave half of the casts, and every bit as it was."""
+    tokens = np.arange(24).reshape(2, 12) % 11
+    found: list[tuple[list[float], dict[str, bytes]]] = []
+    casts: list[int] = []
+    for moves in (Pass(lambda graph: graph, "nothing"), move_casts):
+        monkeypatch.setattr(pipeline, "move_casts", moves)
+        steps.clear()
+        net = gk.models.build("transformer_lm", **SIZES, dropout=0.0)
+        run = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device="cuda", precision=precision, seed=1)
+        losses = [float(run.step(tokens, tokens[:, ::-1].copy())) for _ in range(3)]
+        found.append((losses, {name: array.tobytes() for name, array in net.params.items()}))
+        casts.append(sum(node.op.name == "Cast" for node in steps))
+    assert found[0] == found[1]
+    assert casts[1] < 0.6 * casts[0]
