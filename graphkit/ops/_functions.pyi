@@ -2699,6 +2699,7 @@ def softmax_cross_entropy_with_grad(
     *,
     ignore_index: int | None = None,
     reduction: str = "mean",
+    made: DType | DTypeLike | None = None,
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:

@@ -158,7 +158,7 @@ def array_passes(
         eliminate_reshape,
     )  # fmt: skip
     narrowing = (fuse_norm_casts,) if rounding else ()
-    regions = (fuse_batch_norm, *narrowing, *ordered(fuse_loss_grad, fuse_pointwise.with_options(fusable=fusable)))
+    regions = (fuse_batch_norm, fuse_loss_grad, *narrowing, fuse_pointwise.with_options(fusable=fusable))
     return pipeline(*products, *rounding, *CLEANUP, *regions, given=_GIVEN_TO_ARRAYS)
 
 

@@ -1,4 +1,4 @@
-"""Casts around normalisations are theirs: of what they read, and of a result that is read rounded alone."""
+"""Casts around normalisations and losses are theirs: of what they read, and of a result that is read rounded alone."""
 
 from __future__ import annotations
 
@@ -74,3 +74,16 @@ def test_results_stay_what_they_are():
     check(Graph([x, *vectors], [F.cast(y, to=kind) for kind in KINDS]), 2)
     y = F.channels_last_batch_norm(x, *vectors)[0]
     check(Graph([x, *vectors], [y]), 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_and_gradient(kind):
+    """Also where the scores were widened in another shape, and somebody else reads them so."""
+    x, labels = value("x", 2, 3, 4, kind=kind), value("labels", 6, kind="int64")
+    wide = F.cast(x, to=DType.FLOAT32)
+    rows = F.reshape(F.flatten(wide), np.array([6, 4]))
+    for shown in ([], [wide]):
+        loss, dscores = F.softmax_cross_entropy_with_grad(rows, labels, np.float32(0.5))
+        made = check(Graph([x, labels], [loss, F.cast(dscores, to=kind), *shown]), len(shown))
+        (node,) = (node for node in made.nodes if node.op.name == "SoftmaxCrossEntropyWithGrad")
+        assert [v.dtype for v in (node.operands[0], *node.outputs)] == [kind, DType.FLOAT32, kind]

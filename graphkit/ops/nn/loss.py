@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir.graph import Node
-from graphkit.ir.types import FLOATS, INDICES, TensorType
+from graphkit.ir.types import FLOATS, HALVES, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, apply, op
 from graphkit.ops._checks import fits
 from graphkit.ops.nn.softmax import log_softmax, log_softmax_gradient
@@ -273,13 +273,16 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
 class SoftmaxCrossEntropyWithGrad(ClassLoss):
     """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient in them, in one pass.
 
-    scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar that is known before it; weights: [C].
+    scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar that is known before it; weights: [C]. All is
+    computed in the type of dloss; beside float32 scores may be half floats, and dscores is of type `made`, where that
+    is given.
     """
 
+    made: DType | None = None
     domain = DOMAIN
     inputs = ("scores", "labels", "dloss", "weights?")
     outputs = ("loss", "dscores")
-    types = {"scores": FLOATS, "labels": INDICES, "dloss": "scores", "weights": "scores"}
+    types = {"scores": FLOATS, "labels": INDICES, "dloss": FLOATS, "weights": "dloss"}
     inplace = ((0, 1),)
     samples = (
         Sample((3, 4), _LABELS, ()),
@@ -287,6 +290,8 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
         Sample((3, 4), np.array([2, -1, 3]), (), reduction="sum", ignore_index=-1),
         Sample((3, 4), np.array([2, 9, 3]), (), _WEIGHTS, ignore_index=9),
         Sample((0, 4), np.zeros((0,), np.int64), (), reduction="sum"),
+        Sample(Rand((3, 4), dtype="bfloat16"), _LABELS, Rand((), dtype="float32"), made=DType.BFLOAT16, grad=False),
+        Sample(Rand((3, 4), dtype="float16"), _LABELS, Rand((), dtype="float32"), grad=False),
     )
 
     def infer(
@@ -295,7 +300,11 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
         self.check(scores, labels, weights)
         if self.reduction == "none" or scores.rank not in (None, 2):
             raise TypeMismatch(f"scores {scores} are no rows, or reduction={self.reduction!r} leaves no single loss")
-        return TensorType(scores.dtype, ()), TensorType(scores.dtype, scores.shape)
+        made = self.made or dloss.dtype
+        for kind in (scores.dtype, made):
+            if kind is not dloss.dtype and not (kind in HALVES and dloss.dtype is DType.FLOAT32):
+                raise TypeMismatch(f"scores, or their gradient, are {kind} beside a gradient of {dloss.dtype}")
+        return TensorType(dloss.dtype, ()), TensorType(made, scores.shape)
 
     def parts(self) -> tuple[SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyGrad]:
         """The two operators that it stands for."""
@@ -304,10 +313,11 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
 
     def reference(self, xp: Any, scores: Any, labels: Any, dloss: Any, weights: Any = None) -> Any:
         forward, backward = self.parts()
-        loss, log_prob = forward.reference(xp, scores, labels, weights)
-        return loss, backward.reference(xp, dloss, log_prob, labels, weights)
+        loss, log_prob = forward.reference(xp, scores.astype(dloss.dtype), labels, weights)
+        dscores = backward.reference(xp, dloss, log_prob, labels, weights)
+        return loss, dscores if self.made is None else dscores.astype(self.made.numpy)
 
     def expand(self, scores: Any, labels: Any, dloss: Any, weights: Any = None) -> Any:
         forward, backward = self.parts()
-        loss, log_prob = apply(forward, scores, labels, weights)
-        return loss, apply(backward, dloss, log_prob, labels, weights)
+        loss, log_prob = apply(forward, F.cast(scores, to=dloss.dtype), labels, weights)
+        return loss, F.cast(apply(backward, dloss, log_prob, labels, weights), to=self.made or dloss.dtype)

@@ -1,4 +1,4 @@
-"""Normalisations that read and write half floats, where casts stand around those in float32.
+"""Normalisations and losses that read and write half floats, where casts stand around those in float32.
 
 What they compute stays float32, and so do the bits of what they write: memory has half of it.
 """
@@ -16,13 +16,22 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import is_op
 from graphkit.passes.core.sweep import elements_read, map_bodies, readers_of, rewrite
 
-# The operands that may be half floats, of the operators whose first result may be.
-_OPERANDS = {"ChannelsLastBatchNorm": (0, 5), "ChannelsLastBatchNormGrad": (0, 1, 6, 7)}
+# The operands that may be half floats, and the result that may be, of operators that say so by `made`.
+_HALVES = {
+    "ChannelsLastBatchNorm": ((0, 5), 0),
+    "ChannelsLastBatchNormGrad": ((0, 1, 6, 7), 0),
+    "SoftmaxCrossEntropyWithGrad": ((0,), 1),
+}
+
+# What shows the elements of its first operand in another shape, and how many of them are looked through.
+_VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_CHAIN = 8
 
 
 @graph_pass(requires=[Property.POINTWISE_APART])
 def fuse_norm_casts(graph: Graph) -> Graph:
-    """Let ChannelsLastBatchNorm and its gradient widen what they read, and round a result that is read rounded alone.
+    """Let batch normalisations, their gradients and those of losses widen what they read, in whatever shape it is, and
+    round a result that is read rounded alone.
 
     Linear.
     """
@@ -34,11 +43,12 @@ def fuse_norm_casts(graph: Graph) -> Graph:
             (x,) = operands
             is_rounded = x is not None and x.dtype is operator(node, Cast).to and x.dtype in HALVES
             return (x,) if is_rounded and x is not None else None
-        if node.op.domain != DOMAIN or node.op.name not in _OPERANDS:
+        if node.op.domain != DOMAIN or node.op.name not in _HALVES:
             return map_bodies(node, operands, fuse_norm_casts).outputs if node.op.subgraphs() else None
-        read = [_before(v) if i in _OPERANDS[node.op.name] and v is not None else v for i, v in enumerate(operands)]
-        first = node.outputs[0]
-        made = None if first in results else _rounded(first, readers.get(first, ()))
+        positions, written = _HALVES[node.op.name]
+        read = [_before(v) if i in positions and v is not None else v for i, v in enumerate(operands)]
+        result = node.outputs[written]
+        made = None if result in results else _rounded(result, readers.get(result, ()))
         if made is None and read == [*operands]:
             return None
         op = operator(node, Op)
@@ -49,11 +59,20 @@ def fuse_norm_casts(graph: Graph) -> Graph:
 
 
 def _before(value: Value) -> Value:
-    """What was widened to float32 to become a value; else the value."""
-    if value.node is None or not is_op(value.node, "Cast") or value.dtype is not DType.FLOAT32:
+    """What was widened to float32 to become a value, in the same shape; else the value."""
+    views: list[Node] = []
+    x = value
+    while x.node is not None and is_op(x.node, *_VIEWS) and len(views) < _CHAIN:
+        views.append(x.node)
+        x = x.node.operands[0]
+    if x.node is None or not is_op(x.node, "Cast") or x.dtype is not DType.FLOAT32:
         return value
-    x = value.node.operands[0]
-    return x if x.dtype in HALVES else value
+    x = x.node.operands[0]
+    if x.dtype not in HALVES:
+        return value
+    for view in reversed(views):
+        x = Node(view.op, [x, *view.inputs[1:]], view.name, view.meta).output
+    return x
 
 
 def _rounded(value: Value, readers: Sequence[Node]) -> DType | None:

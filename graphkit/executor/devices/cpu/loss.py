@@ -50,6 +50,9 @@ def _softmax_cross_entropy_grad(node: Node, context: KernelContext) -> Kernel | 
 
 @kernel("SoftmaxCrossEntropyWithGrad", DOMAIN)
 def _softmax_cross_entropy_with_grad(node: Node, context: KernelContext) -> Kernel | None:
+    scores, dloss, gradient = _present(node, 0), _present(node, 2), node.outputs[1]
+    if {scores.dtype, gradient.dtype} != {dloss.dtype}:
+        return None
     return _gradient(native.SoftmaxCrossEntropyWithGrad, node, context, scores=0, labels=1)
 
 

@@ -291,6 +291,10 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     "LayerNormalization": lambda node: (
         operator(node, LayerNormalization).stash is DType.FLOAT64 and node.outputs[0].dtype is not DType.FLOAT64
     ),
+    # Half floats beside float32, as cards train.
+    "SoftmaxCrossEntropyWithGrad": lambda node: (
+        {v.dtype for v in (node.operands[0], node.outputs[1])} != {node.outputs[0].dtype}
+    ),
     "TreeEnsembleClassifier": lambda node: node.outputs[0].dtype is DType.STRING,
     "Cast": _is_of_small_numbers,
     **dict.fromkeys(("IsNaN", "IsInf"), lambda node: node.operands[0].dtype not in FLOATS),

@@ -10,6 +10,7 @@ from card_cases import node_of
 from card_runs import kernel_of, run
 from emulator import Emulator
 
+from graphkit.ir.types import DType
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
 
@@ -71,6 +72,24 @@ def test_halves_are_computed_in_single_precision(emulator: Emulator) -> None:
     x, labels, weights = operands((300, 70), None, np.float16)
     compare(emulator, "SoftmaxCrossEntropyLoss", {}, [x, labels, weights], (True, True))
     compare(emulator, "SoftmaxCrossEntropyWithGrad", {}, [x, labels, np.full((), 1, np.float16), weights], (True, True))
+
+
+@pytest.mark.parametrize("kind", [DType.BFLOAT16, DType.FLOAT16], ids=str)
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_half_floats_beside_a_loss_that_is_none(kind: DType, made: bool, weighted: bool, emulator: Emulator) -> None:
+    """Scores are widened as they are read; of the gradient that is `made` every element is what a cast makes of it."""
+    x, labels, weights = operands((300, 70), None)
+    x, dloss = x.astype(kind.numpy), np.full((), 0.25, np.float32)
+    more = [weights] if weighted else []
+    wanted = kind if made else None
+    options = {"ignore_index": 3, "made": wanted}
+    mixed = node_of(registry.get("ai.graphkit", "SoftmaxCrossEntropyWithGrad")(**options), x, labels, dloss, *more)
+    plain = node_of(mixed.op.replace(made=None), x.astype(np.float32), labels, dloss, *more)
+    loss, found = run(emulator, mixed, [x, labels, dloss, *more], (True, True))
+    same, expected = run(emulator, plain, [x.astype(np.float32), labels, dloss, *more], (True, True))
+    assert loss.tobytes() == same.tobytes()
+    assert found.tobytes() == expected.astype(mixed.outputs[1].dtype.numpy).tobytes()
 
 
 def test_all_labels_ignored(emulator: Emulator) -> None:

@@ -29,11 +29,13 @@ _TOTAL_BYTES = 16
 
 @dataclass(frozen=True)
 class _Loss:
-    """What the kernels of a node share. scores, labels, weights: positions of operands; weights is None without any."""
+    """What the kernels of a node share. scores, labels, weights: positions of operands; weights is None without any.
+    stored: scores; own: weights and losses."""
 
     op: ClassLoss
     sizes: tuple[int, ...]
     stored: DType
+    own: DType
     held: DType
     labels_type: DType
     scores: int
@@ -79,7 +81,7 @@ class _Loss:
     def given_labels(self) -> list[tuple[str, Argument]]:
         found: list[tuple[str, Argument]] = [(f"const {INDEX_TYPES[self.labels_type]}* labels", Input(self.labels))]
         if self.weights is not None:
-            found.append((f"const {STORED[self.stored]}* weights", Input(self.weights)))
+            found.append((f"const {STORED[self.own]}* weights", Input(self.weights)))
         if self.op.ignore_index is not None:
             found.append(("gk_i64 ignored", np.int64(self.op.ignore_index)))
         return [*found, ("gk_i64 classes", np.int64(self.sizes[1])), ("unsigned* fault", Fault())]
@@ -113,7 +115,7 @@ class _Loss:
         weighs = mean and self.weighs
         lines = [*each, "p0.s[0] += one;", *(["p0.s[1] += weight;"] if weighs else [])]
         divided = " / p0.s[1]" if weighs else " / (A)count" if mean else ""
-        parameters = [*given, (f"{STORED[self.stored]}* loss", loss)]
+        parameters = [*given, (f"{STORED[self.own]}* loss", loss)]
         numbers = 2 if weighs else 1
         once = [f"gk_write(loss[0], p0.s[0]{divided});"]
         return Work("class_loss", parameters, [Pass(f"gk_sums<A, {numbers}>", numbers, lines)], once=once)
@@ -127,14 +129,15 @@ class _Loss:
         return self.of_labels.launches(work, offset), self.of_labels.scratch_bytes(work)
 
 
-def _loss(node: Node, scores: int, labels: int, weights: int) -> _Loss | None:
-    """None for an empty operand, and types without a kernel."""
+def _loss(node: Node, scores: int, labels: int, weights: int, own: DType | None = None) -> _Loss | None:
+    """None for an empty operand, and types without a kernel. own: of weights and losses, else that of scores."""
     x, given = node.operands[scores], node.operands[labels]
     sizes, held = x.tensor.static_shape, float_type(x.dtype)
     if math.prod(sizes) == 0 or held is None or given.dtype not in INDEX_TYPES:
         return None
     position = weights if len(node.inputs) > weights and node.inputs[weights] is not None else None
-    return _Loss(operator(node, ClassLoss), sizes, x.dtype, held, given.dtype, scores, labels, position)
+    own = own or x.dtype
+    return _Loss(operator(node, ClassLoss), sizes, x.dtype, own, held, given.dtype, scores, labels, position)
 
 
 # --- forward ----------------------------------------------------------------------------------------
@@ -247,18 +250,20 @@ def _softmax_cross_entropy_grad(node: Node, context: KernelContext) -> CardKerne
 
 @register_launched("cuda", DOMAIN, "SoftmaxCrossEntropyWithGrad")
 def _softmax_cross_entropy_with_grad(node: Node, context: KernelContext) -> CardKernel | None:
-    found = _loss(node, 0, 1, 3)
+    own = node.outputs[0].dtype
+    found = _loss(node, 0, 1, 3, own)
     if found is None:
         return None
     loss, dscores = [*context.used_outputs, True, True][:2]
-    kind, given = STORED[found.stored], found.given()
+    given = found.given()
     each = ["const A p = gk_read(x[at]) - p0.most - logarithm;"]
     if not dscores:
         return _of_rows(found, given, each, loss)
     total, scale, before, scratch = _scale(found, "gk_read(dloss[0])", found.loss_bytes)
-    given += [(f"const {kind}* dloss", Input(2)), (f"{kind}* dx", Output(1)), *total]
+    given += [(f"const {STORED[own]}* dloss", Input(2)), (f"{STORED[node.outputs[1].dtype]}* dx", Output(1)), *total]
     each += [
         "const A hit = counts && (gk_i64)e == label ? (A)1 : (A)0;",
         "gk_write(dx[at], (gk_exp(p) - hit) * scale);",
     ]
-    return _of_rows(found, given, each, loss, before, scratch, ((0, 1),), [f"const A scale = {scale};"])
+    inplace = ((0, 1),) if node.outputs[1].dtype is found.stored else ()
+    return _of_rows(found, given, each, loss, before, scratch, inplace, [f"const A scale = {scale};"])
