@@ -195,6 +195,7 @@ from graphkit.ops._functions import label_encoder as label_encoder
 from graphkit.ops._functions import lamb_update as lamb_update
 from graphkit.ops._functions import lars_update as lars_update
 from graphkit.ops._functions import layer_norm_grad as layer_norm_grad
+from graphkit.ops._functions import layer_norm_of_halves as layer_norm_of_halves
 from graphkit.ops._functions import layer_normalization as layer_normalization
 from graphkit.ops._functions import leaky_relu as leaky_relu
 from graphkit.ops._functions import less as less

@@ -1451,10 +1451,25 @@ def layer_norm_grad(
     axis: int = -1,
     epsilon: float = 1e-05,
     stash_type: int = 1,
+    made: DType | DTypeLike | None = None,
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
     """Gradient of LayerNormalization's y by x, scale, and a bias of scale's shape."""
+
+def layer_norm_of_halves(
+    x: Operand,
+    scale: Operand,
+    b: Operand | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-05,
+    stash_type: int = 1,
+    made: DType | DTypeLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """LayerNormalization in the type of scale: beside float32 x may be half floats, and y is of type `made`, ..."""
 
 def layer_normalization(
     x: Operand,

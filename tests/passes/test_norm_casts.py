@@ -77,6 +77,23 @@ def test_results_stay_what_they_are():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_layer_norm(kind, bias):
+    """As it is, between casts, and with its gradient."""
+    x, dy = value("x", 2, 3, 4, kind=kind), value("dy", 6, 4, kind=kind)
+    factors = [value(name, 4) for name in ("scale", "b")[: 1 + bias]]
+    wide, dwide = F.cast(x, to=DType.FLOAT32), F.reshape(F.cast(dy, to=DType.FLOAT32), np.array([2, 3, 4]))
+    y, mean, r = F.layer_normalization(wide, *factors)
+    dx, *sums = F.layer_norm_grad(dwide, wide, factors[0], mean, r)
+    made = check(Graph([x, dy, *factors], [F.cast(y, to=kind), F.cast(dx, to=kind), *sums]), 0)
+    norms = [node for node in made.nodes if "Norm" in node.op.name]
+    assert [node.op.name for node in norms] == ["LayerNormOfHalves", "LayerNormGrad"]
+    plain = value("plain", 2, 4)
+    graph = Graph([plain, *factors], [F.layer_normalization(plain, *factors)[0]])
+    assert fuse_norm_casts(graph) is graph, "nobody casts"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradient(kind):
     """Also where the scores were widened in another shape, and somebody else reads them so."""
     x, labels = value("x", 2, 3, 4, kind=kind), value("labels", 6, kind="int64")

@@ -14,7 +14,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir.types import FLOATS, HALVES, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
+from graphkit.ops._checks import check_stored, fits
 from graphkit.ops.nn.statistics import check_vector, count_along, sum_over
 from graphkit.ops.pointwise import scalar_like
 
@@ -50,10 +50,7 @@ class _ChannelsLastNorm(Op):
     def check_types(self, scale: TensorType, *arrays: TensorType | None) -> None:
         """Raises TypeMismatch where arrays, or the first result, are neither of scale's type nor what may stand beside
         it."""
-        kinds = [v.dtype for v in arrays if v is not None] + [self.first(scale)]
-        for kind in kinds:
-            if kind is not scale.dtype and not (kind in HALVES and scale.dtype is DType.FLOAT32):
-                raise TypeMismatch(f"elements are {kind} beside a scale of {scale.dtype}")
+        check_stored(scale.dtype, self.first(scale), *(v.dtype for v in arrays if v is not None))
 
     @property
     def limits(self) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._checks import check_stored
 from graphkit.ops.nn.statistics import (
     channel_axes,
     channel_shape,
@@ -278,28 +279,42 @@ class LayerNormalization(NormOfLastAxes):
 class LayerNormGrad(NormOfLastAxes):
     """Gradient of LayerNormalization's y by x, scale, and a bias of scale's shape.
 
-    `mean` and `inv_std_dev` are the forward operator's outputs; when absent they are computed from x.
+    `mean` and `inv_std_dev` are the forward operator's outputs; when absent they are computed from x. All is computed
+    in the type of scale, at least; beside float32 dy and x may be half floats, and dx is of type `made`, where that is
+    given.
     """
 
+    made: DType | None = None
     domain = DOMAIN
     inputs = ("dy", "x", "scale", "mean?", "inv_std_dev?")
     outputs = ("dx", "dscale", "db")
-    types = {"dy": FLOATS, "x": "dy", "scale": "dy", "mean": FLOATS, "inv_std_dev": "mean"}
+    types = {"dy": FLOATS, "x": FLOATS, "scale": FLOATS, "mean": FLOATS, "inv_std_dev": "mean"}
     samples = (
         Sample((2, 3, 4), (2, 3, 4), (4,)),
         Sample((2, 3, 4), (2, 3, 4), (4,), (2, 3, 1), Rand((2, 3, 1), 0.5, 2.0)),
         Sample((2, 3, 4), (2, 3, 4), (3, 4), axis=1, epsilon=0.0625),
         Sample((2, 3, 4), (2, 3, 4), (1,), (2, 1, 1), Rand((2, 1, 1), 0.5, 2.0), axis=-2),
         Sample((0, 4), (0, 4), (4,)),
-    )
+        *(
+            Sample(
+                Rand((2, 3, 4), dtype=dy), Rand((2, 3, 4), dtype=x), Rand((4,), dtype="float32"), made=made, grad=False
+            )
+            for dy, x, made in (
+                ("bfloat16", "bfloat16", DType.BFLOAT16), ("float32", "float16", None),
+                ("float16", "float32", DType.FLOAT16),
+            )
+        ),
+    )  # fmt: skip
 
     def infer(self, dy: TensorType, x: TensorType, scale: TensorType, *_: Any) -> Any:
         self.checked(x, scale)
+        made = self.made or scale.dtype
+        check_stored(scale.dtype, dy.dtype, x.dtype, made)
         vector = TensorType(scale.dtype, scale.shape)
-        return TensorType(x.dtype, x.shape), vector, vector
+        return TensorType(made, x.shape), vector, vector
 
     def reference(self, xp: Any, dy: Any, x: Any, scale: Any, mean: Any = None, r: Any = None) -> Any:
-        axes = self.axes(x.ndim)
+        axes, x, dy = self.axes(x.ndim), x.astype(scale.dtype), dy.astype(scale.dtype)
         if mean is None or r is None:
             mean, var = statistics(xp, x, axes)
             r = 1.0 / xp.sqrt(var + self.epsilon)
@@ -307,12 +322,13 @@ class LayerNormGrad(NormOfLastAxes):
         dx = input_gradient_array(xp, dy * scale, h, r, axes)
         lead = x.ndim - scale.ndim
         summed = (*range(lead), *(lead + i for i, n in enumerate(scale.shape) if n == 1))
+        dx = dx if self.made is None else dx.astype(self.made.numpy)
         return dx, xp.sum(dy * h, axis=summed).reshape(scale.shape), xp.sum(dy, axis=summed).reshape(scale.shape)
 
     def expand(self, dy: Any, x: Any, scale: Any, mean: Any = None, r: Any = None) -> Any:
         if x.rank is None:
             raise UnsupportedError(f"LayerNormGrad in standard operators needs an operand of known rank, not {x}")
-        axes, wide = self.axes(x.rank), wide_type(x.dtype)
+        axes, wide = self.axes(x.rank), wide_type(scale.dtype)
         g, data = converted(dy, wide), converted(x, wide)
         if mean is None or r is None:
             h, r = standardised(data, axes, self.epsilon)
@@ -321,7 +337,7 @@ class LayerNormGrad(NormOfLastAxes):
             h = F.mul(F.sub(data, converted(mean, wide)), r)
         dx = input_gradient(F.mul(g, converted(scale, wide)), h, r, axes)
         d_scale, d_b = unbroadcast(F.mul(g, h), scale), unbroadcast(g, scale)
-        return converted(dx, x.dtype), converted(d_scale, scale.dtype), converted(d_b, scale.dtype)
+        return converted(dx, self.made or scale.dtype), converted(d_scale, scale.dtype), converted(d_b, scale.dtype)
 
 
 @op

@@ -11,6 +11,8 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops import DOMAIN, Op, operator
+from graphkit.ops.internal.half_norm import LayerNormOfHalves
+from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import is_op
@@ -20,6 +22,8 @@ from graphkit.passes.core.sweep import elements_read, map_bodies, readers_of, re
 _HALVES = {
     "ChannelsLastBatchNorm": ((0, 5), 0),
     "ChannelsLastBatchNormGrad": ((0, 1, 6, 7), 0),
+    "LayerNormOfHalves": ((0,), 0),
+    "LayerNormGrad": ((0, 1), 0),
     "SoftmaxCrossEntropyWithGrad": ((0,), 1),
 }
 
@@ -30,10 +34,10 @@ _CHAIN = 8
 
 @graph_pass(requires=[Property.POINTWISE_APART])
 def fuse_norm_casts(graph: Graph) -> Graph:
-    """Let batch normalisations, their gradients and those of losses widen what they read, in whatever shape it is, and
-    round a result that is read rounded alone.
+    """Let normalisations of batches and layers, their gradients and those of losses widen what they read, in whatever
+    shape it is, and round a result that is read rounded alone.
 
-    Linear.
+    A LayerNormalization becomes LayerNormOfHalves: the standard's has one type. Linear.
     """
     readers = readers_of(graph)
     results = {*graph.outputs, *(new for _, new in graph.updates)}
@@ -43,19 +47,26 @@ def fuse_norm_casts(graph: Graph) -> Graph:
             (x,) = operands
             is_rounded = x is not None and x.dtype is operator(node, Cast).to and x.dtype in HALVES
             return (x,) if is_rounded and x is not None else None
-        if node.op.domain != DOMAIN or node.op.name not in _HALVES:
+        op = _of_halves(operator(node, Op))
+        if op.domain != DOMAIN or op.name not in _HALVES:
             return map_bodies(node, operands, fuse_norm_casts).outputs if node.op.subgraphs() else None
-        positions, written = _HALVES[node.op.name]
+        positions, written = _HALVES[op.name]
         read = [_before(v) if i in positions and v is not None else v for i, v in enumerate(operands)]
         result = node.outputs[written]
         made = None if result in results else _rounded(result, readers.get(result, ()))
         if made is None and read == [*operands]:
             return None
-        op = operator(node, Op)
         op = op if made is None else op.replace(made=made)
         return Node(op, read, node.name, node.meta, output_names=[v.name for v in node.outputs]).outputs
 
     return rewrite(graph, rule)
+
+
+def _of_halves(op: Op) -> Op:
+    """The operator that may read and write half floats beside float32; else the operator."""
+    if not isinstance(op, LayerNormalization) or op.stash is not DType.FLOAT32:
+        return op
+    return LayerNormOfHalves(axis=op.axis, epsilon=op.epsilon, stash_type=op.stash_type)
 
 
 def _before(value: Value) -> Value:

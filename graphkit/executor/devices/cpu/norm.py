@@ -104,6 +104,8 @@ def _lrn(node: Node, context: KernelContext) -> Kernel | None:
 def _layer_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, LayerNormGrad)
     mean = operand(node, 3)
+    if len({v.dtype for v in (*node.operands[:3], node.outputs[0])}) > 1:
+        return None
     return native.LayerNormGrad(
         shape(node.inputs[1]),
         op.axis,

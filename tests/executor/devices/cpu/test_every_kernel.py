@@ -295,6 +295,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     "SoftmaxCrossEntropyWithGrad": lambda node: (
         {v.dtype for v in (node.operands[0], node.outputs[1])} != {node.outputs[0].dtype}
     ),
+    "LayerNormGrad": lambda node: len({v.dtype for v in (*node.operands[:3], node.outputs[0])}) > 1,
     "TreeEnsembleClassifier": lambda node: node.outputs[0].dtype is DType.STRING,
     "Cast": _is_of_small_numbers,
     **dict.fromkeys(("IsNaN", "IsInf"), lambda node: node.operands[0].dtype not in FLOATS),

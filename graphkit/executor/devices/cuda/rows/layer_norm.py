@@ -15,13 +15,14 @@ from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
-from graphkit.ops._base import operator
-from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes, RMSNormalization
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.nn.norm import NormOfLastAxes, RMSNormalization
 
 
 @register_launched("cuda", "", "LayerNormalization")
+@register_launched("cuda", DOMAIN, "LayerNormOfHalves")
 def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
-    op = operator(node, LayerNormalization)
+    op = operator(node, NormOfLastAxes)
     used = [*context.used_outputs, True, True, True][:3]
     narrow = op.stash is DType.FLOAT64 and node.operands[0].dtype in HALVES
     if op.stash not in STORED or narrow:

@@ -62,7 +62,7 @@ class _Gradient:
         """The kernel over rows, in which `d` is dy * scale, and `v` is x. dx: the expression of the result, or "" where
         nobody reads it. more: parameters besides."""
         groups = Groups.over((self.rows, self.size), [1], self.held)
-        x, scale = self.node.operands[1], self.node.operands[2]
+        scale, result = self.node.operands[2], self.node.outputs[0].dtype
         factor = repeated("f", scale.tensor.static_shape, self.shape, groups.short, self.size)
         read = [
             *factor.lines,
@@ -72,8 +72,8 @@ class _Gradient:
         given = [*self.operands, (f"const {STORED[scale.dtype]}* scale", Input(2)), *factor.given, *more]
         each = []
         if dx:
-            given.append((f"{STORED[x.dtype]}* dx", Output(0)))
-            each = [*read, written("dx", x.dtype, "at", dx)]
+            given.append((f"{STORED[result]}* dx", Output(0)))
+            each = [*read, written("dx", result, "at", dx)]
         passes = [Pass(p.partial, p.numbers, [*read, *p.lines], p.ahead) for p in passes]
         return groups, Work(f"{self.op.name}_rows", given, passes, each, ahead, once, factor.coordinates)
 
@@ -106,8 +106,8 @@ class _Gradient:
         for groups, work in parts:
             launches += groups.launches(work, kept)
             most = max(most, groups.scratch_bytes(work))
-        dy, x = self.node.operands[:2]
-        pairs = ((0, 0), (1, 0)) if dy.dtype is x.dtype else ((1, 0),)
+        dx = self.node.outputs[0].dtype
+        pairs = tuple((i, 0) for i, v in enumerate(self.node.operands[:2]) if v.dtype is dx)
         return CardKernel(tuple(launches), kept + most, pairs if inplace else ())
 
 

@@ -1,0 +1,56 @@
+"""Layer normalisation of what is stored as half floats, beside factors in float32; see the pass `fuse_norm_casts`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.ops._base import DOMAIN, F, Rand, Sample, apply, op
+from graphkit.ops._checks import check_stored
+from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes
+
+
+@op
+class LayerNormOfHalves(NormOfLastAxes):
+    """LayerNormalization in the type of scale: beside float32 x may be half floats, and y is of type `made`, where that
+    is given."""
+
+    made: DType | None = None
+    domain = DOMAIN
+    inputs = ("x", "scale", "b?")
+    outputs = ("y", "mean", "inv_std_dev")
+    types = {"x": FLOATS, "scale": FLOATS, "b": "scale"}
+    samples = tuple(
+        Sample(
+            Rand((2, 3, 4), dtype=kind),
+            Rand((4,), dtype="float32"),
+            *bias,
+            axis=axis,
+            made=made,
+            grad=False,
+            onnx=False,
+        )
+        for kind, bias, axis, made in (
+            ("bfloat16", (Rand((4,), dtype="float32"),), -1, DType.BFLOAT16),
+            ("float16", (), 1, None),
+            ("float32", (Rand((3, 4), dtype="float32"),), 1, DType.FLOAT16),
+        )
+    )
+
+    @property
+    def widened(self) -> LayerNormalization:
+        return LayerNormalization(axis=self.axis, epsilon=self.epsilon, stash_type=self.stash_type)
+
+    def infer(self, x: TensorType, scale: TensorType, b: TensorType | None = None) -> Any:
+        made = self.made or scale.dtype
+        check_stored(scale.dtype, x.dtype, made)
+        _, *statistics = self.widened.infer(x, scale, b)
+        return TensorType(made, x.shape), *statistics
+
+    def reference(self, xp: Any, x: Any, scale: Any, b: Any = None) -> Any:
+        y, *statistics = self.widened.reference(xp, x.astype(scale.dtype), scale, b)
+        return y if self.made is None else y.astype(self.made.numpy), *statistics
+
+    def expand(self, x: Any, scale: Any, b: Any = None) -> Any:
+        y, *statistics = apply(self.widened, F.cast(x, to=scale.dtype), scale, *(() if b is None else (b,)))
+        return F.cast(y, to=self.made or scale.dtype), *statistics
