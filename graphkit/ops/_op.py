@@ -78,7 +78,7 @@ class Op:
     size than `may_equal` and `broadcast`, but that none is negative), `widens` (the reference computes half floats in
     float32), `on_host` (the reference is of numpy alone: a device with memory of its own hands it copies, and takes
     copies of what it makes), `composite` (the executor runs the nodes of `expand` in its place), `refuses_values` (see
-    `may_refuse`), `samples` (a tuple of Sample, or a function that returns one).
+    `refusal`), `samples` (a tuple of Sample, or a function that returns one).
     """
 
     domain: ClassVar[str] = ""
@@ -182,13 +182,17 @@ class Op:
         """How many products are summed up, for types of known rank; None for what is no sum of products."""
         return None
 
-    def may_refuse(self, inputs: Sequence[Any]) -> bool:
-        """Whether a run may fail of the values of operands of these types, such as an index that is outside.
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """What a run may refuse of these operands, which are values of a graph, such as an index that is outside; None
+        for nothing.
 
-        A gradient does not say so of what its operator has refused before.
+        Of nodes with equal answers the first one refuses for all: a gradient has that of its operator. By itself an
+        operator has it where `refuses_values` holds, or where it is none of graphkit's own.
         """
-        inner = (node for body in self.subgraphs().values() for node in body.nodes)
-        return self.refuses_values or any(may_refuse(node) for node in inner)
+        if any(refusal(node) is not None for body in self.subgraphs().values() for node in body.nodes):
+            return (object(),)
+        is_own = type(self).__module__.startswith("graphkit.")
+        return (self, *inputs) if self.refuses_values or not is_own else None
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         """The rank that each operand must have, as far as the operator and the other operands' types tell it."""
@@ -303,7 +307,6 @@ def declared(cls: type[OpT]) -> type[OpT]:
     return cls
 
 
-def may_refuse(node: Node) -> bool:
-    """See Op.may_refuse."""
-    assert isinstance(node.op, Op)
-    return node.op.may_refuse([None if v is None else v.type for v in node.inputs])
+def refusal(node: Node) -> tuple[Any, ...] | None:
+    """See Op.refusal."""
+    return node.op.refusal(node.inputs) if isinstance(node.op, Op) else (object(),)

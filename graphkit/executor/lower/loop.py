@@ -41,6 +41,11 @@ class NativeLoop(Lowering):
         self.scratch_bytes = scratch_bytes
         self.subgraphs = {"body": layout.body}
 
+    @property
+    def ends(self) -> bool:
+        """Whether it is known how often it runs, at most."""
+        return self._layout.trips >= 0
+
     def emit(self, step: Emission) -> None:
         layout, inputs, outputs = self._layout, step.inputs, step.outputs
         memory = _LoopMemory(self._node, layout, step)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
-from graphkit.executor.lower.arrays.body import SubgraphStep, faulty
+from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.arrays.branch import array_branch
 from graphkit.executor.lower.arrays.loop import array_loop
 from graphkit.executor.lower.arrays.swapped import SwapStep
@@ -19,13 +19,13 @@ from graphkit.executor.lower.loop import loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, interpreted, launched
+from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
 from graphkit.executor.lower.run_time_shape import row_of, sizes_of
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops._op import may_refuse
 from graphkit.ops.evaluate import failure_of
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.control.specialise import Misfits
@@ -93,8 +93,9 @@ def lower_graph(
         )
         for node in placement.steps
     ]
+    failing = failing_steps(placement, lowerings) if graph.updates else ()
     steps = zip(placement.steps, lowerings, strict=True)
-    needs = [StepMemory(found.scratch_bytes, found.inplace, _may_fail(node, found, placement)) for node, found in steps]
+    needs = [StepMemory(found.scratch_bytes, found.inplace, node in failing) for node, found in steps]
     # Devices with arrays of their own make one launch of updates that stand together.
     place = {node: index for index, node in enumerate(placement.steps)}
     memory = plan_graph(
@@ -107,13 +108,6 @@ def lower_graph(
         order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)
-
-
-def _may_fail(node: Node, lowering: Lowering, placement: Placement) -> bool:
-    """Whether a run may fail of a step: of values, of Python, or of memory that nobody has planned."""
-    made = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
-    is_faulty = any(one.is_first for one in faulty(node, lowering))
-    return made or lowering.kind == "interpreted" or is_faulty or may_refuse(node)
 
 
 def choose(site: Site) -> Lowering:

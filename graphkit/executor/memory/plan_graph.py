@@ -137,9 +137,10 @@ class _Planning:
         self.sizes = [nbytes(v) if place[v] == "arena" else 0 for v in self._written]
         permitted = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
         after = [_followed(node, placement) for node in placement.steps]
-        self.donated = donated_states(graph, placement, permitted, after) if inplace else {}
+        may_fail = [need.may_fail for need in needs]
+        self.donated = donated_states(graph, placement, permitted, after, may_fail) if inplace else {}
         behind = awaited(placement, self.donated)
-        for node, others in failing_first(placement, self.donated, after, [need.may_fail for need in needs]).items():
+        for node, others in failing_first(placement, self.donated, may_fail).items():
             behind.setdefault(node, []).extend(others)
         self.tasks = [
             Task(

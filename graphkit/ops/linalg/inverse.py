@@ -22,6 +22,7 @@ class Inverse(Op):
     """The inverses of a: [..., n, n]. A singular matrix is an error at run time."""
 
     domain = DOMAIN
+    refuses_values = True
     inputs = ("a",)
     types = {"a": FLOATS}
     samples = (Sample(_DEFINITE, dtypes=REALS), Sample(Rand((2, 2, 2), definite=True), dtypes=REALS))
@@ -128,6 +129,7 @@ class Solve(Op):
     """The x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast. A singular a is an error at run time."""
 
     domain = DOMAIN
+    refuses_values = True
     inputs = ("a", "b")
     types = {"a": REALS, "b": "a"}
     samples = (

@@ -154,6 +154,8 @@ class Trsm(_Triangular):
     A zero on the diagonal is an error at run time.
     """
 
+    refuses_values = True
+
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         factor = triangle(xp, a, self.lower)
         # x @ op(a) = b is the transpose of op(a)^T @ x^T = b^T.

@@ -10,7 +10,7 @@ import numpy as np
 from graphkit.errors import RuntimeFailure
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, TensorType, broadcast_shapes
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops.pointwise import Binary, Unary, broadcast_known, operand_gradients, scalar_like, unbroadcast
@@ -90,8 +90,10 @@ def _refuse_zero(divisor: Any) -> None:
         raise RuntimeFailure("integer division by zero")
 
 
-def _may_divide_by_zero(a: TensorType, b: TensorType) -> bool:
-    return a.dtype.is_integer and not (b.constants and all(b.constants))
+def _refused_zeros(a: Value, b: Value) -> tuple[Any, ...] | None:
+    """Of a division of a by b."""
+    known = b.tensor.constants
+    return None if not a.dtype.is_integer or (known and all(known)) else ("divisor", b)
 
 
 @op
@@ -102,8 +104,8 @@ class Div(Binary):
     known = staticmethod(_quotient)
     samples = (Sample((2, 3), _POSITIVE), Sample((2, 3), Rand((3,), 1.0, 5.0)), Sample((2, 3), Rand((), -3.0, -1.0)))
 
-    def may_refuse(self, inputs: Sequence[Any]) -> bool:
-        return _may_divide_by_zero(*inputs)
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        return _refused_zeros(*inputs)
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         if a.dtype.kind in "iu":
@@ -132,8 +134,8 @@ class Pow(Binary):
     onnx = Onnx("Pow", since=15)
     samples = (Sample(_POSITIVE, (2, 3)), Sample(_POSITIVE, np.array(3.0)), Sample((2, 3), np.array([2.0]), grad=True))
 
-    def may_refuse(self, inputs: Sequence[Any]) -> bool:
-        return all(kind.dtype.is_integer for kind in inputs)
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        return ("power", *inputs) if inputs[0].dtype.is_integer else None
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]))
@@ -179,8 +181,8 @@ class Mod(Binary):
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8]), fmod=True),
     )
 
-    def may_refuse(self, inputs: Sequence[Any]) -> bool:
-        return _may_divide_by_zero(*inputs)
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        return _refused_zeros(*inputs)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         known = broadcast_known(_c_remainder if self.fmod else _remainder, [a, b])

@@ -24,6 +24,7 @@ from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.math import philox as _philox
 from graphkit.ops.pointwise import scalar_like
+from graphkit.ops.tensor.constants import Constant
 
 _RNG = np.array([0x123456789ABCDEF0, 7], np.uint64)
 _HIDDEN = ("rng", "stream")
@@ -310,8 +311,12 @@ class Dropout(RandomOp):
         Sample(np.array([0.5, -2.0], DType.FLOAT8E5M2.numpy), np.array(0.25, DType.FLOAT8E5M2.numpy)),
     )
 
-    def may_refuse(self, inputs: Sequence[Any]) -> bool:
-        return len(inputs) > 1 and inputs[1] is not None  # a ratio outside [0, 1]
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        ratio = inputs[1] if len(inputs) > 1 else None
+        if ratio is None:
+            return None
+        is_known = ratio.node is not None and isinstance(ratio.node.op, Constant)
+        return None if is_known and 0 <= float(ratio.node.op.value.array) <= 1 else ("ratio", ratio)
 
     def infer(
         self,

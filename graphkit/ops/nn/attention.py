@@ -56,8 +56,9 @@ class RotaryEmbedding(Op):
         Sample((2, 3, 12), (2, 3, 2), (2, 3, 2), num_heads=2, rotary_embedding_dim=4, interleaved=True),
     )
 
-    def may_refuse(self, inputs: Sequence[Any]) -> bool:
-        return len(inputs) > 3 and inputs[3] is not None
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        is_told = len(inputs) > 3 and inputs[3] is not None
+        return ("positions", inputs[3], inputs[1].shape) if is_told else None
 
     def infer(
         self, x: TensorType, cos_cache: TensorType, sin_cache: TensorType, position_ids: TensorType | None = None

@@ -6,15 +6,16 @@ Scores are [N, C, d1, ..., dk] with the classes on axis 1, labels [N, d1, ..., d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir.graph import Node
-from graphkit.ir.types import FLOATS, HALVES, INDICES, DType, TensorType
+from graphkit.ir.types import FLOATS, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, apply, op
-from graphkit.ops._checks import fits
+from graphkit.ops._checks import check_stored, fits
 from graphkit.ops.nn.softmax import log_softmax, log_softmax_gradient
 from graphkit.ops.pointwise import scalar_like
 
@@ -28,7 +29,11 @@ class ClassLoss(Op):
 
     ignore_index: int | None = None
     reduction: str = "mean"
-    refuses_values = True
+
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        at = next(i for i, name in enumerate(self.inputs) if name in ("labels", "target"))
+        shape = inputs[at - 1].tensor.shape  # of the scores
+        return "labels", inputs[at], None if shape is None else shape[1], self.ignore_index
 
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
         """Raise TypeMismatch when the shapes do not belong together."""
@@ -223,7 +228,6 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
     """
 
     domain = DOMAIN
-    refuses_values = False  # the loss has
     inputs = ("dloss", "log_prob", "labels", "weights?")
     outputs = ("dscores",)
     types = {"dloss": FLOATS, "log_prob": "dloss", "labels": INDICES, "weights": "dloss"}
@@ -301,9 +305,7 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
         if self.reduction == "none" or scores.rank not in (None, 2):
             raise TypeMismatch(f"scores {scores} are no rows, or reduction={self.reduction!r} leaves no single loss")
         made = self.made or dloss.dtype
-        for kind in (scores.dtype, made):
-            if kind is not dloss.dtype and not (kind in HALVES and dloss.dtype is DType.FLOAT32):
-                raise TypeMismatch(f"scores, or their gradient, are {kind} beside a gradient of {dloss.dtype}")
+        check_stored(dloss.dtype, scores.dtype, made)
         return TensorType(dloss.dtype, ()), TensorType(made, scores.shape)
 
     def parts(self) -> tuple[SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyGrad]:

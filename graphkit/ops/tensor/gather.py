@@ -10,7 +10,7 @@ import numpy as np
 from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import ANY, FLOATS, INDICES, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops.axes import INT64, flat_positions, i64, normal_axis, scatter_flat, shape_text, zeros_like
@@ -26,6 +26,19 @@ _SAMPLES: tuple[tuple[tuple[int, ...], np.ndarray, int], ...] = (
 )
 
 
+def refused_indices(x: Value, indices: Value, axis: int) -> tuple[Any, ...]:
+    """See Op.refusal: indices along an axis of x."""
+    shape = x.tensor.shape
+    return "indices", indices, None if shape is None else shape[axis % len(shape)]
+
+
+def refused_tuples(x: Value, indices: Value, batch_dims: int = 0) -> tuple[Any, ...]:
+    """See Op.refusal: tuples of indices into the axes of x behind those that they share."""
+    shape, depth = x.tensor.shape, None if indices.tensor.shape is None else indices.tensor.shape[-1]
+    known = None if shape is None or not isinstance(depth, int) else shape[batch_dims : batch_dims + depth]
+    return "tuples", indices, batch_dims, x if known is None else known
+
+
 @op
 class Gather(Op):
     """Slices of x along `axis` at the given indices (negative ones count from the back).
@@ -34,14 +47,16 @@ class Gather(Op):
     """
 
     axis: int = 0
-    refuses_values = True
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INDICES}
     onnx = Onnx("Gather", since=13)
     samples = tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
 
-    def may_refuse(self, inputs: Sequence[Any]) -> bool:
-        return inputs[1].constants is None or not inputs[0].is_static  # else inference has looked at them
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        x, indices = inputs
+        # Inference has looked at indices that it knows.
+        is_known = indices.tensor.constants is not None and x.tensor.is_static
+        return None if is_known else refused_indices(x, indices, self.axis)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         first = self.axis % len(inputs[0].known_shape) == 0
@@ -81,6 +96,10 @@ class GatherGrad(Op):
         Sample(np.take(np.empty(shape), indices, axis=axis).shape, shape, indices, axis=axis)
         for shape, indices, axis in _SAMPLES
     )
+
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        _, x, indices = inputs
+        return refused_indices(x, indices, self.axis)
 
     def infer(self, dy: TensorType, x: TensorType, indices: TensorType) -> TensorType:
         return TensorType(dy.dtype, x.shape)
@@ -130,7 +149,6 @@ class GatherElements(Op):
     """y[i, j, ...] = x with `axis` at indices[i, j, ...]: the result has the shape of `indices`, which has x's rank."""
 
     axis: int = 0
-    refuses_values = True
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INDICES}
     onnx = Onnx("GatherElements", since=13)
@@ -142,6 +160,10 @@ class GatherElements(Op):
         Sample((2, 3, 2), np.array([[[1], [-1], [0]], [[1], [-2], [0]]], np.int32), axis=-1, onnx=False),
         Sample((3, 2), np.zeros((0, 2), np.int64)),
     )
+
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        x, indices = inputs
+        return refused_indices(x, indices, self.axis)
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         if x.shape is not None:
@@ -184,7 +206,6 @@ class GatherND(Op):
     """
 
     batch_dims: int = 0
-    refuses_values = True
     inputs = ("x", "indices")
     types = {"x": ANY, "indices": INT64}
     onnx = Onnx("GatherND", since=13)
@@ -200,6 +221,10 @@ class GatherND(Op):
         *(Sample((3,), np.zeros((*lead, 0), np.int64), onnx=False) for lead in ((), (2,), (0, 1))),
         Sample((2, 3), np.zeros((2, 4, 0), np.int64), batch_dims=1, onnx=False),
     )
+
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        x, indices = inputs
+        return refused_tuples(x, indices, self.batch_dims)
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         if x.shape is None or indices.shape is None:

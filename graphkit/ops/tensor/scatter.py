@@ -7,6 +7,7 @@ TensorScatter overwrites a run of elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, fresh_shape, i64, normal_axis, shape_text, zeros_like
 from graphkit.ops.known_elements import index_array, known_array, moved
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.tensor.gather import along_axis, nd_index, nd_pair
+from graphkit.ops.tensor.gather import along_axis, nd_index, nd_pair, refused_indices, refused_tuples
 
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
 
@@ -31,7 +32,6 @@ class _Scatter(Op):
     reduction: str = "none"
     inputs = ("x", "indices", "updates")
     inplace = ((0, 0),)
-    refuses_values = True
 
     def infer(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         if self.reduction not in _REDUCTIONS:
@@ -125,6 +125,10 @@ class ScatterElements(_Scatter):
         Sample((2, 3), np.array([[1, 1], [0, -1]]), (2, 2), axis=1, reduction="add"),
     )
 
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        x, indices, _ = inputs
+        return refused_indices(x, indices, self.axis)
+
     def check(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
         for operand in (indices, updates):
             if x.shape is not None and operand.shape is not None and len(x.shape) != len(operand.shape):
@@ -163,6 +167,10 @@ class ScatterND(_Scatter):
             for reduction in ("add", "mul", "max", "min")
         ),
     )
+
+    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        x, indices, _ = inputs
+        return refused_tuples(x, indices)
 
     def check(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:
         if x.shape is None or indices.shape is None:

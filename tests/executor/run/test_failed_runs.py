@@ -14,9 +14,9 @@ from graphkit.executor.memory import plan_graph
 from graphkit.executor.memory.schedule import Schedule, Task, measured
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops import F, Op, op
+from graphkit.ops import F, Op, op, registry
 
 X = np.linspace(0.1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -37,8 +37,16 @@ class Sometimes(Op):
         return xp.array(x)
 
 
+registry.remove(Sometimes)
+
+
 def _rows(x: Value, i: Value) -> Value:
     return F.gather(F.exp(x), i)
+
+
+def _square(i: Value) -> Value:
+    made: Value = F.reshape(F.cast(i, to="float32"), np.array([2, 2]))
+    return made
 
 
 def _roi(x: Value, i: Value) -> Value:
@@ -61,8 +69,20 @@ CASES: dict[str, tuple[Callable[[Value, Value], Value], list[int], list[int]]] =
     "fused div": (lambda x, i: F.add(F.div(np.array([6, 7, 8, 9]), i), F.mul(i, i)), [1, 2, -3, 4], [1, 0, 3, 4]),
     "pow": (lambda x, i: F.pow(i, np.array([-1, -2, -3, -4])), [1, 2, 3, 4], [1, 2, 0, 4]),
     "loss": (lambda x, i: F.softmax_cross_entropy_loss(x, i)[0], [0, 5, 1, 2], [0, 5, 6, 2]),
+    "inverse": (lambda x, i: F.inverse(_square(i)), [1, 2, 3, 4], [1, 2, 2, 4]),
+    "solve": (lambda x, i: F.solve(_square(i), _square(i)), [1, 2, 3, 4], [1, 2, 2, 4]),
+    "potrf": (lambda x, i: F.potrf(_square(i)), [4, 1, 1, 4], [1, 2, 2, 1]),
+    "trsm": (lambda x, i: F.trsm(_square(i), _square(i)), [4, 0, 1, 4], [0, 0, 2, 0]),
+    "potri": (lambda x, i: F.potri(_square(i)), [4, 0, 1, 4], [0, 0, 2, 0]),
+    "ratio": (lambda x, i: F.dropout(x, F.cast(F.gather(i, np.array(0)), to="float32"), np.array(True))[0],
+              [0, 1, 2, 3], [3, 1, 2, 3]),
+    "in a branch": (lambda x, i: gk.cond(F.less(F.reduce_max(i, keepdims=0), 99), lambda: _rows(x, i), lambda: x[:4]),
+                    [0, 1, -4, 3], [0, 1, 9, 3]),
+    "run-time sizes": (lambda x, i: F.mat_mul(F.unsqueeze(F.compress(F.exp(x), F.greater(i, 0), axis=0)[:, 0],
+                       np.array([0])), F.unsqueeze(F.compress(F.exp(x), F.less(i, 5), axis=0)[:, 0], np.array([1]))),
+                       [1, 2, 3, 4], [1, 2, 3, 9]),
     "reverse": (lambda x, i: F.reverse_sequence(x, i, batch_axis=0, time_axis=1), [6, 1, 2, 3], [6, 1, 2, 7]),
-    "python": (lambda x, i: F.sometimes(F.cast(i, to="float32")), [1, 2, 3, 4], [1, -2, 3, 4]),
+    "python": (lambda x, i: Node(Sometimes(), [F.cast(i, to="float32")]).output, [1, 2, 3, 4], [1, -2, 3, 4]),
     "regions": (_roi, [0, 3, 1, 2], [0, 3, 4, 2]),
 }  # fmt: skip
 
@@ -133,3 +153,100 @@ def test_a_head_that_the_loss_does_not_read() -> None:
             run.step({"x": X, "i": np.arange(1, 5)}, y)
         for key, array in before.items():
             np.testing.assert_array_equal(run.executor.params[key], array)
+
+
+def states(**arrays: np.ndarray) -> dict[str, Value]:
+    return {n: Value(TensorType(str(a.dtype), a.shape), n, role="state") for n, a in arrays.items()}
+
+
+def check_kept(graph: Graph, arrays: dict[str, np.ndarray], right: dict[str, Any], wrong: dict[str, Any]) -> None:
+    """A run of what is wrong leaves the states; one of what is right does not."""
+    store = ParamStore({v.name: v.tensor for v in graph.inputs if v.role == "state"}, arrays)
+    run = Executor(graph, store)
+    for turn in range(2):
+        before = {name: np.array(array) for name, array in store.items()}
+        run.run(right)
+        assert turn or all((store[name] != array).any() for name, array in before.items())
+        before = {name: np.array(array) for name, array in store.items()}
+        with pytest.raises(RuntimeFailure):
+            run.run(wrong)
+        for name, array in before.items():
+            np.testing.assert_array_equal(store[name], array)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_writes_a_state_fails_itself(fused: bool) -> None:
+    arrays = {"a": np.array([6, 7, 8, 9]), "b": np.array([60, 70, 80, 90])}
+    made, i = states(**arrays), Value(TensorType("int64", (4,)), "i")
+    divided = F.div(made["b"], i)
+    new = F.add(F.mul(divided, i), F.sub(i, 70)) if fused else divided
+    graph = Graph([i, *made.values()], [F.neg(i)], [(made["a"], F.add(made["a"], i)), (made["b"], new)])
+    check_kept(graph, arrays, {"i": np.array([2, 3, 2, 3])}, {"i": np.array([1, 1, 0, 1])})
+
+
+def test_what_writes_two_states_at_indices() -> None:
+    """Only the first is written where it is: it refuses before it writes."""
+    arrays = {"a": np.zeros((5, 3), np.float32), "b": np.zeros((5, 3), np.float32)}
+    made = states(**arrays)
+    i, j = (Value(TensorType("int64", (2, 1)), name) for name in "ij")
+    u = Value(TensorType("float32", (2, 3)), "u")
+    new = [(made["a"], F.scatter_nd(made["a"], i, u)), (made["b"], F.scatter_nd(made["b"], j, u))]
+    graph = Graph([i, j, u, *made.values()], [F.neg(u)], new)
+    for at in (1, 2):
+        rows = np.full((2, 3), at, np.float32)
+        right = {"i": np.array([[0], [1]]), "j": np.array([[2], [3]]), "u": rows + 1}
+        for wrong in ({"j": np.array([[2], [5]])}, {"i": np.array([[2], [5]])}):
+            fed = {**right, **wrong, "u": rows + 7}
+            check_kept(graph, arrays, right | {"u": rows}, fed)
+
+
+def test_what_follows_from_a_new_value() -> None:
+    arrays = {"a": np.zeros((5, 3), np.float32)}
+    made, i = states(**arrays), Value(TensorType("int64", (2,)), "i")
+    new = F.add(made["a"], np.ones(3, np.float32))
+    graph = Graph([i, *made.values()], [F.gather(new, i)], [(made["a"], new)])
+    check_kept(graph, arrays, {"i": np.array([0, 4])}, {"i": np.array([0, 5])})
+
+
+def test_a_gradient_whose_operator_nobody_reads() -> None:
+    """It is the first to refuse an index then."""
+    arrays = {"w": np.ones((5, 4), np.float32), "a": np.zeros(4, np.float32)}
+    made, i = states(**arrays), Value(TensorType("int64", (3,)), "i")
+    dy = Value(TensorType("float32", (3, 4)), "dy")
+    dw = F.gather_grad(F.mul(dy, dy), made["w"], i, axis=0)
+    total = F.reduce_sum(F.exp(dy), np.array([0]), keepdims=0)
+    graph = Graph(
+        [i, dy, *made.values()], [F.neg(dy)], [(made["a"], F.add(made["a"], total)), (made["w"], F.sub(made["w"], dw))]
+    )
+    rows = np.ones((3, 4), np.float32)
+    check_kept(
+        graph,
+        arrays,
+        {
+            "i": np.array(
+                [
+                    0,
+                    1,
+                    2,
+                ]
+            ),
+            "dy": rows,
+        },
+        {"i": np.array([0, 5, 2]), "dy": rows},
+    )
+
+
+def test_a_loop_without_end_that_nobody_reads() -> None:
+    """It ends at the run's time, before anything is written."""
+    x = gk.input("x", ["N", 6])
+    large = gk.tile(gk.reduce_sum(x, axes=[0], keepdims=False), np.array([600]))
+    doubled = gk.while_loop(lambda s: gk.reduce_max(s, keepdims=False) < 1e6, lambda s: s * 2.0, large)
+    net = gk.Model({"y": gk.nn.linear(x, 3, name="one"), "shown": doubled}, seed=1)
+    run = gk.Trainer(net, {"y": "softmax_cross_entropy"}, gk.optim.SGD(0.1))
+    y = np.arange(4) % 3
+    run.step({"x": X}, y)
+    before = {key: np.array(array) for key, array in run.executor.params.items()}
+    with pytest.raises(RuntimeFailure, match="time that it may take"):
+        run.executor.run({"x": np.zeros_like(X), "target_y": y, "learning_rate": np.float32(0.1)}, timeout=0.5)
+    for key, array in before.items():
+        np.testing.assert_array_equal(run.executor.params[key], array)

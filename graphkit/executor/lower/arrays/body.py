@@ -15,7 +15,7 @@ from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops._op import may_refuse
+from graphkit.ops._op import refusal
 
 
 class Common:
@@ -117,24 +117,23 @@ def launches_of(kernel: ArrayKernel | None) -> int:
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel may set a fault, and what to raise for its word. is_first: whether it may be the first to set
-    one; that of a gradient comes behind that of its operator."""
+    """A node whose kernel sets a fault, and what to raise for its word. refuses: whether it may, of these operands."""
 
     node: Node
     failure: Callable[[Node, int], RuntimeFailure]
-    is_first: bool
+    refuses: bool
 
 
 def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
     """The kernels of a step that may set a fault, in the order in which `prepare` takes words for them."""
     if isinstance(lowering, LaunchedStep) and lowering.kernel.fault:
-        yield Faulty(node, lowering.kernel.failure, may_refuse(node))
+        yield Faulty(node, lowering.kernel.failure, refusal(node) is not None)
     elif isinstance(lowering, SubgraphStep):
         for graph in lowering.subgraphs.values():
             for inner in graph.steps:
                 yield from faulty(*inner)
         if lowering.failure is not None:
-            yield Faulty(node, lowering.failure, is_first=True)
+            yield Faulty(node, lowering.failure, refuses=True)
 
 
 def prepare(device: Device, node: Node, lowering: Lowering, common: Common) -> ArrayKernel | None:

@@ -14,6 +14,7 @@ import numpy as np
 from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import Common, faulty
 from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.lower.refusals import repeated
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir import limits
 
@@ -32,6 +33,7 @@ class Faults:
         place = {index: position for position, index in enumerate(lowered.memory.order)}
         # By the number of its word: the position of the step, and what may set it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
+        self._repeats = repeated(lowered.placement)
         self._words = device.xp.zeros((len(self._of) + 1,), np.uint32)
         self._found = device.host_memory(self._words.nbytes).view(np.uint32)
         self._allowed = _ANY
@@ -77,8 +79,8 @@ class Faults:
         return any(place >= position for place, _ in self._of)
 
     def begin_from(self, position: int) -> bool:
-        """Whether such a step may set the first one."""
-        return any(place >= position and one.is_first for place, one in self._of)
+        """Whether such a step may set the first one: not one that refuses what another has refused before."""
+        return any(place >= position and one.refuses and one.node not in self._repeats for place, one in self._of)
 
     def check(self, settle: Callable[[], None]) -> None:
         """Raise RuntimeFailure for the first step that has met something. Waits for all steps, by `settle` first."""

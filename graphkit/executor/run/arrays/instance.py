@@ -141,14 +141,14 @@ class ArrayInstance:
     def _as_one_recording(self) -> Segment | None:
         """All steps, where the device can look by itself whether states may be written over."""
         alone = self._queue is None and self._swaps is None and not self._fails_last
-        can_look = not self._faults.begin_from(0) or self._device.has_conditions
+        can_look = not self._faults.come_from(0) or self._device.has_conditions
         if not (alone and is_one_recording(self._segments, self._commit) and can_look):
             return None
         return Segment([p for segment in self._segments for p in segment.positions], is_recorded=True, repeats=False)
 
     def _run_steps_of_all(self) -> None:
         """All segments: by one replay, where they are one recording."""
-        whole, self._left_the_look = self._whole, False
+        whole, self._left_the_look, self.is_writing = self._whole, False, False
         if whole is None or self._storages.moved:
             self._run_segments()
             return
@@ -228,7 +228,7 @@ class ArrayInstance:
         """Where a word of faults is set, states stay what they were."""
         before, behind = self._segments
         yield from self._bound_steps(before)
-        if self._faults.begin_from(0):
+        if self._faults.come_from(0):
             yield Choice(self._faults.words, (), [*self._bound_steps(behind)])
         else:
             yield from self._bound_steps(behind)

@@ -19,6 +19,7 @@ from graphkit.executor.devices.cuda import compiler
 from graphkit.executor.devices.cuda.launches import source_of
 from graphkit.ir.types import DType, dtype_of
 from graphkit.ops import Op
+from graphkit.ops._op import refusal
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.rnn.backward import OfLayer
 from graphkit.ops.rnn.recurrence import Recurrence
@@ -60,6 +61,15 @@ def test_every_sample(cls: type[Op], emulator: Emulator, processor: Emulator) ->
         compare(case, run(emulator, case))
     for case in cases[:1]:
         compare(case, launched(Card(processor), case))
+
+
+@pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
+def test_what_may_set_a_fault_says_so(cls: type[Op]) -> None:
+    """Steps that may fail come before those that write over states. Known operands do not, nor a MaxPool's indices."""
+    for case in cases_of(cls):
+        known = any(v.tensor.constants is not None for v in case.node.operands[1:])
+        is_right = known or cls.name in ("Dropout", "MaxPoolGrad")
+        assert is_right or not case.kernel.fault or refusal(case.node) is not None, case.name
 
 
 def compare(case: CardCase, found: list[Any]) -> None:
