@@ -32,6 +32,12 @@ def refused_indices(x: Value, indices: Value, axis: int) -> tuple[Any, ...]:
     return "indices", indices, None if shape is None else shape[axis % len(shape)]
 
 
+def refused_slices(x: Value, indices: Value, axis: int) -> tuple[Any, ...] | None:
+    """The same of a Gather, whose inference has looked at indices that it knows."""
+    is_known = indices.tensor.constants is not None and x.tensor.is_static
+    return None if is_known else refused_indices(x, indices, axis)
+
+
 def refused_tuples(x: Value, indices: Value, batch_dims: int = 0) -> tuple[Any, ...]:
     """See Op.refusal: tuples of indices into the axes of x behind those that they share."""
     shape, depth = x.tensor.shape, None if indices.tensor.shape is None else indices.tensor.shape[-1]
@@ -54,9 +60,7 @@ class Gather(Op):
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices = inputs
-        # Inference has looked at indices that it knows.
-        is_known = indices.tensor.constants is not None and x.tensor.is_static
-        return None if is_known else refused_indices(x, indices, self.axis)
+        return refused_slices(x, indices, self.axis)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         first = self.axis % len(inputs[0].known_shape) == 0
@@ -99,7 +103,7 @@ class GatherGrad(Op):
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         _, x, indices = inputs
-        return refused_indices(x, indices, self.axis)
+        return refused_slices(x, indices, self.axis)
 
     def infer(self, dy: TensorType, x: TensorType, indices: TensorType) -> TensorType:
         return TensorType(dy.dtype, x.shape)
