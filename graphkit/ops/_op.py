@@ -186,13 +186,18 @@ class Op:
         """What a run may refuse of these operands, which are values of a graph, such as an index that is outside; None
         for nothing.
 
-        Of nodes with equal answers the first one refuses for all: a gradient has that of its operator. By itself an
-        operator has it where `refuses_values` holds, or where it is none of graphkit's own.
+        Of nodes with equal answers the first one refuses for all: a gradient has that of its operator. A value in it
+        stands for its elements, whatever their shape. By itself an operator has it where `refuses_values` holds, or
+        where it is none of graphkit's own.
         """
         if any(refusal(node) is not None for body in self.subgraphs().values() for node in body.nodes):
             return (object(),)
         is_own = type(self).__module__.startswith("graphkit.")
-        return (self, *inputs) if self.refuses_values or not is_own else None
+        return self._refusal_of_all(inputs) if self.refuses_values or not is_own else None
+
+    def _refusal_of_all(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """That of these elements in these shapes."""
+        return (self, *inputs, *(None if v is None else v.type for v in inputs))
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         """The rank that each operand must have, as far as the operator and the other operands' types tell it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from graphkit.executor.lower.arrays.body import SubgraphStep
 from graphkit.executor.lower.data_dependent import DataDependent
@@ -12,28 +12,37 @@ from graphkit.executor.lower.python_step import LaunchedStep, PythonFunction, Py
 from graphkit.executor.lower.run_time_kernel import AtRunTime
 from graphkit.executor.memory.placement import Placement, has_run_time_size
 from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
 from graphkit.ops._op import refusal
 
 
-def repeated(placement: Placement) -> frozenset[Node]:
-    """The steps that refuse nothing but what an earlier one has refused before. Linear."""
+def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
+    """The steps that refuse nothing but what an earlier one has refused before. lowerings: those of the steps; None for
+    native kernels. Linear."""
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
-    for node in placement.steps:
+    for node, lowering in zip(placement.steps, lowerings, strict=True):
         told = refusal(node)
-        if told is None:
+        if told is None or (isinstance(lowering, LaunchedStep) and not lowering.kernel.fault):
             continue
-        key = tuple(placement.root.get(part, part) if isinstance(part, Value) else part for part in told)
+        key = tuple(_elements(part, placement) for part in told)
         if key in seen:
             found.append(node)
         seen.add(key)
     return frozenset(found)
 
 
+def _elements(part: object, placement: Placement) -> object:
+    """What a value stands for: where its elements are, and of which type; else the part itself."""
+    if isinstance(part, Value) and isinstance(part.type, TensorType):
+        return placement.root.get(part, part), part.type.dtype
+    return part
+
+
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering]) -> frozenset[Node]:
     """The steps of which a run may fail first: of values, of Python, of iterations, or of memory that nobody has
     planned. What fails of other processes is not meant. Linear in nodes, those of subgraphs included."""
-    repeats = repeated(placement)
+    repeats = repeated(placement, lowerings)
     steps = zip(placement.steps, lowerings, strict=True)
     return frozenset(node for node, lowering in steps if _may_fail(node, lowering, placement, repeats))
 

@@ -150,7 +150,7 @@ class Template:
         defined = defined_names({s for v in graph.values for d in _sizes_of(v) for s in _names(d)}, symbols)
         self.placement = _require(graph, place_values(graph, frozenset([*symbols, *defined])), fixed)
         refusing = {node for node in self.placement.steps if graph.updates and refusal(node) is not None}
-        self._refusing = refusing - repeated(self.placement)
+        self._refusing = refusing - repeated(self.placement, [None] * len(self.placement.steps))
         self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
         self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs}
         self._table = SizeTable(symbols)

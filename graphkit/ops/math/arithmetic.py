@@ -93,7 +93,11 @@ def _refuse_zero(divisor: Any) -> None:
 def _refused_zeros(a: Value, b: Value) -> tuple[Any, ...] | None:
     """Of a division of a by b."""
     known = b.tensor.constants
-    return None if not a.dtype.is_integer or (known and all(known)) else ("divisor", b)
+    if not a.dtype.is_integer or (known and all(known)):
+        return None
+    # Where the result is empty, no divisor is looked at.
+    is_computed = all(v.tensor.is_static and v.tensor.size for v in (a, b))
+    return ("divisor", b) if is_computed else (object(),)
 
 
 @op
@@ -135,7 +139,7 @@ class Pow(Binary):
     samples = (Sample(_POSITIVE, (2, 3)), Sample(_POSITIVE, np.array(3.0)), Sample((2, 3), np.array([2.0]), grad=True))
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-        return ("power", *inputs) if inputs[0].dtype.is_integer else None
+        return self._refusal_of_all(inputs) if inputs[0].dtype.is_integer else None
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]))

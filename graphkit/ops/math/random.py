@@ -316,7 +316,10 @@ class Dropout(RandomOp):
         if ratio is None:
             return None
         is_known = ratio.node is not None and isinstance(ratio.node.op, Constant)
-        return None if is_known and 0 <= float(ratio.node.op.value.array) <= 1 else ("ratio", ratio)
+        if is_known and 0 <= float(ratio.node.op.value.array.reshape(())) <= 1:
+            return None
+        # It is looked at in training alone.
+        return "ratio", *inputs[1:3]
 
     def infer(
         self,

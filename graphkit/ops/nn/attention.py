@@ -58,7 +58,7 @@ class RotaryEmbedding(Op):
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         is_told = len(inputs) > 3 and inputs[3] is not None
-        return ("positions", inputs[3], inputs[1].shape) if is_told else None
+        return ("positions", inputs[3], inputs[1].tensor.shape or inputs[1]) if is_told else None
 
     def infer(
         self, x: TensorType, cos_cache: TensorType, sin_cache: TensorType, position_ids: TensorType | None = None

@@ -33,7 +33,7 @@ class ClassLoss(Op):
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         at = next(i for i, name in enumerate(self.inputs) if name in ("labels", "target"))
         shape = inputs[at - 1].tensor.shape  # of the scores
-        return "labels", inputs[at], None if shape is None else shape[1], self.ignore_index
+        return "labels", inputs[at], inputs[at - 1] if shape is None else shape[1], self.ignore_index
 
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
         """Raise TypeMismatch when the shapes do not belong together."""

@@ -29,20 +29,16 @@ _SAMPLES: tuple[tuple[tuple[int, ...], np.ndarray, int], ...] = (
 def refused_indices(x: Value, indices: Value, axis: int) -> tuple[Any, ...]:
     """See Op.refusal: indices along an axis of x."""
     shape = x.tensor.shape
-    return "indices", indices, None if shape is None else shape[axis % len(shape)]
-
-
-def refused_slices(x: Value, indices: Value, axis: int) -> tuple[Any, ...] | None:
-    """The same of a Gather, whose inference has looked at indices that it knows."""
-    is_known = indices.tensor.constants is not None and x.tensor.is_static
-    return None if is_known else refused_indices(x, indices, axis)
+    return "indices", indices, x if shape is None else shape[axis % len(shape)]
 
 
 def refused_tuples(x: Value, indices: Value, batch_dims: int = 0) -> tuple[Any, ...]:
     """See Op.refusal: tuples of indices into the axes of x behind those that they share."""
     shape, depth = x.tensor.shape, None if indices.tensor.shape is None else indices.tensor.shape[-1]
-    known = None if shape is None or not isinstance(depth, int) else shape[batch_dims : batch_dims + depth]
-    return "tuples", indices, batch_dims, x if known is None else known
+    if shape is None or not isinstance(depth, int):
+        return "tuples", indices, x
+    # Tuples of one are indices along an axis.
+    return ("indices" if depth == 1 else "tuples"), indices, *shape[batch_dims : batch_dims + depth]
 
 
 @op
@@ -60,7 +56,9 @@ class Gather(Op):
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices = inputs
-        return refused_slices(x, indices, self.axis)
+        # Inference has looked at indices that it knows.
+        is_known = indices.tensor.constants is not None and x.tensor.is_static
+        return None if is_known else refused_indices(x, indices, self.axis)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         first = self.axis % len(inputs[0].known_shape) == 0
@@ -103,7 +101,10 @@ class GatherGrad(Op):
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         _, x, indices = inputs
-        return refused_slices(x, indices, self.axis)
+        shape, known = x.tensor.shape, indices.tensor.constants
+        size = None if shape is None else shape[self.axis % len(shape)]
+        is_right = known is not None and isinstance(size, int) and all(-size <= index < size for index in known)
+        return None if is_right else refused_indices(x, indices, self.axis)
 
     def infer(self, dy: TensorType, x: TensorType, indices: TensorType) -> TensorType:
         return TensorType(dy.dtype, x.shape)

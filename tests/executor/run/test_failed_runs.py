@@ -17,6 +17,7 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, Op, op, registry
+from graphkit.ops._op import refusal
 
 X = np.linspace(0.1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -250,3 +251,89 @@ def test_a_loop_without_end_that_nobody_reads() -> None:
         run.executor.run({"x": np.zeros_like(X), "target_y": y, "learning_rate": np.float32(0.1)}, timeout=0.5)
     for key, array in before.items():
         np.testing.assert_array_equal(run.executor.params[key], array)
+
+
+def _wide(p: Value, times: int) -> Value:
+    made: Value = F.tile(F.unsqueeze(p, np.array([1])), np.array([1, times]))
+    return made
+
+
+# name: (the first, the second of what may fail of one operand, in several shapes or types, feeds, wrong ones)
+TWICE: dict[str, tuple[Callable[[Value, Value], Value], Callable[[Value, Value], Value], Any, Any]] = {
+    "power of other pairs": (lambda p, q: F.pow(p, q), lambda p, q: F.pow(F.reshape(p, np.array([4, 1])), q),
+                             ([1, 2, 3, 1], [-1, 2, 3, 4]), ([1, 0, 3, 1], [-1, 2, 3, 4])),
+    "bits of another type": (lambda p, q: F.pow(p, F.bit_cast(q, to="uint64")), lambda p, q: F.pow(p, q),
+                             ([1, 2, 3, 1], [1, 2, 3, 4]), ([1, 0, 3, 1], [-1, -1, 3, 4])),
+    "an empty quotient": (lambda p, q: F.div(F.slice(F.reshape(p, np.array([1, 4])), np.array([0]), np.array([0]),
+                          np.array([0])), q), lambda p, q: F.div(p, q), ([1, 2, 3, 4], [1, 2, 3, 4]),
+                          ([1, 2, 3, 4], [1, 0, 3, 4])),
+    "other sequences": (lambda p, q: F.reverse_sequence(_wide(p, 8), q, batch_axis=0, time_axis=1),
+                        lambda p, q: F.reverse_sequence(_wide(p, 4), q, batch_axis=0, time_axis=1),
+                        ([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 3, 4], [1, 2, 3, 7])),
+    "other matrices": (lambda p, q: F.inverse(F.reshape(F.add(_square(p), np.eye(2, dtype=np.float32) * 9), np.array(
+                       [1, 2, 2]))), lambda p, q: F.inverse(F.reshape(_square(q), np.array([1, 2, 2]))),
+                       ([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 3, 4], [1, 2, 2, 4])),
+    "two tables": (lambda p, q: F.gather(np.arange(9.0), p), lambda p, q: F.gather(np.arange(5.0), p),
+                   ([0, 1, 2, 3], [1, 2, 3, 4]), ([0, 1, 2, 7], [1, 2, 3, 4])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_the_second_refuses_what_the_first_does_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_graph, "cached_schedule", updates_first)
+    first, second, right, wrong = TWICE[name]
+    arrays = {"a": np.ones(4, np.float32)}
+    made = states(**arrays)
+    p, q = (Value(TensorType("int64", (4,)), name) for name in "pq")
+    outputs = [first(p, q), second(p, q)]
+    total = F.reduce_sum(F.exp(F.cast(p, to="float32")), keepdims=0)
+    graph = Graph([p, q, *made.values()], outputs, [(made["a"], F.add(made["a"], total))])
+    given = [{n: np.array(array) for n, array in zip("pq", arrays, strict=True)} for arrays in (right, wrong)]
+    check_kept(graph, arrays, *given)
+
+
+def test_a_ratio_is_looked_at_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_graph, "cached_schedule", updates_first)
+    arrays = {"a": np.ones(6, np.float32)}
+    made, x = states(**arrays), Value(TensorType("float32", X.shape), "x")
+    ratio, training = Value(TensorType("float32", ()), "ratio"), Value(TensorType("bool", ()), "training")
+    outputs = [F.dropout(x, ratio, training)[0], F.dropout(F.exp(x), ratio, np.array(True))[0]]
+    total = F.reduce_sum(F.exp(x), np.array([0]), keepdims=0)
+    graph = Graph([x, ratio, training, *made.values()], outputs, [(made["a"], F.add(made["a"], total))])
+    right = {"x": X, "ratio": np.float32(0.5), "training": np.array(False)}
+    check_kept(graph, arrays, right, right | {"ratio": np.float32(1.5)})
+
+
+def test_a_ratio_in_one_element() -> None:
+    x = Value(TensorType("float32", X.shape), "x")
+    y = F.dropout(x, np.array([0.25], np.float32), np.array(True))[0]
+    assert refusal(y.node) is None
+    assert refusal(F.dropout(x, np.array([1.5], np.float32), np.array(True))[0].node) is not None
+
+
+@pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1, momentum=0.9), gk.optim.Adam(0.01)], ids=["sgd", "adam"])
+def test_tables_whose_rows_are_updated_are_written_where_they_are(
+    optimizer: gk.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a ScatterND refuses, the Gather before it has."""
+    donated, donated_states = [], plan_graph.donated_states
+
+    def counted(*given: Any) -> Any:
+        donated.append(donated_states(*given))
+        return donated[-1]
+
+    monkeypatch.setattr(plan_graph, "donated_states", counted)
+    found = []
+    for count in (1, 2):
+        inputs = [gk.input(f"i{n}", ["N", "T"], dtype="int64") for n in range(count)]
+        tables = [gk.nn.embedding(v, 7 + n, 3, name=f"t{n}") for n, v in enumerate(inputs)]
+        net = gk.Model({"y": tables[0] if count == 1 else tables[0] + tables[1]}, seed=0)
+        lazy = [f"t{n}_weight" for n in range(count)]
+        run = gk.Trainer(net, "mse", optimizer, seed=1, lazy=lazy)
+        at = np.array([[0, 2], [2, 1]])
+        before = {name: np.array(run.net.params[name]) for name in lazy}
+        run.step({f"i{n}": at for n in range(count)}, np.ones((2, 2, 3), np.float32))
+        assert all((run.net.params[name] != array).any() for name, array in before.items())
+        found.append(len(donated[-1]))
+    slots = len(optimizer.slots)
+    assert found[1] - found[0] == 1 + slots

@@ -33,7 +33,7 @@ class Faults:
         place = {index: position for position, index in enumerate(lowered.memory.order)}
         # By the number of its word: the position of the step, and what may set it.
         self._of = [(place[index], one) for index, step in enumerate(lowered.steps) for one in faulty(*step)]
-        self._repeats = repeated(lowered.placement)
+        self._repeats = repeated(lowered.placement, lowered.lowerings)
         self._words = device.xp.zeros((len(self._of) + 1,), np.uint32)
         self._found = device.host_memory(self._words.nbytes).view(np.uint32)
         self._allowed = _ANY

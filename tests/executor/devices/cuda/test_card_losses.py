@@ -135,3 +135,13 @@ def test_the_gradient_in_the_place_of_scores(emulator: Emulator) -> None:
         emulator.run(kernel, [x, labels, dloss, weights], [loss, x])
         np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
         np.testing.assert_allclose(x, expected[1], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_no_labels_in_half_floats(reduction: str, emulator: Emulator) -> None:
+    x, labels = np.zeros((0, 5), DType.BFLOAT16.numpy), np.zeros(0, np.int64)
+    op = registry.get("ai.graphkit", "SoftmaxCrossEntropyWithGrad")(reduction=reduction, made=DType.BFLOAT16)
+    arrays = [x, labels, np.ones((), np.float32)]
+    loss, dscores = run(emulator, node_of(op, *arrays), arrays, (True, True))
+    assert np.isnan(loss) if reduction == "mean" else loss == 0
+    assert dscores.shape == (0, 5)

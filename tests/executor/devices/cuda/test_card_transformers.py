@@ -182,3 +182,13 @@ def test_moves_of_half_floats(precision: str, card: Card, steps: list[Node], mon
         casts.append(sum(node.op.name == "Cast" for node in steps))
     assert found[0] == found[1]
     assert casts[1] < 0.6 * casts[0]
+
+
+def test_no_examples_in_half_floats(card: Card) -> None:
+    """What reads and writes half floats has kernels for none of them, too: nothing else on a card knows bfloat16."""
+    net = gk.models.build("transformer_lm", **SIZES)
+    tokens = np.arange(24).reshape(2, 12) % 11
+    run = net.compile("cuda", precision="bf16").run
+    assert run({"x": tokens})["logits"].shape == (2, 12, 12)
+    assert run({"x": tokens[:0]})["logits"].shape == (0, 12, 12)
+    assert not card.interpreted

@@ -7,14 +7,14 @@ import math
 
 import numpy as np
 
-from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Output
+from graphkit.executor.devices.cuda.launches import THREADS, CardKernel, Given, Input, Launch, Output
 from graphkit.executor.devices.cuda.movement.copies import UNITS, unit_of
 from graphkit.executor.devices.cuda.text.expressions import STORED, held_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each, for_each_run
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.operands import around, operand, shape
 from graphkit.executor.devices.registry import register_launched
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import HALVES
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.fill import ConstantOfShape, EyeLike, OneHot
@@ -31,21 +31,26 @@ def _places(*sizes: int) -> Coordinates:
 @register_launched("cuda", "", "ConstantOfShape")
 def _constant_of_shape(node: Node, context: KernelContext) -> CardKernel | None:
     value, y = operator(node, ConstantOfShape).value, node.output
-    unit, count = unit_of(y), math.prod(shape(y))
+    unit = unit_of(y)
     if unit not in UNITS or unit > np.dtype(np.uint64).itemsize:
         return None
+    return CardKernel(filled(y, 0, np.zeros(1, np.float32) if value is None else value.array))
+
+
+def filled(y: Value, output: int, element: np.ndarray) -> tuple[Launch, ...]:
+    """What has each element of a result be this one, of 1, 2, 4 or 8 bytes; nothing where there is none."""
+    unit, count = unit_of(y), math.prod(shape(y))
     if count == 0:
-        return CardKernel(())
-    element = np.zeros(1, np.float32) if value is None else value.array.reshape(1)
-    (bits,) = element.view(f"u{unit}")
+        return ()
+    (bits,) = element.reshape(1).view(f"u{unit}")
     kind, width = UNITS[unit], _ACCESS // unit
     lines = [
         f"gk_pack<{kind}, {width}> filled;",
         f"for (int k = 0; k < {width}; ++k) {{", "    filled.e[k] = element;", "}",
         "gk_store(y + first, filled, left);",
     ]  # fmt: skip
-    given: Given = [(f"{kind}* y", Output(0)), (f"{kind} element", bits)]
-    return CardKernel((for_each_run("fill", count, width, given, lines),))
+    given: Given = [(f"{kind}* y", Output(output)), (f"{kind} element", bits)]
+    return (for_each_run("fill", count, width, given, lines),)
 
 
 @register_launched("cuda", "", "Range")

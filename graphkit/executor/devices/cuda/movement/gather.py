@@ -48,8 +48,7 @@ def _slices(name: str, address: TupleAddress, outer: int, inner: int, unit: int)
     """Slices of `inner` elements of `unit` bytes; `outer` times over, 1 for an address with a batch of its own."""
     batch, picks = address.sizes
     if outer * address.count * inner == 0:
-        # Indices out of range are an error of empty slices, too.
-        return None if address.count else CardKernel(())
+        return _checked(name, address) if address.count else CardKernel(())
     times = math.gcd(16 // unit, inner)
     inner, kind = inner // times, UNITS[unit * times]
     sizes = outer * batch, picks, inner
@@ -70,6 +69,16 @@ def _slices(name: str, address: TupleAddress, outer: int, inner: int, unit: int)
         (f"{places.index} targets", places.number(address.targets)), *address.given(places),
     ]  # fmt: skip
     return CardKernel((for_each(name, sizes, places, given, lines),), fault=address.fault)
+
+
+def _checked(name: str, address: TupleAddress) -> CardKernel:
+    """Of slices without elements: indices out of range are an error of these, too."""
+    places = Coordinates("i", len(address.sizes), max(address.count, address.targets) + THREADS < 1 << 31)
+    found, coordinates = places.lines("at")
+    lines = [*found, *address.lines(places, "at", coordinates, "return;"), "(void)target;"]
+    return CardKernel(
+        (for_each(f"{name}_checked", address.sizes, places, address.given(places), lines),), fault=address.fault
+    )
 
 
 @register_launched("cuda", "", "GatherElements")

@@ -48,8 +48,12 @@ def _normalised(
     """
     kinds = {v.dtype for v in node.operands}
     sizes = node.operands[0].tensor.static_shape
-    if math.prod(sizes) == 0 or any(float_type(kind) is None for kind in kinds):
+    if any(float_type(kind) is None for kind in kinds):
         return None
+    if math.prod(sizes) == 0:
+        # Statistics of no elements are not empty themselves.
+        read = [v for v, is_read in zip(node.outputs, used, strict=False) if is_read]
+        return None if any(math.prod(shape(v)) for v in read) else CardKernel(())
     held = DType.FLOAT64 if DType.FLOAT64 in kinds or op.stash is DType.FLOAT64 else DType.FLOAT32
     size = math.prod(sizes[op.axes(len(sizes))[0] :])
     groups = Groups.over((math.prod(sizes) // size, size), [1], held)

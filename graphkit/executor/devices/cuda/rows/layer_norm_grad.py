@@ -10,7 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
+
+from graphkit.executor.devices.cuda.elementwise.fill import filled
 from graphkit.executor.devices.cuda.launches import Argument, CardKernel, Input, Launch, Output, Scratch
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work, written
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
@@ -115,9 +119,16 @@ def _gradient(node: Node, op: NormOfLastAxes, statistic: DType | None) -> _Gradi
     """None for what has no kernel. statistic: the type of statistics that are given."""
     kinds = [node.operands[i].dtype for i in range(3)] + ([] if statistic is None else [statistic])
     wide = op.stash is DType.FLOAT64 or DType.FLOAT64 in kinds
-    if any(float_type(kind) is None for kind in kinds) or math.prod(node.operands[1].tensor.static_shape) == 0:
+    if any(float_type(kind) is None for kind in kinds):
         return None
     return _Gradient(node, op, DType.FLOAT64 if wide else DType.FLOAT32)
+
+
+def _of_nothing(node: Node, used: Sequence[bool]) -> CardKernel:
+    """Where there are no rows, or no elements in them: sums are 0."""
+    read = (i for i, is_read in enumerate(used) if is_read)
+    fills = (filled(node.outputs[i], i, np.zeros((), node.outputs[i].dtype.numpy)) for i in read)
+    return CardKernel(tuple(chain.from_iterable(fills)))
 
 
 @register_launched("cuda", DOMAIN, "LayerNormGrad")
@@ -129,6 +140,8 @@ def _layer_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     if found is None:
         return None
     dx, *sums = [*context.used_outputs, True, True, True][:3]
+    if math.prod(found.shape) == 0:
+        return _of_nothing(node, [dx, *sums])
     outputs = [output for output, read in enumerate(sums, 1) if read]
     a = STORED[found.held]
     kept = 0 if known else 2 * found.statistic_bytes
@@ -167,6 +180,8 @@ def _rms_norm_grad(node: Node, context: KernelContext) -> CardKernel | None:
     if found is None:
         return None
     dx, dscale = [*context.used_outputs, True, True][:2]
+    if math.prod(found.shape) == 0:
+        return _of_nothing(node, [dx, dscale])
     statistics: list[tuple[str, Argument]] = [(f"{STORED[found.held]}* inverses", Scratch(0))]
     more = [*statistics, (f"{STORED[found.held]} epsilon", found.held.numpy.type(op.epsilon))]
     # The mean of d * x * r is r times that of d * x.

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphkit.executor.devices.cuda.elementwise.fill import filled
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, CardKernel, Fault, Input, Launch, Output, Scratch
 from graphkit.executor.devices.cuda.movement.addressing import INDEX_TYPES
 from graphkit.executor.devices.cuda.rows.groups import Groups, Pass, Work
 from graphkit.executor.devices.cuda.text.expressions import STORED, float_type
 from graphkit.executor.devices.cuda.text.indexing import Coordinates, for_each
 from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.operands import shape
 from graphkit.executor.devices.registry import register_launched
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -251,10 +253,13 @@ def _softmax_cross_entropy_grad(node: Node, context: KernelContext) -> CardKerne
 @register_launched("cuda", DOMAIN, "SoftmaxCrossEntropyWithGrad")
 def _softmax_cross_entropy_with_grad(node: Node, context: KernelContext) -> CardKernel | None:
     own = node.outputs[0].dtype
+    loss, dscores = [*context.used_outputs, True, True][:2]
+    if shape(node.inputs[0])[0] == 0:
+        mean = math.nan if operator(node, ClassLoss).reduction == "mean" else 0.0
+        return CardKernel(filled(node.outputs[0], 0, np.array(mean, own.numpy)) if loss else ())
     found = _loss(node, 0, 1, 3, own)
     if found is None:
         return None
-    loss, dscores = [*context.used_outputs, True, True][:2]
     given = found.given()
     each = ["const A p = gk_read(x[at]) - p0.most - logarithm;"]
     if not dscores:
