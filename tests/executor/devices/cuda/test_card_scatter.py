@@ -267,9 +267,14 @@ def test_nothing_is_updated(emulator: Emulator) -> None:
         np.testing.assert_array_equal(run(emulator, node, [x, none, updates]), x)
     empty = np.zeros((4, 0), np.float32)
     one, no = np.array([[9]]), np.zeros((1, 0), np.float32)
-    # Whether its index is outside is the reference's to say.
+    # Whether its index is outside is the reference's to say; of a gather the card looks.
     assert make_launched("cuda", node_of(registry.get("", "ScatterND")(), empty, one, no), KernelContext()) is None
-    assert make_launched("cuda", node_of(registry.get("", "GatherND")(), empty, one), KernelContext()) is None
+    for index, is_outside in ((9, True), (4, True), (3, False), (-4, False), (-5, True)):
+        at = np.array([[index]])
+        kernel = make_launched("cuda", node_of(registry.get("", "GatherND")(), empty, at), KernelContext())
+        assert isinstance(kernel, CardKernel)
+        emulator.compile(kernel.sources)
+        assert emulator.run(kernel, [empty, at], [no]) is is_outside
 
 
 def test_large_operands() -> None:
