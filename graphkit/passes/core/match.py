@@ -12,6 +12,9 @@ from graphkit.ir.types import TensorType
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 
+# Operators that keep the elements in order: a reshape of one is a reshape of its operand.
+RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
 # Factors up to this, and down to its inverse, may be anywhere among factors.
 _LARGE = 2.0**24
 

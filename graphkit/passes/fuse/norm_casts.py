@@ -15,7 +15,7 @@ from graphkit.ops.internal.half_norm import LayerNormOfHalves
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import is_op
+from graphkit.passes.core.match import RESHAPES, is_op
 from graphkit.passes.core.sweep import elements_read, map_bodies, readers_of, rewrite
 
 # The operands that may be half floats, and the result that may be, of operators that say so by `made`.
@@ -27,8 +27,7 @@ _HALVES = {
     "SoftmaxCrossEntropyWithGrad": ((0,), 1),
 }
 
-# What shows the elements of its first operand in another shape, and how many of them are looked through.
-_VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+# How many reshapes are looked through; longer chains have been merged.
 _CHAIN = 8
 
 
@@ -71,18 +70,18 @@ def _of_halves(op: Op) -> Op:
 
 def _before(value: Value) -> Value:
     """What was widened to float32 to become a value, in the same shape; else the value."""
-    views: list[Node] = []
+    reshapes: list[Node] = []
     x = value
-    while x.node is not None and is_op(x.node, *_VIEWS) and len(views) < _CHAIN:
-        views.append(x.node)
+    while x.node is not None and is_op(x.node, *RESHAPES) and len(reshapes) < _CHAIN:
+        reshapes.append(x.node)
         x = x.node.operands[0]
     if x.node is None or not is_op(x.node, "Cast") or x.dtype is not DType.FLOAT32:
         return value
     x = x.node.operands[0]
     if x.dtype not in HALVES:
         return value
-    for view in reversed(views):
-        x = Node(view.op, [x, *view.inputs[1:]], view.name, view.meta).output
+    for node in reversed(reshapes):
+        x = Node(node.op, [x, *node.inputs[1:]], node.name, node.meta).output
     return x
 
 

@@ -10,11 +10,11 @@ from graphkit.ir.types import HALVES, DType
 from graphkit.ops import F, operator
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import is_op
+from graphkit.passes.core.match import RESHAPES, is_op
 from graphkit.passes.core.sweep import elements_read, map_bodies, rewrite
 
 # What hands on all elements of its first operand, or of all of them, and those that hand on some.
-_WHOLE = ("Concat", "Flatten", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
+_WHOLE = ("Concat", "Split", "Transpose", *RESHAPES)
 _PARTS = ("DepthToSpace", "Gather", "GatherElements", "Slice", "SpaceToDepth")
 
 

@@ -15,14 +15,11 @@ from graphkit.ops import Op, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import array_of
+from graphkit.passes.core.match import RESHAPES, array_of
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.simplify.fold import map_branches
 
 Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
-
-# Operators that keep the elements in order: a reshape of one is a reshape of its operand.
-_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 # Types that hold every value of another one.
 _WIDER = {
@@ -121,7 +118,7 @@ def _reshape(node: Node) -> Sequence[Value] | None:
     for _ in range(_CHAIN):
         if _equal_shapes(source, node.output):
             return (source,)
-        if source.node is None or source.node.op.domain or source.node.op.name not in _RESHAPES:
+        if source.node is None or source.node.op.domain or source.node.op.name not in RESHAPES:
             break
         source = _first(source.node)
     # A zero copies the dimension of the operand, so that it says something else about another operand.

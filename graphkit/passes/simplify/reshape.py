@@ -10,10 +10,8 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type
+from graphkit.passes.core.match import RESHAPES, first, ints, is_op, permutation, producer, same_type
 from graphkit.passes.core.sweep import Readers, fuse
-
-_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 @graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.RESHAPES_MERGED])
@@ -24,11 +22,11 @@ def eliminate_reshape(graph: Graph) -> Graph:
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        if not is_op(node, *_RESHAPES) and not _keeps_order(node):
+        if not is_op(node, *RESHAPES) and not _keeps_order(node):
             return None
         source = first(node)
         # What a chain has before it is one reshape already.
-        before = producer(source, *_RESHAPES)
+        before = producer(source, *RESHAPES)
         if before is not None:
             source = first(before)
         if same_type(source, node.output):
@@ -36,7 +34,7 @@ def eliminate_reshape(graph: Graph) -> Graph:
         target = _target(node.output)
         if target is None:
             return None
-        if before is None and is_op(node, *_RESHAPES):
+        if before is None and is_op(node, *RESHAPES):
             given = node.inputs[1].tensor.constants if is_op(node, "Reshape") and node.inputs[1] is not None else ()
             if given is not None:
                 return None
@@ -45,7 +43,7 @@ def eliminate_reshape(graph: Graph) -> Graph:
         # Inference may know less of a dimension that the operand's size decides.
         return made.outputs if same_type(made.output, node.output) else None
 
-    return fuse(graph, rule, at=("Transpose", *_RESHAPES))
+    return fuse(graph, rule, at=("Transpose", *RESHAPES))
 
 
 def _keeps_order(node: Node) -> bool:
