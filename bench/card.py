@@ -203,6 +203,16 @@ def about(card: Any) -> str:
     return f"{named}; graphkit {version('graphkit')}, numpy {np.__version__}"
 
 
+def on_card(run: Callable[[Any], int]) -> int:
+    """What `run` returns for the card; where there is none it is said, and the error's exit code returned."""
+    try:
+        card = cuda.device()
+    except GraphkitError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return run(card)
+
+
 def _count(text: str) -> int:
     number = text.upper().removesuffix("M")
     return int(number) << 20 if number != text.upper() else int(number)
@@ -215,11 +225,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="for a kernel, in all")
     parser.add_argument("--record", type=Path, help="where the figures are written as JSON")
     given = parser.parse_args()
-    try:
-        card = cuda.device()
-    except GraphkitError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    return on_card(lambda card: _measured(card, given))
+
+
+def _measured(card: Any, given: argparse.Namespace) -> int:
     found = measure(card, given.elements, given.seconds)
     products = measure_products(card, given.product, given.seconds)
     print(report(found, products, about(card)))

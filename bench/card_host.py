@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import training_engines as engines
-from card import about
+from card import about, on_card
 from tables import table
 from training_workloads import WORKLOADS, Workload
-
-from graphkit.errors import GraphkitError
-from graphkit.executor.devices import cuda
 
 # Steps before the first that counts: by then all is recorded.
 _BEFORE = 5
@@ -113,11 +110,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--record", type=Path, help="where the figures are written as JSON")
     given = parser.parse_args()
-    try:
-        card = cuda.device()
-    except GraphkitError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    return on_card(lambda card: _measured(card, given))
+
+
+def _measured(card: Any, given: argparse.Namespace) -> int:
     found = measure(card, CardClock(), [WORKLOADS[name] for name in given.only.split(",")], given.steps)
     print(report(found, about(card)))
     if given.record is not None:

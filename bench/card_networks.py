@@ -26,16 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import training_engines as engines
-from card import about
+from card import about, on_card
 from measurement import one_line, timed
 from paired import ratios
 from tables import table
 from training_tasks import differences
 from training_workloads import WORKLOADS as TRAINED
 from training_workloads import Workload
-
-from graphkit.errors import GraphkitError
-from graphkit.executor.devices import cuda
 
 _TOKENS = (8, 256)
 WORKLOADS = TRAINED | {
@@ -198,11 +195,10 @@ def main() -> int:
     parser.add_argument("--without", default="", help="engines that are left out, by comma")
     parser.add_argument("--record", type=Path, metavar="NAME")
     options = parser.parse_args()
-    try:
-        said = about(cuda.device())
-    except GraphkitError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    return on_card(lambda card: _measured(about(card), options))
+
+
+def _measured(said: str, options: argparse.Namespace) -> int:
     task = {
         "rounds": options.rounds, "seconds": options.seconds, "seed": 0, "precision": options.precision,
         "without": options.without.split(","),
