@@ -39,15 +39,16 @@ def _elements(part: object, placement: Placement) -> object:
     return part
 
 
-def failing_steps(placement: Placement, lowerings: Sequence[Lowering]) -> frozenset[Node]:
+def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
     """The steps of which a run may fail first: of values, of Python, of iterations, or of memory that nobody has
-    planned. What fails of other processes is not meant. Linear in nodes, those of subgraphs included."""
+    planned. What fails of other processes is not meant. lowerings: as above. Linear in nodes, those of subgraphs
+    included."""
     repeats = repeated(placement, lowerings)
     steps = zip(placement.steps, lowerings, strict=True)
     return frozenset(node for node, lowering in steps if _may_fail(node, lowering, placement, repeats))
 
 
-def _may_fail(node: Node, lowering: Lowering, placement: Placement, repeats: Collection[Node]) -> bool:
+def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repeats: Collection[Node]) -> bool:
     if getattr(node.op, "collective", False):
         return False
     made = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
@@ -55,7 +56,7 @@ def _may_fail(node: Node, lowering: Lowering, placement: Placement, repeats: Col
         return True
     if isinstance(lowering, (PythonKernel, PythonFunction, AtRunTime, DataDependent)):
         return True
-    if lowering.subgraphs:
+    if lowering is not None and lowering.subgraphs:
         return _may_go_on(lowering) or any(
             _may_fail(*step, graph.placement, ()) for graph in lowering.subgraphs.values() for step in graph.steps
         )

@@ -19,7 +19,7 @@ from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import make_kernel, prepare_kernel
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
-from graphkit.executor.lower.refusals import repeated
+from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.lower.registry import kernel_context
 from graphkit.executor.memory.placement import Placement, place_values
 from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_graph
@@ -29,7 +29,6 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import DOMAIN, Op
-from graphkit.ops._op import refusal
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes
 
@@ -149,8 +148,8 @@ class Template:
         symbols = _symbols_of(graph)
         defined = defined_names({s for v in graph.values for d in _sizes_of(v) for s in _names(d)}, symbols)
         self.placement = _require(graph, place_values(graph, frozenset([*symbols, *defined])), fixed)
-        refusing = {node for node in self.placement.steps if graph.updates and refusal(node) is not None}
-        self._refusing = refusing - repeated(self.placement, [None] * len(self.placement.steps))
+        native: list[None] = [None] * len(self.placement.steps)
+        self._failing = failing_steps(self.placement, native) if graph.updates else frozenset()
         self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
         self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs}
         self._table = SizeTable(symbols)
@@ -315,7 +314,7 @@ class Template:
             self.graph,
             self.placement,
             [
-                StepMemory(int(kernel.scratch_bytes), kernel.inplace, node in self._refusing)
+                StepMemory(int(kernel.scratch_bytes), kernel.inplace, node in self._failing)
                 for node, kernel in zip(self.placement.steps, kernels, strict=True)
             ],
             inplace=self.settings.inplace,

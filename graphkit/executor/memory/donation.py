@@ -81,8 +81,8 @@ def failing_first(
     """What steps have to follow so that those which may fail come before all that overwrite the `chosen` states: a run
     that fails leaves the old values. Linear.
 
-    Steps that may fail follow each other, in their order, writers that
-    may the others, and all other writers the last of them.
+    Steps that may fail follow each other, in their order, a writer that may the others, and all other writers the last
+    of them.
     """
     writers = {target.node for target in chosen.values()}
     failing = [node for node, fails in zip(placement.steps, may_fail, strict=True) if fails] if writers else []

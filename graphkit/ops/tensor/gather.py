@@ -32,6 +32,14 @@ def refused_indices(x: Value, indices: Value, axis: int) -> tuple[Any, ...]:
     return "indices", indices, x if shape is None else shape[axis % len(shape)]
 
 
+def refused_slices(x: Value, indices: Value, axis: int) -> tuple[Any, ...] | None:
+    """The same; None for indices that are known, and inside."""
+    found, known = refused_indices(x, indices, axis), indices.tensor.constants
+    size = found[-1]
+    is_inside = known is not None and isinstance(size, int) and all(-size <= index < size for index in known)
+    return None if is_inside else found
+
+
 def refused_tuples(x: Value, indices: Value, batch_dims: int = 0) -> tuple[Any, ...]:
     """See Op.refusal: tuples of indices into the axes of x behind those that they share."""
     shape, depth = x.tensor.shape, None if indices.tensor.shape is None else indices.tensor.shape[-1]
@@ -56,9 +64,7 @@ class Gather(Op):
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices = inputs
-        # Inference has looked at indices that it knows.
-        is_known = indices.tensor.constants is not None and x.tensor.is_static
-        return None if is_known else refused_indices(x, indices, self.axis)
+        return refused_slices(x, indices, self.axis)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         first = self.axis % len(inputs[0].known_shape) == 0
@@ -101,10 +107,7 @@ class GatherGrad(Op):
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         _, x, indices = inputs
-        shape, known = x.tensor.shape, indices.tensor.constants
-        size = None if shape is None else shape[self.axis % len(shape)]
-        is_right = known is not None and isinstance(size, int) and all(-size <= index < size for index in known)
-        return None if is_right else refused_indices(x, indices, self.axis)
+        return refused_slices(x, indices, self.axis)
 
     def infer(self, dy: TensorType, x: TensorType, indices: TensorType) -> TensorType:
         return TensorType(dy.dtype, x.shape)

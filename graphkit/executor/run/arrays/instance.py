@@ -90,6 +90,7 @@ class ArrayInstance:
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], unread: Collection[int] = ()) -> list[Any]:
         """See ArrayProgram.run."""
+        self.is_writing = False
         taking_part = nullcontext() if self._queue is None else self._queue.taking_part()
         with self._device.on(self._stream), taking_part:
             try:
@@ -148,7 +149,7 @@ class ArrayInstance:
 
     def _run_steps_of_all(self) -> None:
         """All segments: by one replay, where they are one recording."""
-        whole, self._left_the_look, self.is_writing = self._whole, False, False
+        whole, self._left_the_look = self._whole, False
         if whole is None or self._storages.moved:
             self._run_segments()
             return
@@ -162,7 +163,6 @@ class ArrayInstance:
         self._storages.states_are_copied = self._copies_states(self._segments[-1])
 
     def _run_segments(self) -> None:
-        self.is_writing = False
         is_known, self._storages.moved = not self._storages.moved, False
         anew = False
         if self._whole is not None and not is_known:
@@ -287,6 +287,7 @@ class ArrayInstance:
 
     def launch(self) -> None:
         """Have the steps done, without a wait for those that are kernels."""
+        self.is_writing = False
         with self._device.on(self._stream):
             self._run_segments()
             self._ready = self._device.event()
