@@ -11,11 +11,17 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cases
+from lanes import LaneReport
 
 # A job in the background ignores Ctrl-C, and its children with it, unless it is told otherwise; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,6 +36,15 @@ _OF_ONEDNN = frozenset({
     "ChannelsLastConv", "ChannelsLastConvGradInput", "ChannelsLastConvGradWeight", "ChannelsLastConvTranspose", "Conv",
     "ConvGradInput", "ConvGradWeight", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul",
 })  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--case", default="*", metavar="PATTERN", help="run only these cases of tests of many cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    cases.selected_pattern = config.getoption("--case")
+    config.pluginmanager.register(LaneReport(config), "lane_report")
 
 
 def _has_onednn() -> bool:

@@ -1,0 +1,101 @@
+"""Many cases in one pytest item: `each_case` costs a case microseconds where `parametrize` costs milliseconds."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+# Glob pattern of the cases to run, set by `pytest --case PATTERN`; all by default.
+selected_pattern = "*"
+# The longest text of one failing case, and how many failing cases are printed whole.
+_LONGEST, _PRINTED = 4000, 5
+
+
+class Cases(tuple[Any, ...]):
+    """The cases of one pytest item. `tests/lanes.py` counts them."""
+
+    __slots__ = ()
+
+
+def each_case(
+    cases: Iterable[Any],
+    group: Callable[[Any], str],
+    name: Callable[[Any], str] = lambda case: str(getattr(case, "name", case)),
+    full: Callable[[Any], bool] = lambda case: False,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make one pytest item of all cases of a group. The decorated test takes a case as its first argument.
+
+    All cases of an item run, also behind one that fails; the message of the item has every failing case with its
+    traceback. Fixtures are set up once for an item, so that a test must not leave anything in them.
+
+    Args:
+        cases: What the test is run with.
+        group: The item's name for a case, for example that of its operator.
+        name: The case's name in messages and for `pytest --case PATTERN`.
+        full: Whether a case belongs to the full lane. The item of those is marked `full`.
+
+    Raises:
+        ValueError: There are no cases, or two cases of an item have one name.
+    """
+    groups: dict[tuple[bool, str], list[Any]] = {}
+    for case in cases:
+        groups.setdefault((full(case), group(case)), []).append(case)
+    if not groups:
+        raise ValueError("a test without cases")
+    for (_, title), members in groups.items():
+        names = [name(member) for member in members]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two cases of {title} have one name: {sorted(n for n in names if names.count(n) > 1)[0]}")
+    parameters = [
+        pytest.param(
+            Cases(members), id=f"{title}-full" if is_full else title, marks=pytest.mark.full if is_full else ()
+        )
+        for (is_full, title), members in groups.items()
+    ]
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        first, *others = inspect.signature(test).parameters.values()
+
+        def run(**arguments: Any) -> None:
+            run_all(test, arguments.pop(first.name), name, arguments)
+
+        run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
+        run.__module__ = test.__module__
+        run.__signature__ = inspect.Signature(
+            [  # type: ignore[attr-defined]
+                p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (first, *others)
+            ]
+        )
+        run.pytestmark = list(getattr(test, "pytestmark", []))  # type: ignore[attr-defined]
+        return pytest.mark.parametrize(first.name, parameters)(run)
+
+    return decorate
+
+
+def run_all(
+    test: Callable[..., None], cases: Sequence[Any], name: Callable[[Any], str], fixtures: dict[str, Any]
+) -> None:
+    """Run the test with every selected case and fail with the texts of all that failed."""
+    chosen = [case for case in cases if fnmatch.fnmatchcase(name(case), selected_pattern)]
+    skipped, failed = [], []
+    for case in chosen:
+        try:
+            test(case, **fixtures)
+        except pytest.skip.Exception as reason:
+            skipped.append(f"{name(case)}: {reason}")
+        except (Exception, pytest.fail.Exception) as error:
+            # The first frame is this function.
+            trace = error.__traceback__ and error.__traceback__.tb_next
+            text = "".join(traceback.format_exception(type(error), error, trace))
+            failed.append(f"{name(case)}\n{text[-_LONGEST:]}")
+    if failed:
+        rest = [text.split("\n", 1)[0] for text in failed[_PRINTED:]]
+        texts = [*failed[:_PRINTED], *(["also failed: " + ", ".join(rest)] if rest else [])]
+        pytest.fail(f"{len(failed)} of {len(chosen)} cases failed\n\n" + "\n\n".join(texts), pytrace=False)
+    if len(skipped) == len(chosen):
+        pytest.skip("; ".join(skipped) or f"no case matches {selected_pattern!r}")
