@@ -65,7 +65,7 @@ def _body(raw: RawNode, name: str) -> Region:
 def _inner(builder: Builder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
     """The outputs of a subgraph built in a scope inside `names`, where its inputs are `own`."""
     if len(region.inputs) != len(own):
-        raise InvalidModel(f"subgraph {region.name!r} has {len(region.inputs)} inputs, {len(own)} are passed to it")
+        raise InvalidModel(f"{region.place} has {len(region.inputs)} inputs, {len(own)} are passed to it")
     for (name, proto), value in zip(region.inputs, own, strict=True):
         builder.check_declared(name, value.type, proto)
     scope = type(names)(names)
@@ -212,6 +212,6 @@ def _with_stable_state(
         outputs = _inner(builder, region, own, names, setting)
         results = [v.type for v in outputs[first_output : first_output + len(state)]]
         if len(results) != len(state):
-            raise InvalidModel(f"subgraph {region.name!r} has {len(outputs)} outputs for {len(state)} carried values")
+            raise InvalidModel(f"{region.place} has {len(outputs)} outputs for {len(state)} carried values")
         if states.hold(results):
             return close_over(outputs, own, mark, (), region.name)

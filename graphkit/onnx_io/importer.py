@@ -151,7 +151,7 @@ class Builder:
         self.setting = Setting(validate.opsets_of(model.opset_import, label, warn=True), {})
         self.library = functions.Library(model.functions, self.setting.opsets, reader)
         self.top = reader.graph(model.graph)
-        reader.closed(self.top, f"{label}: graph {model.graph.name!r}")
+        reader.closed(self.top, f"{label}: {self.top.place}")
         self.declared = Declarations(label)
         self.built = 0
         self.most_nodes = config.MAX_NODES.get()
@@ -250,12 +250,13 @@ class Builder:
             if use.means is None:
                 raw = use.node
                 operator = f"{raw.domain or 'ai.onnx'}.{raw.op_type}"
-                missing.setdefault(operator, []).append(raw.name or next(filter(None, raw.outputs), "unnamed"))
+                name = raw.name or next(filter(None, raw.outputs), "")
+                missing.setdefault(operator, []).append(repr(name) if name else str(raw))
         if missing:
             lines = []
             for operator, nodes in sorted(missing.items()):
                 more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-                lines.append(f"  {operator}: " + ", ".join(repr(n) for n in nodes[:5]) + more)
+                lines.append(f"  {operator}: " + ", ".join(nodes[:5]) + more)
             lines += [
                 f"  {hint}" for domain, hint in _HINTS.items() if any(o.startswith(f"{domain}.") for o in missing)
             ]

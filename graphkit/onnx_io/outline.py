@@ -49,7 +49,7 @@ def outline(source: str | os.PathLike[str] | bytes | ModelProto) -> Outline:
     opsets = validate.opsets_of(parsed.model.opset_import, label)
     library = functions.Library(parsed.model.functions, opsets, reader)
     top = reader.graph(graph)
-    reader.closed(top, f"{label}: graph {graph.name!r}")
+    reader.closed(top, f"{label}: {top.place}")
     tensors = {**top.initializers, **{name: sparse.values for name, sparse in top.sparse.items()}}
     results = top.declared | {name: proto for name, proto in top.outputs if proto is not None}
     entries = []

@@ -25,12 +25,33 @@ MAX_DEPTH = 32
 
 
 class RawNode:
-    """A node of the file: names, attributes by name, subgraphs as regions."""
+    """A node of the file: names, attributes by name, subgraphs as regions.
 
-    __slots__ = ("attributes", "domain", "inputs", "name", "op_type", "outputs", "overload", "proto", "regions")
+    `place` is the region that lists the node and the node's index there; errors use it if node and outputs lack names.
+    """
 
-    def __init__(self, proto: NodeProto, regions: Mapping[str, Region], attributes: Mapping[str, AttributeProto]):
+    __slots__ = (
+        "attributes",
+        "domain",
+        "inputs",
+        "name",
+        "op_type",
+        "outputs",
+        "overload",
+        "place",
+        "proto",
+        "regions",
+    )
+
+    def __init__(
+        self,
+        proto: NodeProto,
+        regions: Mapping[str, Region],
+        attributes: Mapping[str, AttributeProto],
+        place: tuple[Region, int] | None = None,
+    ):
         domain = proto.domain
+        self.place = place
         self.op_type = proto.op_type
         self.domain = "" if domain == "ai.onnx" else domain
         self.overload = proto.overload
@@ -67,7 +88,12 @@ class RawNode:
         if self.name:
             return f"node {self.name!r} ({operator})"
         output = next(filter(None, self.outputs), None)
-        return f"node of {output!r} ({operator})" if output else f"unnamed node ({operator})"
+        if output:
+            return f"node of {output!r} ({operator})"
+        if self.place is None:
+            return f"node ({operator})"
+        region, index = self.place
+        return f"node {index} ({operator}) of {region.place}"
 
 
 class Region:
@@ -75,13 +101,29 @@ class Region:
 
     `nodes` are in dependency order. `free` maps each name that the region uses and does not define to the first
     node that uses it (None: an output of the region). `replaced` are names that several Constant nodes define: the
-    last one counts.
+    last one counts. `branch` is the name of the attribute that has the region as a subgraph, and its node;
+    `function` is the function whose body the region is, "" for none.
     """
 
-    __slots__ = ("declared", "doc", "free", "initializers", "inputs", "name", "nodes", "outputs", "replaced", "sparse")
+    __slots__ = (
+        "branch",
+        "declared",
+        "doc",
+        "free",
+        "function",
+        "initializers",
+        "inputs",
+        "name",
+        "nodes",
+        "outputs",
+        "replaced",
+        "sparse",
+    )
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, branch: tuple[str, RawNode] | None = None, function: str = ""):
         self.name = name
+        self.branch = branch
+        self.function = function
         self.doc = ""
         self.inputs: list[tuple[str, TypeProto | None]] = []
         self.outputs: list[tuple[str, TypeProto | None]] = []
@@ -91,6 +133,14 @@ class Region:
         self.nodes: list[RawNode] = []
         self.free: dict[str, RawNode | None] = {}
         self.replaced: list[str] = []
+
+    @property
+    def place(self) -> str:
+        """Where the region is in the file: "graph 'main'", or "the then_branch of node 'choose' (If)"."""
+        if self.branch is not None:
+            key, node = self.branch
+            return f"the {key} of {node}"
+        return self.function or (f"graph {self.name!r}" if self.name else "the file's graph")
 
     def walk(self) -> Iterator[tuple[Region, RawNode]]:
         """Every node, with its region, of this region and of all nested ones."""
@@ -109,15 +159,15 @@ class Reader:
         self.label = label
         self._nodes = 0
 
-    def graph(self, proto: GraphProto, depth: int = 0) -> Region:
+    def graph(self, proto: GraphProto, depth: int = 0, branch: tuple[str, RawNode] | None = None) -> Region:
         """Read a graph and its subgraphs; raises InvalidModel naming node and name."""
         require_text(f"{self.label}: graph", proto.name, proto.doc_string)
-        region = Region(proto.name)
+        region = Region(proto.name, branch)
         region.doc = proto.doc_string
         region.inputs = [(i.name, i.type) for i in proto.input]
         region.outputs = [(o.name, o.type) for o in proto.output]
         region.declared = {v.name: v.type for v in proto.value_info}
-        where = f"{self.label}: graph {proto.name!r}"
+        where = f"{self.label}: {region.place}"
         require_text(where, *region.declared, *(n for n, _ in region.inputs), *(n for n, _ in region.outputs))
         for tensor in proto.initializer:
             self._initializer(region, tensor, where)
@@ -142,11 +192,11 @@ class Reader:
         Bodies that the standard generates for given operands may lack outputs that those operands do not ask for.
         """
         require_text(f"{self.label}: function", proto.domain, proto.name, *proto.input, *proto.output)
-        region = Region(proto.name)
+        region = Region(proto.name, function=f"function {proto.domain}.{proto.name}")
         region.inputs = [(name, None) for name in proto.input]
         region.outputs = [(name, None) for name in proto.output]
         region.declared = {v.name: v.type for v in proto.value_info}
-        where = f"{self.label}: function {proto.domain}.{proto.name}"
+        where = f"{self.label}: {region.place}"
         if len(set(proto.input)) != len(proto.input):
             raise InvalidModel(f"{where}: an input is listed twice")
         self._finish(region, proto.node, set(proto.input), where, 0)
@@ -184,7 +234,7 @@ class Reader:
         self._nodes += len(protos)
         if self._nodes > (most := config.MAX_NODES.get()):
             raise InvalidModel(f"{self.label}: more than {most} nodes (GRAPHKIT_MAX_NODES)")
-        nodes = [self._node(proto, where, depth) for proto in protos]
+        nodes = [self._node(proto, (region, index), where, depth) for index, proto in enumerate(protos)]
         producers: dict[str, int] = {}
         for index, node in enumerate(nodes):
             for name in filter(None, node.outputs):
@@ -207,24 +257,25 @@ class Reader:
             if name not in producers and name not in given:
                 region.free.setdefault(name, None)
 
-    def _node(self, proto: NodeProto, where: str, depth: int) -> RawNode:
+    def _node(self, proto: NodeProto, place: tuple[Region, int], where: str, depth: int) -> RawNode:
         attributes: dict[str, AttributeProto] = {}
         regions: dict[str, Region] = {}
-        node = RawNode(proto, regions, attributes)
+        node = RawNode(proto, regions, attributes, place)
         require_text(f"{where}: node", node.name, node.op_type, node.domain, node.overload, *node.inputs, *node.outputs)
         for attribute in proto.attribute:
             name, kind = attribute.name, attribute.type
-            require_text(f"{where}: node {node.name!r}: attribute", name, attribute.ref_attr_name)
+            if not isinstance(name, str) or not isinstance(attribute.ref_attr_name, str):
+                require_text(f"{where}: {node}: attribute", name, attribute.ref_attr_name)
             if name in attributes or name in regions:
-                raise InvalidModel(f"{where}: node {node.name!r}: attribute {name!r} is given twice")
+                raise InvalidModel(f"{where}: {node}: attribute {name!r} is given twice")
             if kind == AttributeProto.GRAPH or (not kind and attribute.HasField("g")):
                 if attribute.ref_attr_name:
-                    raise InvalidModel(f"{where}: node {node.name!r}: a graph attribute cannot be a reference")
-                regions[name] = self.graph(attribute.g, depth + 1)
+                    raise InvalidModel(f"{where}: {node}: a graph attribute cannot be a reference")
+                regions[name] = self.graph(attribute.g, depth + 1, (name, node))
             else:
                 attributes[name] = attribute
         if not node.op_type:
-            raise InvalidModel(f"{where}: node {node.name!r} has no operator type")
+            raise InvalidModel(f"{where}: {node} has no operator type")
         return node
 
 
