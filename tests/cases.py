@@ -88,7 +88,7 @@ def run_all(
             test(case, **fixtures)
         except pytest.skip.Exception as reason:
             skipped.append(f"{name(case)}: {reason}")
-        except (Exception, pytest.fail.Exception) as error:
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - raised again below, with the others
             # The first frame is this function.
             trace = error.__traceback__ and error.__traceback__.tb_next
             text = "".join(traceback.format_exception(type(error), error, trace))

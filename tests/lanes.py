@@ -111,7 +111,9 @@ class LaneReport:
             slowest = sorted(((seconds, test) for test, (_, seconds) in self.tests.items()), reverse=True)
             for seconds, test in slowest[:_SLOWEST]:
                 terminalreporter.write_line(f"{seconds:8.2f} s  {test}")
+        cases = sum(count for count, _ in self.tests.values())
         terminalreporter.write_line(
-            f"lane: {len(self.tests)} tests of {sum(count for count, _ in self.tests.values())} cases, {record['wall']:.0f} s wall time, {record['processor']:.0f} s processor "
-            f"time, {record['workers']} processes, {record['peak_bytes'] / 1e9:.1f} GB at their peaks"
+            f"lane: {len(self.tests)} tests of {cases} cases, {record['wall']:.0f} s wall time, "
+            f"{record['processor']:.0f} s processor time, {record['workers']} processes, "
+            f"{record['peak_bytes'] / 1e9:.1f} GB at their peaks"
         )
