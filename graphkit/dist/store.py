@@ -17,11 +17,11 @@ from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
 from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
+from graphkit.dist.sums.elements import check_summed
 from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.sums.slices import Slices
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.ir.types import DType, dtype_of
 from graphkit.ir.weights import read_arrays, write_arrays
 
 if TYPE_CHECKING:
@@ -437,9 +437,7 @@ class KVStore:
     ) -> Action:
         """What is to be done once all processes are there. later: the array may change at once; ordered: it is added up
         in the order of the ranks; alone: see Sum. Raises InputError for elements that are not summed."""
-        kind = array.dtype
-        if self.num_workers > 1 and kind.kind not in "iufc" and dtype_of(kind) is not DType.BFLOAT16:
-            raise InputError(f"key {key!r} is {kind}, which is not summed over processes: push a wider type of numbers")
+        check_summed(key, array.dtype)
         if self._compressed is not None and array.dtype == np.float32:
             action, size = self._compressed.action(key, array, out, then, ordered=ordered, later=later)
             self._sent_bytes += size
@@ -459,15 +457,19 @@ class KVStore:
     def _local_sum(self, key: Key, value: Any, known: bool) -> np.ndarray | RowSparse:
         given = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, RowSparse) for v in given):
-            return local_rows(f"key {key!r}", given, self._stored(key) if known else None)
-        values = [np.asarray(v) for v in value] if isinstance(value, (list, tuple)) else [np.asarray(value)]
-        if known:
-            stored = self._stored(key)
-            for v in values:
-                if v.shape != stored.shape or v.dtype != stored.dtype:
-                    raise InputError(
-                        f"key {key!r} is {stored.dtype}{list(stored.shape)}; pushed {v.dtype}{list(v.shape)}"
-                    )
+            rows = local_rows(f"key {key!r}", given, self._stored(key) if known else None)
+            check_summed(key, rows.dtype)
+            return rows
+        values = [np.asarray(v) for v in given]
+        if not values:
+            raise UsageError(f"key {key!r}: an empty list of values has no sum")
+        expected = self._stored(key) if known else values[0]
+        for v in values:
+            if v.shape != expected.shape or v.dtype != expected.dtype:
+                raise InputError(
+                    f"key {key!r} is {expected.dtype}{list(expected.shape)}; pushed {v.dtype}{list(v.shape)}"
+                )
+        check_summed(key, expected.dtype)
         return values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
 
     def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:

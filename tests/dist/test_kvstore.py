@@ -1,5 +1,6 @@
 """The key-value store, in one process and under a real mpiexec."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,7 @@ import textwrap
 import ml_dtypes
 import numpy as np
 import pytest
+from serving import workers
 
 from graphkit.dist import kvstore
 from graphkit.dist.job import launch
@@ -69,15 +71,75 @@ def test_wrong_calls_name_the_key(call, error, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(bool), np.dtype(ml_dtypes.float8_e4m3fn)], ids=str)
-def test_what_is_not_summed_over_processes_is_named(on_ranks, dtype):
-    def work(kv):
-        with pytest.raises(InputError, match=f"key 'mask' is {dtype}, which is not summed"):
-            kv.pushpull("mask", np.zeros(3, dtype))
-        half = np.ones(3, ml_dtypes.bfloat16)
-        return kv.pushpull("half", half).astype(float).tolist(), kv.gather("all", np.zeros(3, dtype)).shape
+NOT_SUMMED = [np.dtype(kind) for kind in (bool, ml_dtypes.float8_e4m3fn, ml_dtypes.int4, "U3")]
 
-    assert on_ranks(work) == [([2.0] * 3, (2, 3))] * 2
+
+def assert_not_summed(kv, dtype):
+    """All ways in which values are pushed refuse the dtype, and name it and the key."""
+    stored = np.zeros(3, dtype)
+    kv.init("mask", stored)
+    rows = kvstore.RowSparse([1], np.zeros(1, dtype))
+    message = re.escape(f"key 'mask' is {dtype}: a store adds up what it gets")
+    for push in (
+        lambda: kv.pushpull("mask", stored),
+        lambda: kv.push("mask", stored),
+        lambda: kv.push("mask", [stored, stored]),
+        lambda: kv.push(["mask"], [stored]),
+        lambda: kv.push("mask", rows),
+    ):
+        with pytest.raises(InputError, match=message):
+            push()
+    with pytest.raises(InputError, match="key 'other' is "):
+        kv.pushpull("other", stored)
+    np.testing.assert_array_equal(kv.pull("mask"), stored)
+
+
+@pytest.mark.parametrize("dtype", NOT_SUMMED, ids=str)
+def test_dtypes_without_a_sum_are_refused(on_ranks, dtype):
+    def work(kv):
+        assert_not_summed(kv, dtype)
+        with pytest.raises(InputError, match="key 'g' is "):
+            kv.start_sum("g", np.zeros(3, dtype), np.zeros(3, dtype))
+        half = np.ones(3, ml_dtypes.bfloat16)
+        return kv.pushpull("half", half).astype(float).tolist()
+
+    assert on_ranks(work) == [[2.0] * 3] * 2
+    assert_not_summed(kvstore.create("local"), dtype)
+
+
+@pytest.mark.parametrize("dtype", NOT_SUMMED, ids=str)
+def test_workers_of_servers_refuse_dtypes_without_a_sum(dtype):
+    (store,), _ = workers(1)
+    assert_not_summed(store, dtype)
+
+
+@pytest.mark.parametrize("dtype", [bool, ml_dtypes.float8_e4m3fn], ids=["bool", "float8"])
+def test_broadcast_and_gather_take_every_dtype(on_ranks, dtype):
+    def work(kv):
+        mine = np.full(3, kv.rank).astype(dtype)
+        kv.init("mask", mine)
+        found = [kv.broadcast("b", mine, root=1), *kv.gather("g", mine), kv.pull("mask")]
+        assert all(array.dtype == dtype and array.shape == (3,) for array in found)
+        return [float(array[0]) for array in found]
+
+    assert on_ranks(work) == [[1, 0, 1, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([], UsageError, "key 'w': an empty list of values has no sum"),
+        ([np.ones(2), np.ones(3)], InputError, "key 'w' is float64[2]; pushed float64[3]"),
+        ([np.ones(2), np.ones(2, bool)], InputError, "key 'w' is float64[2]; pushed bool[2]"),
+    ],
+)
+def test_values_of_devices_that_have_no_sum(value, error, message):
+    for kv in (kvstore.create(), workers(1)[0][0]):
+        with pytest.raises(error, match=re.escape(message)):
+            kv.pushpull("w", value)
+        kv.init("w", np.ones(2))
+        with pytest.raises(error, match=re.escape(message)):
+            kv.push("w", value)
 
 
 def test_unknown_type_suggests_one():
