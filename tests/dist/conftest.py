@@ -1,6 +1,18 @@
-"""Where what tests of several processes share is found."""
+"""Modules that tests of several processes share are found here, and so are jobs that run the code of many tests."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+from job_server import Jobs, running
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Iterator[Jobs]:
+    """`jobs.run(code, ranks)`: what each rank of a real job prints. See `job_server`."""
+    with running() as found:
+        yield found

@@ -147,29 +147,27 @@ def test_unknown_type_suggests_one():
         kvstore.create("dist_sinc")
 
 
-def test_dist_sync_over_three_processes():
-    done = mpi_run(
-        3,
-        """
-        import numpy as np
-        from graphkit.dist import kvstore
-        from graphkit.dist.job import ending
-        with ending.abort_on_error():
-            kv = kvstore.create("dist_sync")
-            assert kv.num_workers == 3
-            kv.init("w", np.full(4, kv.rank + 7.0, np.float32))
-            assert (kv.pull("w") == 7).all(), "every rank starts from rank 0's value"
-            kv.push("w", np.full(4, kv.rank + 1, np.float32))
-            assert (kv.pull("w") == 6).all()
-            assert kv.pushpull("g", np.array([kv.rank], np.int64))[0] == 3
-            assert kv.pushpull("h", np.array([1.5], np.float16))[0] == 4.5
-            assert kv.broadcast("b", np.array([kv.rank, 9]), root=2).tolist() == [2, 9]
-            kv.barrier()
-        print("done", flush=True)
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("done") == 3  # lines of several processes may run together
+DIST_SYNC = """
+    import numpy as np
+    from graphkit.dist import kvstore
+    kv = kvstore.create("dist_sync")
+    n = kv.num_workers
+    kv.init("w", np.full(4, kv.rank + 7.0, np.float32))
+    assert (kv.pull("w") == 7).all(), "every rank starts from rank 0's value"
+    kv.push("w", np.full(4, kv.rank + 1, np.float32))
+    assert (kv.pull("w") == n * (n + 1) // 2).all()
+    assert kv.pushpull("g", np.array([kv.rank], np.int64))[0] == n * (n - 1) // 2
+    assert kv.pushpull("h", np.array([1.5], np.float16))[0] == 1.5 * n
+    assert kv.broadcast("b", np.array([kv.rank, 9]), root=n - 1).tolist() == [n - 1, 9]
+    assert kv.gather("bits", np.full(3, kv.rank == 1)).tolist() == [[rank == 1] * 3 for rank in range(n)]
+    kv.barrier()
+    print(n)
+"""
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_dist_sync_over_processes(jobs, processes):
+    assert jobs.run(DIST_SYNC, processes) == [f"{processes}\n"] * processes
 
 
 def test_a_failing_rank_ends_the_job_with_its_exit_code():
@@ -211,44 +209,38 @@ def test_without_mpi4py_the_error_says_what_to_install():
 
 def test_importing_the_package_does_not_initialise_mpi():
     code = (
-        "from graphkit.dist.job import mpi; import sys; "
+        "import graphkit; from graphkit.dist.job import mpi; import sys; "
         "assert 'mpi4py' not in sys.modules; assert not mpi.launched_by_mpi()"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
-def test_sums_are_written_where_they_are_wanted():
-    done = mpi_run(
-        2,
+def test_sums_are_written_where_they_are_wanted(jobs):
+    jobs.run(
         """
         import numpy as np
         from graphkit.dist import kvstore
-        from graphkit.dist.job import ending
-        with ending.abort_on_error():
-            kv = kvstore.create("dist_sync")
-            mine = np.arange(6, dtype=np.float32).reshape(2, 3) * (kv.rank + 1)
-            expected = np.arange(6).reshape(2, 3) * 3
-            out = np.empty_like(mine)
-            assert kv.pushpull("w", mine, out) is out and (out == expected).all()
-            wide = np.empty((2, 3), np.float64)
-            kv.pushpull("w", mine, wide)
-            assert (wide == expected).all()
-            apart = np.zeros((2, 6), np.float32)[:, ::2]
-            kv.pushpull("w", mine, apart)
-            assert (apart == expected).all()
-            halves = np.empty(2, np.float16)
-            kv.pushpull("h", np.full(2, 1.5, np.float16), halves)
-            assert (halves == 3).all()
-            both = [np.empty(1), np.empty(2)]
-            kv.pushpull(["a", "b"], [np.ones(1), np.ones(2)], both)
-            assert [b.tolist() for b in both] == [[2], [2, 2]]
-            kv.pushpull("w", mine, mine)
-            assert (mine == expected).all(), "where the part was"
-        print("done", flush=True)
-        """,
+        kv = kvstore.create("dist_sync")
+        mine = np.arange(6, dtype=np.float32).reshape(2, 3) * (kv.rank + 1)
+        expected = np.arange(6).reshape(2, 3) * 3
+        out = np.empty_like(mine)
+        assert kv.pushpull("w", mine, out) is out and (out == expected).all()
+        wide = np.empty((2, 3), np.float64)
+        kv.pushpull("w", mine, wide)
+        assert (wide == expected).all()
+        apart = np.zeros((2, 6), np.float32)[:, ::2]
+        kv.pushpull("w", mine, apart)
+        assert (apart == expected).all()
+        halves = np.empty(2, np.float16)
+        kv.pushpull("h", np.full(2, 1.5, np.float16), halves)
+        assert (halves == 3).all()
+        both = [np.empty(1), np.empty(2)]
+        kv.pushpull(["a", "b"], [np.ones(1), np.ones(2)], both)
+        assert [b.tolist() for b in both] == [[2], [2, 2]]
+        kv.pushpull("w", mine, mine)
+        assert (mine == expected).all(), "where the part was"
+        """
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("done") == 2
 
 
 def test_as_many_arrays_to_write_to_as_keys():
