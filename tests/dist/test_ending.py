@@ -15,9 +15,10 @@ def run(processes, code, trainer=True):
     return finish(start(processes, code, trainer))
 
 
-def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path):
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path, processes):
     status, out, errors = run(
-        3,
+        processes,
         f"""
         steps(3)
         if kv.rank == 0:
@@ -49,6 +50,7 @@ def test_a_process_that_takes_no_step_is_named():
     assert "rank 1: ended after 0 steps" in errors
 
 
+@pytest.mark.full
 def test_other_calls_than_the_others_are_an_error_and_no_number():
     status, out, errors = run(
         2,
@@ -93,7 +95,7 @@ def test_who_catches_the_error_may_save_but_the_job_fails(tmp_path):
             "raise ZeroDivisionError('no')", 5, "graphkit: rank 1: ZeroDivisionError: no", marks=pytest.mark.full
         ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143, "rank 1: terminated"),
-        ("sys.exit(3)", 5, "rank 1: ended after 2 steps"),
+        pytest.param("sys.exit(3)", 5, "rank 1: ended after 2 steps", marks=pytest.mark.full),
         pytest.param("sys.exit(0)", 5, "rank 1: ended after 2 steps", marks=pytest.mark.full),
     ],
 )
@@ -103,10 +105,12 @@ def test_a_process_that_fails_ends_the_job(failure, status, message):
     assert found == status
 
 
+@pytest.mark.full
 def test_the_exit_status_of_a_process_is_that_of_the_job():
     assert run(2, "steps(1); sys.exit(3 if kv.rank == 1 else 0)")[0] == 3
 
 
+@pytest.mark.full
 def test_who_is_gone_when_mpi_is_closed_is_not_waited_for():
     status, out, errors = run(
         2,
@@ -171,7 +175,8 @@ def test_a_forked_child_leaves_the_job_alone():
     assert out.count("done") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_command_that_started_the_job_ends_the_job(tmp_path, number):
     import graphkit as gk
 
@@ -192,6 +197,7 @@ def test_a_signal_to_the_command_that_started_the_job_ends_the_job(tmp_path, num
     assert "interrupted" in errors or "terminated" in errors
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_the_job_and_the_last_checkpoint_is_whole(tmp_path):
     """A limit on the size of files stands for the disk: writing fails behind the first epoch."""
     status, _, errors = run(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
-from graphkit.dist.hosts.hosts import Host
-from graphkit.dist.hosts.watch import ENDED, Board, Watch
 from graphkit.dist.sums import compression
 from graphkit.train import checkpoint
 
@@ -24,60 +20,58 @@ SUMS = """
     import json, zlib
     import numpy as np
     from graphkit.dist import kvstore
-    from graphkit.dist.job import ending
-    with ending.abort_on_error():
-        kv = kvstore.create("dist_sync")
-        shapes = [(), (0,), (1,), (7, 3), (300_001,)]
-        digests, before = [], kv.sent_between_hosts
-        for dtype in ("float32", "float64", "int64", "float16"):
-            for shape in shapes:
-                size = int(np.prod(shape))
-                parts = [np.random.default_rng(r).integers(-9, 9, size).reshape(shape) for r in range(kv.num_workers)]
-                mine, expected = parts[kv.rank].astype(dtype), sum(parts).astype(dtype)
-                total = kv.pushpull("w", mine)
-                assert total.dtype == mine.dtype and total.shape == shape and (total == expected).all()
-        odd = np.random.default_rng(kv.rank).standard_normal(100_003).astype(np.float32)
-        odd[kv.rank] = np.nan
-        total = kv.pushpull("w", odd)
-        assert np.isnan(total[: kv.num_workers]).all() and np.isfinite(total[kv.num_workers :]).all()
-        summed = kv.sent_between_hosts - before
-        for root in range(kv.num_workers):
-            assert kv.broadcast("b", np.full(1000, kv.rank, np.int16), root).tolist() == [root] * 1000
-        kv.barrier()
-        row = [kv.rank, zlib.crc32(total.tobytes()), summed, kv.sent_between_hosts - before]
-        print(json.dumps(row) + "\\n", end="", flush=True)  # in one write: lines of processes do not mix
+    kv = kvstore.create("dist_sync")
+    shapes = [(), (0,), (1,), (7, 3), (300_001,)]
+    digests, before = [], kv.sent_between_hosts
+    for dtype in ("float32", "float64", "int64", "float16"):
+        for shape in shapes:
+            size = int(np.prod(shape))
+            parts = [np.random.default_rng(r).integers(-9, 9, size).reshape(shape) for r in range(kv.num_workers)]
+            mine, expected = parts[kv.rank].astype(dtype), sum(parts).astype(dtype)
+            total = kv.pushpull("w", mine)
+            assert total.dtype == mine.dtype and total.shape == shape and (total == expected).all()
+    odd = np.random.default_rng(kv.rank).standard_normal(100_003).astype(np.float32)
+    odd[kv.rank] = np.nan
+    total = kv.pushpull("w", odd)
+    assert np.isnan(total[: kv.num_workers]).all() and np.isfinite(total[kv.num_workers :]).all()
+    summed = kv.sent_between_hosts - before
+    for root in range(kv.num_workers):
+        assert kv.broadcast("b", np.full(1000, kv.rank, np.int16), root).tolist() == [root] * 1000
+    kv.barrier()
+    row = [kv.rank, zlib.crc32(total.tobytes()), summed, kv.sent_between_hosts - before]
+    print(json.dumps(row))
 """
 
 
-def sums(monkeypatch, ranks, per_host):
+def sums(jobs, ranks, per_host):
     """Of each rank the digest of its sum, and the bytes between hosts, of sums and with those of copies."""
-    if per_host is not None:
-        monkeypatch.setenv(config.RANKS_PER_HOST.name, str(per_host))
-    status, out, errors = finish(start(ranks, SUMS, trainer=False))
-    assert status == 0, errors
-    rows = sorted(json.loads(line) for line in out.splitlines())
+    rows = [json.loads(line) for line in jobs.run(SUMS, ranks, ranks_per_host=per_host)]
     assert [row[0] for row in rows] == list(range(ranks))
     return rows
 
 
-@pytest.mark.parametrize(("ranks", "per_host"), [(4, 2), (3, 2), (2, 1)])
-def test_sums_are_the_same_bits_on_all_hosts(monkeypatch, ranks, per_host):
-    rows = sums(monkeypatch, ranks, per_host)
+@pytest.mark.parametrize(
+    ("ranks", "per_host"),
+    [(2, 1), pytest.param(4, 2, marks=pytest.mark.full), pytest.param(3, 2, marks=pytest.mark.full)],
+)
+def test_sums_are_the_same_bits_on_all_hosts(jobs, ranks, per_host):
+    rows = sums(jobs, ranks, per_host)
     assert len({row[1] for row in rows}) == 1
     # One process of each host sends, once.
     assert [row[2] > 0 for row in rows] == [rank % per_host == 0 for rank in range(ranks)]
 
 
-def test_bytes_between_hosts_do_not_depend_on_the_ranks_of_a_host(monkeypatch):
-    two, four = sums(monkeypatch, 2, 1), sums(monkeypatch, 4, 2)
+@pytest.mark.full
+def test_bytes_between_hosts_do_not_depend_on_the_ranks_of_a_host(jobs):
+    two, four = sums(jobs, 2, 1), sums(jobs, 4, 2)
     sent = [sum(row[2] for row in rows) for rows in (two, four)]
     assert sent[0] == sent[1] > 2 * 4 * 300_001
     # Copies of 2000 bytes, from each rank in turn, leave the root's host once.
     assert [sum(row[3] - row[2] for row in rows) for rows in (two, four)] == [2 * 2000, 4 * 2000]
 
 
-def test_nothing_is_sent_between_hosts_where_there_is_one(monkeypatch):
-    assert all(row[3] == 0 for row in sums(monkeypatch, 2, None))
+def test_nothing_is_sent_between_hosts_where_there_is_one(jobs):
+    assert all(row[3] == 0 for row in sums(jobs, 2, None))
 
 
 # --- what is gathered, compressed, or rows ------------------------------------------------------------
@@ -88,19 +82,17 @@ MORE = """
     import numpy as np
     import graphkit as gk
     from graphkit.dist import kvstore
-    from graphkit.dist.job import ending
     from graphkit.dist.sums import compression
     from graphkit.dist.sums.slices import Slices
     def numbers(seed, size):
         return np.random.default_rng(seed).integers(-9, 9, size).astype(np.float32)
     {part}
-    with ending.abort_on_error():
-        kv = kvstore.create("dist_sync")
-        hosts = [host.ranks for host in kv._communicator.hosts.all]
-        ranks, before = range(kv.num_workers), kv.sent_between_hosts
-        digest = zlib.crc32(work())
-        row = [kv.rank, digest, kv.sent_between_hosts - before, kv.sent_bytes]
-        print(json.dumps(row) + "\\n", end="", flush=True)
+    kv = kvstore.create("dist_sync")
+    hosts = [host.ranks for host in kv._communicator.hosts.all]
+    ranks, before = range(kv.num_workers), kv.sent_between_hosts
+    digest = zlib.crc32(work())
+    row = [kv.rank, digest, kv.sent_between_hosts - before, kv.sent_bytes]
+    print(json.dumps(row))
 """
 
 COMPRESSED = """
@@ -166,22 +158,21 @@ ROWS = """
 """
 
 
-def more(monkeypatch, ranks, per_host, part):
-    monkeypatch.setenv(config.RANKS_PER_HOST.name, str(per_host))
-    status, out, errors = finish(start(ranks, MORE.format(part=part.strip()), trainer=False))
-    assert status == 0, errors
-    rows = sorted(json.loads(line) for line in out.splitlines())
+def more(jobs, ranks, per_host, part):
+    code = MORE.format(part=part.strip())
+    rows = [json.loads(line) for line in jobs.run(code, ranks, ranks_per_host=per_host)]
     assert [row[0] for row in rows] == list(range(ranks))
     assert len({row[1] for row in rows}) == 1
     return rows
 
 
+@pytest.mark.parametrize("sizes", [[(2, 1)], pytest.param([(4, 2), (3, 2)], marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("kind", ["2bit:0.5", "float16", "top_k:0.05"])
-def test_a_host_sends_its_sum_in_fewer_bytes_once(monkeypatch, kind):
+def test_a_host_sends_its_sum_in_fewer_bytes_once(jobs, kind, sizes):
     part = COMPRESSED.replace("KIND", repr(kind))
     packed = 3 * compression.create(kind).packed_bytes(10_001)
-    for ranks, per_host in ((2, 1), (4, 2), (3, 2)):
-        rows = more(monkeypatch, ranks, per_host, part)
+    for ranks, per_host in sizes:
+        rows = more(jobs, ranks, per_host, part)
         # Of the leaders; and what each rank has given, as it is between hosts.
         assert [row[2] for row in rows] == [packed if rank % per_host == 0 else 0 for rank in range(ranks)]
         assert [row[3] for row in rows] == [packed] * ranks
@@ -189,8 +180,16 @@ def test_a_host_sends_its_sum_in_fewer_bytes_once(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("part", [GATHERED, ROWS], ids=["gathered", "rows"])
-def test_what_is_gathered_crosses_once_for_each_host(monkeypatch, part):
-    two, four = (more(monkeypatch, ranks, per_host, part) for ranks, per_host in ((2, 1), (4, 2)))
+def test_ranks_of_different_hosts_gather(jobs, part):
+    for per_host in (None, 1):
+        rows = more(jobs, 2, per_host, part)
+        assert [row[2] > 0 for row in rows] == [per_host is not None] * 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", [GATHERED, ROWS], ids=["gathered", "rows"])
+def test_what_is_gathered_crosses_once_for_each_host(jobs, part):
+    two, four = (more(jobs, ranks, per_host, part) for ranks, per_host in ((2, 1), (4, 2)))
     if part == ROWS:
         # Merged on the host: as many as one rank would send that has its rows; half floats as float32, until all are
         # added up.
@@ -202,7 +201,7 @@ def test_what_is_gathered_crosses_once_for_each_host(monkeypatch, part):
             2 * 4 * 20_007 + 4 * 20_007
         ] * 2
     assert [row[2] > 0 for row in four] == [True, False, True, False]
-    more(monkeypatch, 3, 2, part)
+    more(jobs, 3, 2, part)
 
 
 APART = """
@@ -237,6 +236,7 @@ APART = """
 """
 
 
+@pytest.mark.full
 def test_ranks_of_a_host_need_not_follow_each_other():
     status, _, errors = finish(start(4, APART, trainer=False))
     assert (status, errors) == (0, "")
@@ -252,6 +252,7 @@ TRAINED = """
 """
 
 
+@pytest.mark.full
 def test_compressed_gradients_of_hosts_go_on_from_a_checkpoint_to_the_bit(monkeypatch, tmp_path):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "2")
     x = gk.input("x", ["N", 1, 8, 8])
@@ -272,83 +273,6 @@ def test_compressed_gradients_of_hosts_go_on_from_a_checkpoint_to_the_bit(monkey
     assert [bool(part) for part in saved] == [True, False, True, False]  # the leaders'
 
 
-# --- the signs of other hosts, in one process ---------------------------------------------------------
-
-
-@pytest.fixture
-def board():
-    path = Board.create(4, 2)
-    found = Board(path, 4, 2)
-    os.unlink(path)
-    return found
-
-
-@pytest.fixture
-def watch(board):
-    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
-    made = Watch(board, range(4), 0, 0.2, hosts, 0)
-    yield made
-    made.end()
-
-
-def signs(board, **of):
-    """All of the other processes are there; those of `of` were so many seconds ago."""
-    board.slots["there"][1:] = 1
-    for name in ("alive", "progress"):
-        board.slots[name][1:] = time.monotonic() - of.get(name, 0.0)
-    board.heard[1] = time.monotonic() - of.get("heard", 0.0)
-    board.slots["call"][2] = b"sum 'w'"
-    board.slots["steps"][2] = 7
-
-
-def waited(watch, board, **of):
-    with watch.for_progress:
-        time.sleep(0.4)
-        signs(board, **of)
-        return watch.lost()
-
-
-def test_there_is_hope_for_hosts_that_are_heard_of(watch, board):
-    assert waited(watch, board) is None
-
-
-def test_a_silent_host_is_named_with_its_ranks(watch, board):
-    reason = waited(watch, board, heard=5.0)
-    assert reason == (
-        "host two (ranks 2, 3) has shown no sign of life for 5 s; rank 2 was last seen in step 7, behind sum 'w'"
-    )
-    board.slots["there"][2:] = ENDED
-    with watch.for_progress:
-        time.sleep(0.4)
-        assert "host two" not in (watch.lost() or "")  # it has ended in order
-
-
-def test_a_rank_of_another_host_that_stalls_is_named(watch, board):
-    assert re.fullmatch(
-        r"rank 1 on one .*; rank 2 on two .* 9 s; .*; rank 3 on two .*", waited(watch, board, progress=9)
-    )
-
-
-def test_what_a_host_did_since_it_was_heard_of_is_not_held_against_its_ranks(watch, board):
-    assert "two" not in waited(watch, board, heard=0.1, alive=0.25, progress=0.25)
-    assert "rank 3 on two" in waited(watch, board, heard=0.0, alive=0.25, progress=0.25)
-
-
-def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board):
-    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
-    follower = Watch(board, range(4), 1, 0.2, hosts, 0)
-    try:
-        with follower.for_progress:
-            time.sleep(0.4)
-            signs(board, heard=5.0)
-            board.slots["there"][0], board.slots["alive"][0] = 1, time.monotonic() - 5
-            reason = follower.lost()
-        assert "rank 0 on one" in reason
-        assert "two" not in reason
-    finally:
-        follower.end()
-
-
 # --- jobs ---------------------------------------------------------------------------------------------
 
 STOPS = """
@@ -361,6 +285,12 @@ STOPS = """
         {how}
     steps(2)
 """
+
+
+def full(*values):
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 STOP, STALL = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(1000)"
 
 
@@ -368,18 +298,18 @@ STOP, STALL = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(1000)"
     ("ranks", "per_host", "rank", "how", "said"),
     [
         (2, 1, 1, STOP, r"rank 0: host \S+:1 \(rank 1\) has shown no sign of life for \d+ s; rank 1 .* in step 3"),
-        (2, 1, 0, STALL, r"rank 1: rank 0 on \S+:0 \(process \d+\) has not gone on for \d+ s; .* in step 3"),
+        full(2, 1, 0, STALL, r"rank 1: rank 0 on \S+:0 \(process \d+\) has not gone on for \d+ s; .* in step 3"),
         # The leader of a host of two: those of its own host see which process it is, others that they hear nothing.
-        (4, 2, 2, STOP, r"rank 3: rank 2 on \S+:1 .* no sign|rank [01]: host \S+:1 \(ranks 2, 3\) has shown no sign"),
-        (4, 2, 3, STOP, r"rank [012]: rank 3 on \S+:1 \(process \d+\) has shown no sign of life"),
+        full(
+            4, 2, 2, STOP, r"rank 3: rank 2 on \S+:1 .* no sign|rank [01]: host \S+:1 \(ranks 2, 3\) has shown no sign"
+        ),
+        full(4, 2, 3, STOP, r"rank [012]: rank 3 on \S+:1 \(process \d+\) has shown no sign of life"),
     ],
 )
 def test_a_rank_of_another_host_that_does_not_come_ends_the_job(monkeypatch, ranks, per_host, rank, how, said):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, str(per_host))
-    began = time.monotonic()
     status, _, errors = finish(start(ranks, STOPS.format(rank=rank, how=how)))
     assert status in FAILED
-    assert time.monotonic() - began < 45
     assert re.search(f"graphkit: ({said})", errors), errors
 
 
@@ -406,17 +336,29 @@ COMPRESSED_STOPS = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [2, 3])
 def test_who_does_not_come_to_a_sum_inside_of_a_host_ends_the_job(monkeypatch, rank):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "2")
-    began = time.monotonic()
     status, _, errors = finish(start(4, COMPRESSED_STOPS.format(rank=rank), trainer=False))
     assert status in FAILED
-    assert time.monotonic() - began < 45
     stopped = rf"rank {rank} on \S+:1 .* no sign of life|host \S+:1 \(ranks 2, 3\) has shown no sign"
     assert re.search(f"graphkit: rank [0-3]: ({stopped})", errors), errors
 
 
+@pytest.mark.parametrize(("per_host", "level"), [(None, "SERIALIZED"), (1, "MULTIPLE")])
+def test_ranks_share_a_file_without_a_name_and_mpi_has_the_threads_it_needs(jobs, per_host, level):
+    code = f"""
+    from pathlib import Path
+    from mpi4py import MPI
+    assert MPI.Query_thread() == MPI.THREAD_{level}, MPI.Query_thread()
+    shared = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/graphkit-" in line]
+    assert shared and all(line.endswith("(deleted)") for line in shared), shared
+    """
+    jobs.run(code, ranks_per_host=per_host)
+
+
+@pytest.mark.full
 def test_who_is_lost_while_hosts_connect_leaves_no_file(monkeypatch):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
     code = """
@@ -437,6 +379,7 @@ def test_who_is_lost_while_hosts_connect_leaves_no_file(monkeypatch):
     assert (status, out) == (0, "[False]\n[False]\n"), errors
 
 
+@pytest.mark.full
 def test_who_works_for_long_on_another_host_is_waited_for(monkeypatch):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
     how = "with kv.working():\n            time.sleep(4)"
@@ -444,6 +387,7 @@ def test_who_works_for_long_on_another_host_is_waited_for(monkeypatch):
     assert (status, errors) == (0, "")
 
 
+@pytest.mark.full
 def test_jobs_end_in_order_with_signs_on_their_way(monkeypatch):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
     code = """
@@ -454,11 +398,9 @@ def test_jobs_end_in_order_with_signs_on_their_way(monkeypatch):
         kv._communicator.set_timeout(1000)
         print("over", kv.rank, flush=True)
     """
-    began = time.monotonic()
     status, out, errors = finish(start(2, code, trainer=False))
     assert (status, errors) == (0, "")
     assert out.count("over") == 2
-    assert time.monotonic() - began < 30
 
 
 LEVEL = """
@@ -475,6 +417,7 @@ LEVEL = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("per_host", "first", "level", "watched"),
     [

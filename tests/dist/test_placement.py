@@ -133,6 +133,7 @@ def test_ranks_have_cores_and_threads_of_their_own(monkeypatch):
     assert not set(first[0]) & set(second[0])
 
 
+@pytest.mark.full
 @enough
 def test_what_the_user_chooses_wins(monkeypatch):
     allowed, half = sorted(os.sched_getaffinity(0)), max(1, config.num_threads() // 2)

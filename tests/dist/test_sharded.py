@@ -187,7 +187,31 @@ def test_every_element_has_one_owner():
     }
 
 
-def test_real_processes(tmp_path):
+DIVIDED = """
+    import numpy as np
+    from test_shared_step import trained
+    from graphkit.dist import kvstore
+    options = dict(deterministic=True, steps=3)
+    plain, _ = trained(kvstore.create("dist_sync"), **options)
+    divided, _ = trained(kvstore.create("dist_sync"), shard_optimizer=True, **options)
+    held = lambda trainer: sum(a.nbytes for name, a in trainer._stepper.slots.items() if "/" in name)
+    assert held(divided) < held(plain)
+    for name, array in plain.net.params.items():
+        np.testing.assert_array_equal(divided.net.params[name], array)
+    # Not in the order of the ranks: by MPI's own sum of slices.
+    divided, _ = trained(kvstore.create("dist_sync"), shard_optimizer=True, steps=3)
+    for name, array in plain.net.params.items():
+        np.testing.assert_allclose(divided.net.params[name], array, rtol=1e-4, atol=1e-6)
+"""
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_ranks_that_divide_states_compute_the_same(jobs, processes):
+    jobs.run(DIVIDED, processes)
+
+
+@pytest.mark.full
+def test_the_command_divides_states(tmp_path):
     x = gk.input("x", ["N", 1, 8, 8])
     hidden = gk.relu(gk.nn.linear(gk.flatten(x), 64))
     gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")

@@ -1,10 +1,7 @@
 """The step of several processes: what one computes from all samples, whatever overlaps, and without copies."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from jobs import finish, start
 
 import graphkit as gk
 from graphkit.dist.kvstore import KVStore
@@ -284,31 +281,34 @@ def test_a_network_with_other_parameters_is_an_error_and_no_hang(on_ranks):
 # --- jobs -------------------------------------------------------------------------------------------------
 
 JOB = """
-    import sys, numpy as np, graphkit as gk
-    sys.path.insert(0, {here!r})
+    import numpy as np, graphkit as gk
     from test_shared_step import NETWORKS
     kv = gk.kvstore.create("dist_sync")
     build, data = NETWORKS[{name!r}]
     trainer = gk.Trainer(build(), "softmax_cross_entropy", gk.optim.SGD(0.05), kvstore=kv, threads=1, seed=0)
-    for step in range(50):
-        trainer.step(*(np.split(array, 4, {axis})[kv.rank] for array in data(64, step)))
+    for step in range({steps}):
+        trainer.step(*(np.split(array, kv.num_workers, {axis})[kv.rank] for array in data(64, step)))
     assert trainer._stepper.collectives.copied_bytes == 0
     if kv.rank == 0:
         np.savez({out!r}, **trainer.net.params)
 """
 
 
-@pytest.mark.parametrize("name", ["lenet", "lstm_lm"])
-def test_four_processes_reach_the_weights_of_one(tmp_path, name):
-    here = str(Path(__file__).parent)
+@pytest.mark.parametrize(
+    ("name", "processes", "steps"),
+    [
+        ("lstm_lm", 2, 5),
+        pytest.param("lenet", 4, 50, marks=pytest.mark.full),
+        pytest.param("lstm_lm", 4, 50, marks=pytest.mark.full),
+    ],
+)
+def test_processes_reach_the_weights_of_one(jobs, tmp_path, name, processes, steps):
     out = tmp_path / "weights.npz"
     axis = 1 if name == "lstm_lm" else 0
-    job = JOB.format(here=here, name=name, out=str(out), axis=axis)
-    status, _, errors = finish(start(4, job, trainer=False), 120)
-    assert (status, errors) == (0, "")
+    jobs.run(JOB.format(name=name, out=str(out), axis=axis, steps=steps), processes)
     build, data = NETWORKS[name]
     one = gk.Trainer(build(), "softmax_cross_entropy", gk.optim.SGD(0.05), threads=1, seed=0)
-    for step in range(50):
+    for step in range(steps):
         one.step(*data(64, step))
     found = np.load(out)
     apart, whole = (

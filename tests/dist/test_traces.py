@@ -46,7 +46,14 @@ def test_exchanges_of_the_runs_that_were_recorded_are_shown():
     assert list(_exchanged(flights, None, 3, 10)) == []
 
 
-@pytest.mark.parametrize("option", [[], ["--shard-optimizer"], ["--bucket-mb", "0.001"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        [],
+        pytest.param(["--shard-optimizer"], marks=pytest.mark.full),
+        pytest.param(["--bucket-mb", "0.001"], marks=pytest.mark.full),
+    ],
+)
 def test_processes_write_one_trace(tmp_path, option):
     hidden = gk.relu(gk.nn.linear(gk.flatten(gk.input("x", ["N", 1, 8, 8])), 64))
     gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")

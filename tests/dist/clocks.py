@@ -1,0 +1,42 @@
+"""A clock that tests put forward, so that no test depends on how fast the machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from graphkit.dist.hosts.watch import Watch
+
+# Seconds. Only a test that hangs reaches it.
+_LONGEST = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until the condition holds. what: named by the AssertionError where it never does."""
+    end = time.monotonic() + _LONGEST
+    while not condition():
+        assert time.monotonic() < end, f"{what} within {_LONGEST:g} s"
+        time.sleep(0.002)
+
+
+class Clock:
+    """Stands for the module `time` in `graphkit.dist.hosts.watch`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def forward(self, seconds: float, alive: tuple[Watch, ...] = (), progress: tuple[Watch, ...] = ()) -> None:
+        """Let so many seconds pass, and wait until the threads of these watches have given a sign since then.
+
+        Args:
+            seconds: How far the clock is put forward.
+            alive: Watches whose sign of life is awaited.
+            progress: Watches whose sign of progress is awaited.
+        """
+        self.now += seconds
+        for watches, name in ((alive, "alive"), (progress, "progress")):
+            for watch in watches:
+                wait_until(lambda w=watch, n=name: float(w._mine[n][0]) == self.now, f"a watch shows that it is {name}")
