@@ -127,6 +127,28 @@ def test_a_run_that_fails_leaves_states_usable() -> None:
     assert (ex.params["s"] == -2).all()
 
 
+@pytest.mark.parametrize("between", [0, 1, 2])
+def test_a_run_that_fails_behind_the_new_value_leaves_the_old_one(between: int) -> None:
+    """A step that may fail reads what is computed from the new value, so that this must not be written over the old."""
+    s, t, index = state("s"), state("t"), Value(TensorType("int64", (1,)), "index")
+    new = F.neg(s)
+    read = new
+    for _ in range(between):
+        read = F.tanh(F.exp(read))
+    updates = [(s, new), (t, F.mul(t, np.float32(2)))]
+    ex = executor(Graph([s, t, index], [F.gather(read, index, axis=0)], updates, output_names=["row"]))
+    assert donated(ex) == {"t"}
+    old = {name: ex.params[name].copy() for name in ("s", "t")}
+    for _ in range(2):
+        with pytest.raises(RuntimeFailure, match="99"):
+            ex.run({"index": np.array([99])})
+        for name, array in old.items():
+            np.testing.assert_array_equal(ex.params[name], array)
+    ex.run({"index": np.array([1])})
+    np.testing.assert_array_equal(ex.params["s"], -old["s"])
+    np.testing.assert_array_equal(ex.params["t"], 2 * old["t"])
+
+
 def test_a_reader_that_waits_for_something_written_later() -> None:
     """Overwriting `s` would have the reader wait for what waits for the reader."""
     s, t = state("s"), state("t")

@@ -257,6 +257,40 @@ def test_a_product_with_other_readers_keeps_its_weights(apply: Any) -> None:
     assert conv.inputs[1] is w
 
 
+def test_batch_norm_in_training_mode_stays(apply: Any) -> None:
+    """Its statistics are those of the batch, also where nothing keeps the new ones."""
+    x, w = data(2, 3, 5, 5), parameter(4, 3, 3, 3)
+    vectors = [parameter(4, name=f"v{i}", role=role) for i, role in enumerate(("parameter",) * 2 + ("state",) * 2)]
+    for product in (F.conv(x, w), F.relu(F.conv(x, w))):
+        y = F.batch_normalization(product, *vectors, training_mode=True)[0]
+        assert apply([x, w, *vectors], y, fold_batch_norm)["BatchNormalization"] == 1
+
+
+def products_of(graph: Graph) -> list[Any]:
+    return [n for n in graph.nodes if n.op.name in ("Conv", "MatMul", "Gemm")]
+
+
+def test_a_sum_or_product_that_others_read_is_computed_once(apply: Any) -> None:
+    """If something else reads the product, its weights stay and it is not computed a second time."""
+    x, w, b, one = data("N", 6), parameter(6, 4), parameter(4, name="b"), parameter(1, name="one")
+    kept: list[Graph] = []
+    product = F.mat_mul(x, w)
+    biased = F.add(product, b)
+    flat = F.reshape(biased, ints(-1))
+    for read in (biased, product):  # beside the normalisation
+        y, vectors = norm(biased, 4, False)
+        apply([x, w, b, *vectors], [y, read], fold_batch_norm, N=2, keep=kept)
+        assert [n.inputs[1] for n in products_of(kept[-1])] == [w]
+        apply([x, w, b, one], [F.mul(biased, one), read], fold_batch_norm, N=2, keep=kept)
+        assert [n.inputs[1] for n in products_of(kept[-1])] == [w]
+    for read in (flat, biased, product):  # beside a factor behind a view
+        apply([x, w, b, one], [F.mul(flat, one), read], fold_batch_norm, N=2, keep=kept)
+        assert [n.inputs[1] for n in products_of(kept[-1])] == [w]
+    channels = parameter(4, name="c")
+    apply([x, w, channels], [F.mul(product, channels), product], fold_batch_norm, N=2, keep=kept)
+    assert [n.inputs[1] for n in products_of(kept[-1])] == [w]
+
+
 def test_factors_of_channels_and_of_everything(apply: Any) -> None:
     x, w, b = data("N", 6), parameter(6, 8), parameter(8, name="b")
     scale, one = parameter(8, name="s"), parameter(1, name="one")

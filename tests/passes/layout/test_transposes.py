@@ -62,6 +62,20 @@ def test_transposes(apply: Any, build: Callable[[Any], Value], left: list[str]) 
     assert sorted(apply([x], build(x), eliminate_transpose, N=2).elements()) == left
 
 
+def test_heads_that_are_regrouped_after_a_transpose_stay(apply: Any) -> None:
+    """The last Reshape does not undo the first one: eliminating both would change the shape of the result."""
+    for target in (ints(6, 5, 4), ints(3, 2, 5, 4), ints(2, 15, 4), ints(2, 3, 4, 5)):
+        x = data(2, 3, 4, 5)
+        y = F.reshape(F.transpose(F.reshape(x, ints(6, 4, 5)), perm=(0, 2, 1)), target)
+        assert apply([x], y, eliminate_transpose) == {"Transpose": 1, "Reshape": 2}
+    x = data(2, 3, 4, 5)
+    y = F.reshape(F.transpose(F.reshape(x, ints(6, 4, 5)), perm=(0, 2, 1)), ints(2, 3, 5, 4))
+    assert apply([x], y, eliminate_transpose) == {"Transpose": 1}
+    # The first Reshape moves elements between the last two axes.
+    y = F.reshape(F.transpose(F.reshape(x, ints(6, 5, 4)), perm=(0, 2, 1)), ints(2, 3, 4, 5))
+    assert apply([x], y, eliminate_transpose) == {"Transpose": 1, "Reshape": 2}
+
+
 def test_a_transposed_tensor_with_other_readers_stays(apply: Any) -> None:
     x = data("N", 4, 3, 5)
     y = nhwc(x)

@@ -83,6 +83,69 @@ def test_what_changes_something_stays(build: Callable[[Value], Any], left: list[
     assert ops_of(build, "N", 3) == left
 
 
+@pytest.mark.parametrize(
+    ("source", "through", "back", "left"),
+    [
+        ("float32", "float64", "float32", 0),
+        ("float16", "float32", "float16", 0),
+        ("bfloat16", "float32", "bfloat16", 0),
+        ("bool", "uint8", "bool", 0),
+        ("int32", "int64", "int32", 0),
+        ("int32", "float64", "int32", 0),
+        # The type in between does not hold every value.
+        ("int32", "float32", "int32", 2),
+        ("int64", "float64", "int64", 2),
+        ("int32", "int16", "int32", 2),
+        ("float32", "float16", "float32", 2),
+        ("float32", "bfloat16", "float32", 2),
+        ("float16", "bfloat16", "float16", 2),
+        ("float32", "int64", "float32", 2),
+        # The result has another type.
+        ("int32", "int64", "int16", 2),
+    ],
+)
+def test_casts_through_another_type(source: str, through: str, back: str, left: int) -> None:
+    x = Value(TensorType(source, ("N",)), "x")
+    graph = Graph([x], [F.cast(F.cast(x, to=through), to=back)])
+    assert len(simplify(graph).nodes) == left
+
+
+def test_large_integers_are_rounded_by_float32() -> None:
+    x = Value(TensorType("int32", (3,)), "x")
+    graph = Graph([x], [F.cast(F.cast(x, to="float32"), to="int32")])
+    array = np.array([2**24 + 1, -(2**24) - 1, 7], np.int32)
+    assert evaluate(simplify(graph), [array])[0].tolist() == [2**24, -(2**24), 7]
+
+
+def test_a_slice_with_one_step_other_than_one_stays() -> None:
+    """Of an axis of one element any step keeps the size, and of an empty one too; of others none but 1 does."""
+    for steps in ((1, -1), (-1, 1), (-1, -1)):
+        starts = ints(*(0 if step == 1 else -1 for step in steps))
+        ends = ints(*(9 if step == 1 else -9 for step in steps))
+        assert ops_of(lambda x, a=starts, e=ends, s=steps: F.slice(x, a, e, ints(0, 1), ints(*s)), 2, 3) == ["Slice"]
+    assert ops_of(lambda x: F.slice(x, ints(0, 0), ints(9, 9), ints(0, 1), ints(1, 1)), 2, 3) == []
+
+
+def test_a_sum_to_an_unknown_shape_stays() -> None:
+    """It is not enough that one of the two shapes is known."""
+    x, like = Value(TensorType("float32", (4, 3)), "x"), Value(TensorType("float32", ("N",)), "like")
+    simple = simplify(Graph([x, like], [F.reduce_to_shape_of(x, like)]))
+    assert [node.op.name for node in simple.nodes] == ["ReduceToShapeOf"]
+
+
+@pytest.mark.parametrize(("operator", "neutral"), [(F.and_, True), (F.or_, False)], ids=["and", "or"])
+def test_neutral_constants_of_logic_go(operator: Callable[..., Any], neutral: bool) -> None:
+    x = Value(TensorType("bool", (2, 3)), "x")
+    constants = {(): 0, (1,): 0, (1, 1): 0, (3,): 1, (1, 1, 1): 1}
+    for shape, left in constants.items():
+        for order in (1, -1):
+            operands = (x, F.constant(value=np.full(shape, neutral)))[::order]
+            assert sum(n.op.name != "Constant" for n in simplify(Graph([x], [operator(*operands)])).nodes) == left
+    for order in (1, -1):
+        operands = (x, F.constant(value=np.array(not neutral)))[::order]
+        assert any(n.op.name != "Constant" for n in simplify(Graph([x], [operator(*operands)])).nodes)
+
+
 def test_transposes_compose() -> None:
     assert ops_of(lambda x: F.transpose(F.transpose(x, perm=(1, 2, 0)), perm=(1, 2, 0)), 2, 3, 4) == ["Transpose"]
     assert ops_of(lambda x: F.transpose(F.transpose(x, perm=(1, 2, 0)), perm=(2, 0, 1)), 2, 3, 4) == []
