@@ -204,7 +204,8 @@ def _serve(address: str, store: str, servers: str) -> None:
     connection = Client(address, "AF_UNIX")
     connection.send(kv.rank)
     while (code := connection.recv()) is not None:
-        kv._communicator.steps = 0
+        if not kv.is_remote:  # servers compare the steps of workers, which never go back
+            kv._communicator.steps = 0
         connection.send(_attempt(code, kv))
 
 

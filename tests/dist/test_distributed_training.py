@@ -385,28 +385,28 @@ JOB = """
 """
 
 
-@pytest.mark.parametrize("hosts", [1, 3])
-def test_a_job_of_three_processes_computes_what_one_does(tmp_path, monkeypatch, hosts):
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "steps"),
+    [(2, None, 2), pytest.param(3, None, 3, marks=pytest.mark.full), pytest.param(3, 1, 3, marks=pytest.mark.full)],
+)
+def test_a_job_computes_what_one_process_does(jobs, tmp_path, ranks, per_host, steps):
     """Arrays of 128 kB go around in each iteration, on one host and as if on three."""
-    if hosts == 3:
-        monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
     done = f"""
-    for step in range(3): trainer.step(*batch(step))
+    for step in range({steps}): trainer.step(*batch(step))
     trainer.save({str(tmp_path / "run")!r})
     """
-    status, _, errors = finish(start(3, JOB + done, trainer=False))
-    assert status == 0, errors
+    jobs.run(JOB + done, ranks, ranks_per_host=per_host)
     found = gk.load(tmp_path / "run")
     x = gk.input("x", ["N", 64])
 
     def body(h):
-        for name in "abc":
+        for name in "abc"[:ranks]:
             h = gk.tanh(gk.nn.linear(h, 64, name=name)) * 1.5
         return h
 
     h = gk.while_loop(lambda h: F.less(gk.reduce_mean(h * h, keepdims=False), np.float32(100)), body, x, 5)
     one = gk.Trainer(gk.Model(h, seed=1), "mse", gk.optim.SGD(0.1), threads=1)
-    for step in range(3):
+    for step in range(steps):
         rng = np.random.default_rng(step)
         one.step(rng.standard_normal((512, 64), np.float32), rng.standard_normal((512, 64), np.float32))
     for name, array in one.net.params.items():
@@ -422,8 +422,10 @@ ACTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ACTS)
-def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how):
+@pytest.mark.parametrize(
+    ("how", "ranks"), [("error", 2), *(pytest.param(how, 3, marks=pytest.mark.full) for how in ACTS)]
+)
+def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how, ranks):
     monkeypatch.setenv(config.RANK_TIMEOUT.name, "2")
     act, code, message = ACTS[how]
     ending = f"""
@@ -439,7 +441,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how)
     channels.receive = failing
     for step in range(3): trainer.step(*batch(step))
     """
-    status, _, errors = finish(start(3, JOB + ending, trainer=False))
+    status, _, errors = finish(start(ranks, JOB + ending, trainer=False))
     if code is None:
         assert status != 0
     else:
@@ -448,6 +450,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how)
     assert re.search(message, errors), errors
 
 
+@pytest.mark.full
 def test_a_rank_that_takes_no_step_is_an_error_of_all():
     status, _, errors = finish(start(3, JOB + "\n    if kv.rank != 1: trainer.step(*batch(0))\n", trainer=False))
     assert status in FAILED
@@ -468,6 +471,7 @@ def command(network, *further):
     return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.full
 def test_the_command_trains_and_one_process_goes_on(network):
     placed = ["--processes", "2", "--kvstore", "dist_sync", "--place", "a=0", "--place", "b=1"]
     run = ["-o", str(network / "run"), "--batch-size", "16"]

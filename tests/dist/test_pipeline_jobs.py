@@ -34,29 +34,23 @@ JOB = """
 """
 
 
-@pytest.mark.parametrize("hosts", [1, 3])
-def test_a_job_of_three_processes_computes_what_one_does(tmp_path, monkeypatch, hosts):
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "steps"),
+    [(2, None, 2), pytest.param(3, None, 3, marks=pytest.mark.full), pytest.param(3, 1, 3, marks=pytest.mark.full)],
+)
+def test_a_pipeline_of_processes_computes_what_one_does(jobs, tmp_path, ranks, per_host, steps):
     """Arrays of half a megabyte go between them, on one host and as if on three."""
-    if hosts == 3:
-        monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
-    status, _, errors = finish(
-        start(
-            3,
-            JOB
-            + f"""
-    for step in range(3): trainer.step(*batch(step))
+    done = f"""
+    for step in range({steps}): trainer.step(*batch(step))
     trainer.save({str(tmp_path / "run")!r})
-    """,
-            trainer=False,
-        )
-    )
-    assert status == 0, errors
+    """
+    jobs.run(JOB + done, ranks, ranks_per_host=per_host)
     found = gk.load(tmp_path / "run")
     h = gk.input("x", ["N", 6])
-    for name in "abc":
+    for name in "abc"[:ranks]:
         h = gk.tanh(gk.nn.linear(h, 512, name=name))
     one = gk.Trainer(gk.Model(h, seed=1), "mse", gk.optim.Adam(0.01), accumulate=4, threads=1)
-    for step in range(3):
+    for step in range(steps):
         rng = np.random.default_rng(step)
         x, y = rng.standard_normal((1024, 6), np.float32), rng.standard_normal((1024, 512), np.float32)
         for part in pipeline.bounds(pipeline.sizes(1024, 4)):
@@ -81,14 +75,16 @@ CAUGHT = """
 """
 
 
-def test_who_catches_the_error_of_a_rank_leaves_nobody_waiting():
-    status, out, errors = finish(start(3, JOB + CAUGHT, trainer=False))
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_who_catches_the_error_of_a_rank_leaves_nobody_waiting(ranks):
+    status, out, errors = finish(start(ranks, JOB + CAUGHT, trainer=False))
     assert status in FAILED, errors
     assert "rank 1: RuntimeFailure: rank 1 failed in the step of update 4: too much" in out
     assert "graphkit: rank 1: rank 1 failed in the step of update 4" in errors
     assert "rank 1: MemoryError: too much" in out
 
 
+@pytest.mark.full
 def test_a_rank_that_takes_no_step_is_an_error_of_all():
     status, _, errors = finish(
         start(
@@ -104,6 +100,7 @@ def test_a_rank_that_takes_no_step_is_an_error_of_all():
     assert "the processes do not go on together" in errors
 
 
+@pytest.mark.full
 def test_batches_that_differ_between_ranks_are_an_error_of_all():
     status, _, errors = finish(
         start(
@@ -126,6 +123,7 @@ ACTS = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ACTS)
 def test_a_rank_that_ends_in_the_middle_of_a_pipeline_ends_the_job(monkeypatch, how):
     monkeypatch.setenv(config.RANK_TIMEOUT.name, "2")
@@ -176,6 +174,7 @@ def command(network, *further):
     return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.full
 def test_the_command_trains_a_pipeline_and_one_process_goes_on(network):
     placed = ["--processes", "2", "--kvstore", "dist_sync", "--place", "a=0", "--place", "b=1", "--place", "c=1"]
     run = ["-o", str(network / "run"), "--batch-size", "16"]
@@ -188,6 +187,7 @@ def test_the_command_trains_a_pipeline_and_one_process_goes_on(network):
     assert epochs == [1, 2, 3]
 
 
+@pytest.mark.full
 def test_a_process_that_is_killed_ends_the_command_and_another_call_goes_on(network, monkeypatch):
     """Rank 1 dies while epochs go on."""
     hook = network / "hook"

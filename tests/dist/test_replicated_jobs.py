@@ -61,6 +61,7 @@ CLOSED = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "kill_at"),
     [
@@ -83,6 +84,7 @@ def test_every_push_counts_once_whichever_server_is_killed(kind, kill_at):
     assert all(rank != to for rank, to in lost)
 
 
+@pytest.mark.full
 def test_the_centre_gains_what_workers_give_when_a_server_is_killed():
     code = (
         KILLED
@@ -106,6 +108,7 @@ def test_the_centre_gains_what_workers_give_when_a_server_is_killed():
     assert "rank 3 on" in errors
 
 
+@pytest.mark.full
 def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
     code = (
         KILLED
@@ -132,6 +135,7 @@ def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
     assert "rank 2 on" in errors
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_staleness_is_never_above_its_bound_when_a_server_is_killed(hosts, monkeypatch):
     """On several hosts, processes are connected over the network, and signs of life go by leaders, lost ones among
@@ -161,6 +165,7 @@ def test_staleness_is_never_above_its_bound_when_a_server_is_killed(hosts, monke
     assert max(found) == 1  # as the first worker is slow
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("who", "kind", "message"),
     [
@@ -192,6 +197,7 @@ def test_who_is_lost_and_ends_the_job(who, kind, message):
     assert re.search(message, errors) or who == "worker"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("failure", "status"),
     [
@@ -222,6 +228,7 @@ def test_a_worker_that_fails_ends_the_job_at_once(failure, status, loss):
         assert "graphkit: rank 1: bad sample; this ends the job" in errors
 
 
+@pytest.mark.full
 def test_who_leaves_before_the_connections_are_there_is_not_waited_for():
     code = """
     import os, signal, time, graphkit as gk
@@ -236,6 +243,7 @@ def test_who_leaves_before_the_connections_are_there_is_not_waited_for():
     assert status != 0
 
 
+@pytest.mark.full
 def test_who_leaves_unseen_before_the_connections_are_there_is_not_waited_for():
     """Its launcher knows of nothing that went wrong."""
     code = """
@@ -252,6 +260,7 @@ def test_who_leaves_unseen_before_the_connections_are_there_is_not_waited_for():
     assert "not all processes of the job have opened their store within 2 s" in errors
 
 
+@pytest.mark.full
 def test_a_server_that_is_lost_while_mpi_is_closed_is_not_waited_for():
     code = """
     import os, signal, graphkit as gk
@@ -356,6 +365,7 @@ def net(tmp_path):
     return tmp_path
 
 
+@pytest.mark.full
 def test_a_training_goes_on_when_one_of_two_servers_is_killed(net):
     (net / "sitecustomize.py").write_text(ONE_IS_KILLED.format(once=str(net / "once")))
     job = ("--processes", "2", "--servers", "2", "--kvstore", "dist_async", "--replicate-servers")
