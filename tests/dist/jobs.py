@@ -14,6 +14,16 @@ from graphkit.dist.job import launch
 # code that the first of them has left with.
 FAILED = (5, 9)
 
+# What may come before the code of a job: `steps(n)` takes steps, with nothing but a sum, or of a trainer. A trainer's
+# imports and its compilation cost a second of processor time for each rank.
+STEPS = """
+    import sys, time, numpy as np, graphkit as gk
+    kv = gk.kvstore.create("dist_sync")
+    def steps(n):
+        for _ in range(n):
+            kv.begin_step()
+            kv.pushpull("loss", np.ones(2))
+"""
 TRAINER = """
     import sys, time, numpy as np, graphkit as gk
     kv = gk.kvstore.create("dist_sync")
@@ -25,9 +35,9 @@ TRAINER = """
 """
 
 
-def start(processes, code, trainer=True, options=()):
-    """options: of the launcher."""
-    code = textwrap.dedent(TRAINER if trainer else "") + textwrap.dedent(code)
+def start(processes, code, before=STEPS, options=()):
+    """Start a job whose ranks run `before`, then `code`. options: of the launcher."""
+    code = textwrap.dedent(before) + textwrap.dedent(code)
     command = [launch.find_mpiexec(), *options, "-n", str(processes), sys.executable, "-u", "-P", "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, **pipes, text=True, start_new_session=True)

@@ -324,7 +324,7 @@ def test_what_is_not_agreed_upon_hangs():
             one.Allreduce(np.ones(1 << 16), np.empty(1 << 16))
         print("there", flush=True)
         """,
-        trainer=False,
+        before="",
     )
     try:
         assert [job.stdout.readline() for _ in range(2)] == ["here\n"] * 2
@@ -373,7 +373,7 @@ def test_a_push_that_nobody_else_makes_is_named_at_the_end():
             kv.init("lonely", np.zeros(3))
             if kv.rank: kv.push("lonely", np.ones(3))
             """,
-            trainer=False,
+            before="",
         )
     )
     assert status in FAILED

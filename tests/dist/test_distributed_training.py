@@ -441,7 +441,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how,
     channels.receive = failing
     for step in range(3): trainer.step(*batch(step))
     """
-    status, _, errors = finish(start(ranks, JOB + ending, trainer=False))
+    status, _, errors = finish(start(ranks, JOB + ending, before=""))
     if code is None:
         assert status != 0
     else:
@@ -452,7 +452,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how,
 
 @pytest.mark.full
 def test_a_rank_that_takes_no_step_is_an_error_of_all():
-    status, _, errors = finish(start(3, JOB + "\n    if kv.rank != 1: trainer.step(*batch(0))\n", trainer=False))
+    status, _, errors = finish(start(3, JOB + "\n    if kv.rank != 1: trainer.step(*batch(0))\n", before=""))
     assert status in FAILED
     assert "the processes do not go on together" in errors
 

@@ -8,11 +8,11 @@ import sys
 import time
 
 import pytest
-from jobs import FAILED, finish, start
+from jobs import FAILED, STEPS, TRAINER, finish, start
 
 
-def run(processes, code, trainer=True):
-    return finish(start(processes, code, trainer))
+def run(processes, code, before=STEPS):
+    return finish(start(processes, code, before))
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
@@ -26,6 +26,7 @@ def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path, p
             trainer.save({str(tmp_path / "run")!r})
             print("saved")
         """,
+        TRAINER,
     )
     assert (status, errors) == (0, "")
     assert "saved" in out
@@ -34,7 +35,7 @@ def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path, p
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_uneven_numbers_of_steps_are_an_error_of_all_processes(processes):
-    status, out, errors = run(processes, "steps(4 if kv.rank == 0 else 2)\nprint('after', kv.rank)")
+    status, out, errors = run(processes, "steps(4 if kv.rank == 0 else 2)\nprint('after', kv.rank)", TRAINER)
     assert status in FAILED
     assert "after 0" not in out
     others = "rank 1:" if processes == 2 else "ranks 1, 2:"
@@ -60,7 +61,7 @@ def test_other_calls_than_the_others_are_an_error_and_no_number():
         kv.barrier()
         print(kv.pushpull("a" if kv.rank == 0 else "b", np.ones(2 + kv.rank)))
         """,
-        trainer=False,
+        before="",
     )
     assert (status, out) == (5, "")
     assert "rank 0: sum 'a' float64[2] as call 2; rank 1: sum 'b' float64[3] as call 2" in errors
@@ -125,7 +126,7 @@ def test_who_is_gone_when_mpi_is_closed_is_not_waited_for():
         kv.barrier()
         print("done")
         """,
-        trainer=False,
+        before="",
     )
     assert status in FAILED
     assert "done" in out
@@ -210,6 +211,7 @@ def test_a_full_disk_ends_the_job_and_the_last_checkpoint_is_whole(tmp_path):
         x, y = np.ones((32, 3), np.float32), np.zeros((32, 2), np.float32)
         trainer.fit((x, y), epochs=5, batch_size=4, folder={str(tmp_path / "run")!r}, on_epoch=limit, progress=False)
         """,
+        TRAINER,
     )
     assert status in FAILED
     assert re.search(r"graphkit: rank 0: .*(cannot be written|File too large)", errors), errors

@@ -238,7 +238,7 @@ APART = """
 
 @pytest.mark.full
 def test_ranks_of_a_host_need_not_follow_each_other():
-    status, _, errors = finish(start(4, APART, trainer=False))
+    status, _, errors = finish(start(4, APART, before=""))
     assert (status, errors) == (0, "")
 
 
@@ -263,7 +263,7 @@ def test_compressed_gradients_of_hosts_go_on_from_a_checkpoint_to_the_bit(monkey
         ("whole", "2", fewer), ("parts", "1", fewer), ("parts", "2", [*fewer, "--resume"]), ("plain", "2", []),
     ]:  # fmt: skip
         code = TRAINED.format(net=net, epochs=epochs, folder=str(tmp_path / folder), options=options)
-        status, _, errors = finish(start(4, code, trainer=False), 120)
+        status, _, errors = finish(start(4, code, before=""), 120)
         assert status == 0, errors
     whole, parts, plain = (gk.load(tmp_path / name / "model.json") for name in ("whole", "parts", "plain"))
     for name, array in whole.params.items():
@@ -340,7 +340,7 @@ COMPRESSED_STOPS = """
 @pytest.mark.parametrize("rank", [2, 3])
 def test_who_does_not_come_to_a_sum_inside_of_a_host_ends_the_job(monkeypatch, rank):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "2")
-    status, _, errors = finish(start(4, COMPRESSED_STOPS.format(rank=rank), trainer=False))
+    status, _, errors = finish(start(4, COMPRESSED_STOPS.format(rank=rank), before=""))
     assert status in FAILED
     stopped = rf"rank {rank} on \S+:1 .* no sign of life|host \S+:1 \(ranks 2, 3\) has shown no sign"
     assert re.search(f"graphkit: rank [0-3]: ({stopped})", errors), errors
@@ -375,7 +375,7 @@ def test_who_is_lost_while_hosts_connect_leaves_no_file(monkeypatch):
     mpi.Board.create, mpi.Relay = created, connected
     kvstore.create("dist_sync")
     """
-    status, out, errors = finish(start(2, code, trainer=False))
+    status, out, errors = finish(start(2, code, before=""))
     assert (status, out) == (0, "[False]\n[False]\n"), errors
 
 
@@ -398,7 +398,7 @@ def test_jobs_end_in_order_with_signs_on_their_way(monkeypatch):
         kv._communicator.set_timeout(1000)
         print("over", kv.rank, flush=True)
     """
-    status, out, errors = finish(start(2, code, trainer=False))
+    status, out, errors = finish(start(2, code, before=""))
     assert (status, errors) == (0, "")
     assert out.count("over") == 2
 
@@ -435,7 +435,7 @@ def test_threads_of_mpi_are_asked_for_where_there_are_hosts(monkeypatch, per_hos
     if per_host is not None:
         monkeypatch.setenv(config.RANKS_PER_HOST.name, per_host)
     code = LEVEL.format(first=first, level=level, watched=watched)
-    status, _, errors = finish(start(2, code, trainer=False))
+    status, _, errors = finish(start(2, code, before=""))
     assert (status, errors) == (0, "")
 
 

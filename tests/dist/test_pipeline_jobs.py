@@ -77,7 +77,7 @@ CAUGHT = """
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_who_catches_the_error_of_a_rank_leaves_nobody_waiting(ranks):
-    status, out, errors = finish(start(ranks, JOB + CAUGHT, trainer=False))
+    status, out, errors = finish(start(ranks, JOB + CAUGHT, before=""))
     assert status in FAILED, errors
     assert "rank 1: RuntimeFailure: rank 1 failed in the step of update 4: too much" in out
     assert "graphkit: rank 1: rank 1 failed in the step of update 4" in errors
@@ -93,7 +93,7 @@ def test_a_rank_that_takes_no_step_is_an_error_of_all():
             + """
     if kv.rank != 1: trainer.step(*batch(0))
     """,
-            trainer=False,
+            before="",
         )
     )
     assert status in FAILED
@@ -109,7 +109,7 @@ def test_batches_that_differ_between_ranks_are_an_error_of_all():
             + """
     trainer.step(*(a[: 64 + kv.rank // 2] for a in batch(0)))
     """,
-            trainer=False,
+            before="",
         )
     )
     assert status in FAILED
@@ -143,7 +143,7 @@ def test_a_rank_that_ends_in_the_middle_of_a_pipeline_ends_the_job(monkeypatch, 
     runner.backward = failing
     for step in range(3): trainer.step(*batch(step))
     """,
-            trainer=False,
+            before="",
         )
     )
     # An idle launcher may kill the process that has called it before that has left with its own code.

@@ -113,7 +113,7 @@ def placed(monkeypatch, **environment):
     monkeypatch.delenv(config.NUM_THREADS.name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    status, out, errors = finish(start(2, JOB, trainer=False))
+    status, out, errors = finish(start(2, JOB, before=""))
     assert status == 0, errors
     return [row[1:] for row in sorted(json.loads(line) for line in out.splitlines())]
 

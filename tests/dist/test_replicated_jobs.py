@@ -18,7 +18,7 @@ from graphkit.errors import UsageError
 
 def run(processes, code, timeout=90):
     options = survival.launcher_options(launch.find_mpiexec())
-    return finish(start(processes, code, trainer=False, options=options), timeout)
+    return finish(start(processes, code, before="", options=options), timeout)
 
 
 # Which server says so itself, behind so many of its messages, on its own or as another's replica.

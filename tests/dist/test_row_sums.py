@@ -350,7 +350,7 @@ OUT_OF_RANGE = """
 
 def test_an_id_out_of_range_is_named_and_ends_the_job():
     job = OUT_OF_RANGE.format(here=str(Path(__file__).parent))
-    status, out, errors = finish(start(2, job, trainer=False), 90)
+    status, out, errors = finish(start(2, job, before=""), 90)
     assert status != 0
     assert "went on" not in out
     assert "rank 1" in errors

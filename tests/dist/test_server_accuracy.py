@@ -32,7 +32,7 @@ LEARN = """
 
 def accuracy(kind, seed=1):
     code = LEARN.format(kind=kind, rate=RATES[kind], seed=seed)
-    status, out, errors = finish(start(2 if kind == "dist_sync" else 3, code, trainer=False), 300)
+    status, out, errors = finish(start(2 if kind == "dist_sync" else 3, code, before=""), 300)
     assert (status, errors) == (0, "")
     found = [float(text) for text in re.findall(r"accuracy (\S+)", out)]
     assert len(found) == 2

@@ -87,7 +87,7 @@ def test_staleness_is_never_above_its_bound(tmp_path, bound):
     kv = gk.kvstore.create("dist_bounded", servers=1, staleness={bound})
     """
     code = textwrap.dedent(store) + textwrap.dedent(STALE).format(bound=bound, folder=str(tmp_path))
-    status, out, errors = finish(start(4, code, trainer=False))
+    status, out, errors = finish(start(4, code, before=""))
     assert (status, errors) == (0, "")
     assert sorted(out.split()[1:]) == [str(bound)] * 2
 
@@ -192,7 +192,7 @@ TABLES = """
 @pytest.mark.parametrize("kind", ["dist_async", "dist_bounded", "elastic"])
 def test_tables_are_learnt_and_workers_end_with_the_same(kind, tmp_path):
     code = TABLES.format(kind=kind, folder=str(tmp_path / "run"))
-    status, out, errors = finish(start(4, code, trainer=False))
+    status, out, errors = finish(start(4, code, before=""))
     assert (status, errors) == (0, "")
     found = re.findall(r"mse (\S+) to (\S+)", out)
     assert len(found) == 2
@@ -209,7 +209,7 @@ def test_a_worker_that_fails_ends_the_servers_too():
     while True:
         kv.pull("w")
     """
-    status, _, errors = finish(start(3, code, trainer=False), 30)
+    status, _, errors = finish(start(3, code, before=""), 30)
     assert status in FAILED
     assert "rank 1: ValueError: broken; this ends the job" in errors
 
@@ -231,7 +231,7 @@ def test_who_is_lost_is_named(kind, who):
         if step == 20 and kv.rank == 1:
             os.kill(kv.call_servers(process)[0] if {who!r} == "server" else os.getpid(), signal.{kind})
     """
-    status, _, errors = finish(start(3, code, trainer=False), 60)
+    status, _, errors = finish(start(3, code, before=""), 60)
     assert status != 0
     if kind == "SIGSTOP":
         assert status in FAILED
@@ -276,7 +276,9 @@ def test_a_killed_server_is_recovered_from_by_a_restart(net):
 
 @pytest.mark.full
 def test_servers_that_leave_no_worker():
-    status, _, errors = finish(start(2, 'import graphkit as gk\ngk.kvstore.create("dist_async", servers=2)', False), 30)
+    status, _, errors = finish(
+        start(2, 'import graphkit as gk\ngk.kvstore.create("dist_async", servers=2)', before=""), 30
+    )
     assert status != 0
     assert "2 servers leave no worker of 2 processes" in errors
 
@@ -307,6 +309,6 @@ def test_a_second_store_with_the_same_keys_is_refused(options):
         except gk.errors.UsageError as error:
             print(error)
     """
-    status, output, errors = finish(start(3 if "2" in options else 2, body, False), 30)
+    status, output, errors = finish(start(3 if "2" in options else 2, body, before=""), 30)
     assert status == 0, errors
     assert "a job has one store with servers" in output

@@ -225,7 +225,7 @@ def test_the_command_divides_states(tmp_path):
     """
     for folder, more in (("divided", ["--shard-optimizer"]), ("plain", [])):
         told = code.replace("FOLDER", folder).replace("MORE", repr(more))
-        status, _, errors = finish(start(3, told, trainer=False), 120)
+        status, _, errors = finish(start(3, told, before=""), 120)
         assert status == 0, errors
     divided, plain = (gk.load(tmp_path / folder / "model.json") for folder in ("divided", "plain"))
     for name, array in plain.params.items():

@@ -216,7 +216,7 @@ JOB = """
 
 
 def _job(what, timeout=3, processes=2):
-    return start(processes, textwrap.dedent(JOB).format(what=what, timeout=timeout), trainer=False)
+    return start(processes, textwrap.dedent(JOB).format(what=what, timeout=timeout), before="")
 
 
 def _launcher_ends_it():
@@ -295,7 +295,7 @@ def test_a_script_that_has_started_mpi_itself_does_not_wait_for_ever_either():
                 time.sleep(1000)
             kvstore.create("dist_sync", timeout=3)
             """,
-            trainer=False,
+            before="",
         ),
         60,
     )
@@ -318,7 +318,7 @@ def test_without_the_native_extension_a_traceback_says_where_it_waits():
                 time.sleep(1000)
             kvstore.create("dist_sync", timeout=3)
             """,
-            trainer=False,
+            before="",
         ),
         60,
     )

@@ -64,7 +64,7 @@ def test_processes_write_one_trace(tmp_path, option):
         "--kvstore", "dist_sync", "--profile", {str(tmp_path / "trace.json")!r}, *{option!r}]
     main()
     """
-    status, out, errors = finish(start(2, code, trainer=False), 120)
+    status, out, errors = finish(start(2, code, before=""), 120)
     assert status == 0, errors
     assert "time by operator" in out
     assert errors.count("wrote") == 1
