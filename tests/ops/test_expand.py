@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
@@ -69,10 +69,20 @@ CASES = [(case, symbolic) for case in ALL_CASES for symbolic in (False, True) if
 TOLERANCES = {DType.FLOAT64: (1e-11, 1e-12), DType.FLOAT32: (1e-5, 1e-5), DType.FLOAT16: (2e-2, 1e-2)}
 
 
-@pytest.mark.parametrize(
-    ("case", "symbolic"), CASES, ids=[f"{c.name}-expand-{'symbolic' if s else 'static'}" for c, s in CASES]
+def is_other_dtype(pair: tuple[Case, bool]) -> bool:
+    """Whether the case repeats a sample in another than its first element type."""
+    case, _ = pair
+    return case.dtype is not dtypes_of(type(case.op), case.sample)[0]
+
+
+@each_case(
+    CASES,
+    group=lambda pair: pair[0].op.name,
+    name=lambda pair: f"{pair[0].name}-{'symbolic' if pair[1] else 'static'}",
+    full=is_other_dtype,
 )
-def test_expand(case: Case, symbolic: bool) -> None:
+def test_expand(pair: tuple[Case, bool]) -> None:
+    case, symbolic = pair
     graph = case.graph(symbolic=symbolic)
     expansion = expanded(graph)
     for node in expansion.nodes:

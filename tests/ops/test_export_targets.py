@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from cases import each_case
 from onnx.reference import ReferenceEvaluator
 
 from graphkit.checks.samples import Case, dtypes_of, has_doubles, make_case, samples_of
@@ -122,13 +123,13 @@ def check(case: Case, targets: Sequence[int]) -> None:
     assert bool(found) == listed, "\n".join(found) or "remove the entry of export_targets.toml"
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.number == 0], ids=lambda c: f"{c.name}-targets")
+@each_case([c for c in CASES if c.number == 0], group=lambda c: c.op.domain or "ai.onnx")
 def test_first_samples(case: Case) -> None:
     check(case, TARGETS[::5])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-every-target")
+@each_case(CASES, group=lambda c: c.op.name)
 def test_every_target(case: Case) -> None:
     check(case, TARGETS)
 

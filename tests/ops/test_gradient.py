@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from graphkit.autodiff import gradient
 from graphkit.checks.gradcheck import check_graph
@@ -34,12 +34,20 @@ def differentiable_cases() -> list[Case]:
 
 CASES = differentiable_cases()
 
-# Gradients of recurrent layers are long graphs: their own gradients once more are minutes of work.
-LONG = ("GRUGrad", "GRURecurrenceGrad", "LSTMGrad", "LSTMRecurrenceGrad", "RNNGrad", "RNNRecurrenceGrad")
-TWICE = [pytest.param(c, marks=pytest.mark.full) if c.name.startswith(LONG) else c for c in CASES]
+# Their second derivatives are long graphs: seconds for a sample.
+LONG = frozenset(
+    f"{cell}{part}" for cell in ("RNN", "GRU", "LSTM") for part in ("Grad", "Recurrence", "RecurrenceGrad")
+)
+# The first case of each operator: its gradient rule is made of operators that have gradients.
+FIRST = {case.op.name: case for case in reversed(CASES)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-gradient")
+def is_repetition(case: Case) -> bool:
+    """Whether second derivatives of this case belong to the full lane."""
+    return case.op.name in LONG or case is not FIRST[case.op.name]
+
+
+@each_case(CASES, group=lambda c: c.op.name)
 def test_gradient(case: Case) -> None:
     graph, feeds = case.between_tensors()
     wrt = {graph.name_of(v): v for v in graph.inputs if is_float64(v)}
@@ -48,7 +56,7 @@ def test_gradient(case: Case) -> None:
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("case", TWICE, ids=lambda c: f"{c.name}-second_order")
+@each_case(CASES, group=lambda c: c.op.name, full=is_repetition)
 def test_second_order(case: Case) -> None:
     """The gradient graph differentiated again, in inputs and in the gradients of outputs."""
     graph, feeds = case.between_tensors()
@@ -65,7 +73,7 @@ def test_second_order(case: Case) -> None:
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-gradient_symbolic")
+@each_case(CASES, group=lambda c: c.op.name)
 def test_gradient_of_symbolic_shapes(case: Case) -> None:
     """The rule built with every dimension a name gives the same numbers and the operand's shape."""
     results = []

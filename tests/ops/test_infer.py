@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
@@ -112,7 +113,7 @@ def is_open(case: Case) -> bool:
     return case.op.name in DATA_DEPENDENT
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-infer")
+@each_case(CASES, group=lambda c: c.op.name)
 def test_infer(case: Case) -> None:
     graph = case.graph()
     results = evaluate(graph, case.feeds())
@@ -126,9 +127,7 @@ def sizes_fix_outputs(case: Case) -> bool:
     return case.op.name == "Split" and len(case.arrays) > 1
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if not sizes_fix_outputs(c)], ids=lambda c: f"{c.name}-infer_unknown_values"
-)
+@each_case([c for c in CASES if not sizes_fix_outputs(c)], group=lambda c: c.op.name)
 def test_infer_without_constants(case: Case) -> None:
     """Axes, shapes and indices that are inputs of the graph: less is known, nothing wrong is claimed."""
     results = evaluate(case.graph(), case.feeds())

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
-import pytest
+from cases import each_case
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.ir.serialize import from_dict, to_dict
@@ -33,7 +33,7 @@ def assert_same_bits(results: list[Any], expected: list[Any]) -> None:
         assert a.tobytes() == b.tobytes() if a.dtype != object else a.tolist() == b.tolist()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-json")
+@each_case(CASES, group=lambda c: c.op.name)
 def test_json(case: Case) -> None:
     graph = case.graph()
     again = from_dict(json.loads(json.dumps(to_dict(graph))), registry.get)

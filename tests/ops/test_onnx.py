@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from cases import each_case
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare, compare_outputs
@@ -23,7 +23,7 @@ CASES = [
 OPSET = 28
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-onnx")
+@each_case(CASES, group=lambda c: c.op.name)
 def test_onnx(case: Case) -> None:
     graph = case.graph()
     imported = import_model(export(graph, {}, opset=OPSET).SerializeToString())
@@ -45,11 +45,7 @@ def test_onnx(case: Case) -> None:
 RUNTIME_REFUSES = {"Scan-4-float32": "it refuses to scan an empty axis"}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [c for c in CASES if c.op.subgraphs() and c.name not in RUNTIME_REFUSES],
-    ids=lambda c: f"{c.name}-runtime",
-)
+@each_case([c for c in CASES if c.op.subgraphs() and c.name not in RUNTIME_REFUSES], group=lambda c: c.op.name)
 def test_control_flow_in_onnx_runtime(case: Case) -> None:
     """Operators with subgraphs have no single-node oracle: the exporter writes them, ONNX Runtime runs them."""
     graph = case.graph()

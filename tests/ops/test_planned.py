@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
+from cases import each_case
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
@@ -43,7 +43,7 @@ def draws_from_the_executor(case: Case) -> bool:
     return case.op.random and not any(t is not None and t.dtype is DType.UINT64 for t in case.types)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-planned")
+@each_case(CASES, group=lambda c: c.op.name)
 def test_planned(case: Case) -> None:
     """All switches on, all switches off, and the reference evaluator."""
     graph = case.graph()
@@ -55,19 +55,15 @@ def test_planned(case: Case) -> None:
         assert_alike(unplanned, reference)
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if not draws_from_the_executor(c)], ids=lambda c: f"{c.name}-symbolic_run"
-)
+@each_case([c for c in CASES if not draws_from_the_executor(c)], group=lambda c: c.op.name, full=lambda c: c.number > 1)
 def test_symbolic_run(case: Case) -> None:
     """The executor specialises a graph whose every dimension is a name."""
     graph = case.graph(symbolic=True)
     assert_alike(run(graph, case), evaluate(case.graph(), case.feeds()))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [c for c in CASES if not draws_from_the_executor(c) and len(c.graph().outputs) > 1],
-    ids=lambda c: f"{c.name}-one_output",
+@each_case(
+    [c for c in CASES if not draws_from_the_executor(c) and len(c.graph().outputs) > 1], group=lambda c: c.op.name
 )
 def test_one_output_alone(case: Case) -> None:
     """Kernels get no memory for outputs that nobody reads."""

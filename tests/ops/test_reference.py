@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from graphkit.checks.oracle import onnx_evaluator, onnxruntime_session
 from graphkit.checks.samples import Case, all_cases
@@ -157,7 +158,16 @@ def disagreements(case: Case, expected: list[Any], rounding: tuple[float, float]
     return [f"{report}\nours:\n{results}\ntheirs:\n{expected}" for report in failed]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-reference")
+# The first case of each sample with floats, with integers, and so on.
+FIRST = {(c.op.name, c.number, c.dtype.numpy.kind): c for c in reversed(CASES)}
+
+
+def is_other_dtype(case: Case) -> bool:
+    """Whether the case repeats a sample in another element type of the same kind."""
+    return case is not FIRST[case.op.name, case.number, case.dtype.numpy.kind]
+
+
+@each_case(CASES, group=lambda c: c.op.name, full=is_other_dtype)
 def test_reference(case: Case) -> None:
     expected = asked_of_runtime(case) if listed_in(EVALUATOR_WRONG, case) else onnx_evaluator(case, OPSET)
     problems = disagreements(case, expected, tolerance(case))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from cases import each_case
 
 import graphkit as gk
 from graphkit.checks.samples import samples_of
@@ -38,11 +39,15 @@ LEFT_OUT = {
 ADDED: dict[tuple[str, str], str] = {}
 
 
-def ids(cls: type[Op]) -> str:
+def domain_of(cls: type[Op]) -> str:
+    return cls.domain or "ai.onnx"
+
+
+def name_of(cls: type[Op]) -> str:
     return cls.name
 
 
-@pytest.mark.parametrize("cls", OPERATORS, ids=ids)
+@each_case(OPERATORS, group=domain_of, name=name_of)
 def test_complete(cls: type[Op]) -> None:
     assert inspect.getdoc(cls), "no docstring"
     assert cls.__doc__, "the docstring is inherited"
@@ -68,7 +73,7 @@ def test_former_names(tmp_path: Path) -> None:
     assert [node.op.name for node in gk.load(path).graph.nodes] == ["LSTMRecurrence"]
 
 
-@pytest.mark.parametrize("cls", OPERATORS, ids=ids)
+@each_case(OPERATORS, group=domain_of, name=name_of)
 def test_domain(cls: type[Op]) -> None:
     assert cls.domain in ("", DOMAIN, *([cls.onnx.domain] if cls.onnx else []))
     if cls.domain == "":
@@ -82,7 +87,7 @@ def test_function_names_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("cls", STANDARD, ids=ids)
+@each_case(STANDARD, group=domain_of, name=name_of)
 def test_schema_attributes(cls: type[Op]) -> None:
     schema = onnx.defs.get_schema(cls.onnx.name, OPSET)
     assert schema.since_version == cls.onnx.since, "the canonical version"
@@ -116,7 +121,7 @@ def assert_default(ours: object, theirs: object, key: str) -> None:
         assert ours == theirs, key
 
 
-@pytest.mark.parametrize("cls", STANDARD, ids=ids)
+@each_case(STANDARD, group=domain_of, name=name_of)
 def test_schema_operands(cls: type[Op]) -> None:
     schema = onnx.defs.get_schema(cls.onnx.name, OPSET)
     formals = [formal for formal in cls.formals if formal.name not in cls.onnx.hidden]
@@ -146,13 +151,13 @@ NOT_EXPORTED = {
 }
 
 
-@pytest.mark.parametrize("cls", [c for c in OPERATORS if c.domain == DOMAIN and c.name not in NOT_EXPORTED], ids=ids)
+@each_case([c for c in OPERATORS if c.domain == DOMAIN and c.name not in NOT_EXPORTED], group=domain_of, name=name_of)
 def test_own_operators_can_be_exported(cls: type[Op]) -> None:
     """An own operator stands in gradient graphs or optimizers; an exported graph has only standard ones."""
     assert cls.expand is not None
 
 
-@pytest.mark.parametrize("cls", OPERATORS, ids=ids)
+@each_case(OPERATORS, group=domain_of, name=name_of)
 def test_operand_declarations(cls: type[Op]) -> None:
     names = [formal.name for formal in cls.formals]
     outputs = [text.rstrip("?*") for text in cls.outputs]

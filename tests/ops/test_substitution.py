@@ -51,7 +51,7 @@ def promised(types: Operands, assumed: Sequence[tuple[Dim, Dim]], sizes: dict[st
 def test_types_follow_from_names(cls: type[Op]) -> None:
     rng = np.random.default_rng(0)
     kept = refused = assumes = 0
-    for case in [make_case(cls, number) for number in range(len(samples_of(cls)))] * 40:
+    for case in [make_case(cls, number) for number in range(len(samples_of(cls)))] * 20:
         plain: dict[str, int] = {}
         named: list[TensorType | None] = []
         fixed = 1 if rng.random() < 0.5 else None  # most weights have known sizes
@@ -77,8 +77,8 @@ def test_types_follow_from_names(cls: type[Op]) -> None:
                 assert [t.value for t in found] == [t.value for t in expected if t is not None]
                 kept += 1
             refused += found is None
-    assert kept > 50
-    assert refused > 5 or assumes < 5
+    assert kept > 25
+    assert refused > 2 or assumes < 5
 
 
 def test_some_operators_say_so() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
+from cases import each_case
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, TypeMismatch
@@ -143,13 +145,13 @@ def square(n: int, dtype: str) -> np.ndarray:
     return np.random.default_rng(n + 7).standard_normal((2, n, n)).astype(dtype)
 
 
-@pytest.mark.parametrize("opset", [13, None], ids=["opset13", "newest"])
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("n", [1, 2, 7, 24])
-@pytest.mark.parametrize("name", EXPORTED)
-def test_exports(name: str, n: int, dtype: str, symbolic: bool, opset: int | None) -> None:
+EXPORTS = list(itertools.product(EXPORTED, (1, 2, 7, 24), TOLERANCES, (False, True), (13, None)))
+
+
+@each_case(EXPORTS, group=lambda case: case[0], full=lambda case: case[1] in (2, 24) or case[2] != "float64")
+def test_exports(case: tuple[str, int, str, bool, int | None]) -> None:
     """As standard operators, ONNX Runtime computes the same."""
+    name, n, dtype, symbolic, opset = case
     function, make, attributes = EXPORTED[name]
     arrays = make(n, dtype)
     net = _exported(function, arrays, symbolic, **attributes)
