@@ -172,6 +172,7 @@ def test_the_search_stops_when_all_hypotheses_have_ended():
     np.testing.assert_array_equal(net.run(FEEDS)["tokens"][:, :, :3], [[[END] * 3, [0, END, END]]] * 6)
 
 
+@pytest.mark.full
 def test_a_trained_network_writes_no_less_likely_sequences_than_greedily():
     """Sentences of 2 to 5 words backwards: nine in ten are right, and the best beam is as likely as the greedy one."""
     rng = np.random.default_rng(0)

@@ -18,7 +18,13 @@ ALL = [
     ("densenet", {}), ("inception_bn", {}), ("mobilenetv3", {}), ("resnet", {"layers": 50, "preactivation": True}),
     ("ssd", {}), ("vit", {"size": "tiny"}),
 ]  # fmt: skip
+# The default lane plans these: branches that are joined, a loop of tokens, squeezed channels.
+QUICK = [("googlenet", {"batch_norm": False}), ("bert", {"layers": 3}), ("lenet", {}), ("mobilenetv3", {})]
 TOKENS = 32
+
+
+def by_lane(cases):
+    return [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full) for case in cases]
 
 
 def planned(graph, batch, *, inplace=True, share=True, device=""):
@@ -58,7 +64,7 @@ def recomputed_bound(requests: list[Request], taken_over: dict[int, int]) -> int
     return peak
 
 
-@pytest.mark.parametrize(("name", "options"), PAPER)
+@pytest.mark.parametrize(("name", "options"), by_lane(PAPER))
 def test_both_techniques_take_a_quarter_of_naive(name, options, unset_parameters):
     graph = gk.models.build(name, **options).graph
     switches = [(False, False), (True, False), (False, True), (True, True)]
@@ -71,7 +77,7 @@ def test_both_techniques_take_a_quarter_of_naive(name, options, unset_parameters
 
 
 @pytest.mark.parametrize("device", ["", "cpu"])
-@pytest.mark.parametrize(("name", "options"), ALL)
+@pytest.mark.parametrize(("name", "options"), by_lane(ALL))
 def test_arenas_of_prediction_reach_their_bounds(name, options, device, unset_parameters):
     plan = planned(gk.models.build(name, **options).graph, 8, device=device)
     layout = plan.layout
@@ -87,7 +93,7 @@ def test_arenas_of_prediction_reach_their_bounds(name, options, device, unset_pa
     assert recomputed_bound(plan.requests, taken) <= layout.lower_bound
 
 
-@pytest.mark.parametrize(("name", "options"), [a for a in ALL if a[0] not in ("ssd", "unet")])
+@pytest.mark.parametrize(("name", "options"), by_lane(a for a in ALL if a[0] not in ("ssd", "unet")))
 def test_arenas_of_training_reach_their_bounds(name, options, unset_parameters):
     net = gk.models.build(name, **options)
     (graph,) = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9)).graphs

@@ -12,7 +12,7 @@ from zoo_training import (
     WHOLE,
     condition,
     feeds_of,
-    is_deep,
+    is_large,
     joint_error,
     label,
     relative_errors,
@@ -75,13 +75,13 @@ def disagreements(ours, theirs, tolerance, whole=1e-5):
     return {n: e for n, e in errors.items() if not e <= limits[n]}
 
 
-DEEP_LAST = [
-    pytest.param(*case, id=f"{case[0]}-{label(case[1])}", marks=[pytest.mark.full] if is_deep(*case) else [])
+CASES = [
+    pytest.param(*case, id=f"{case[0]}-{label(case[1])}", marks=[pytest.mark.full] if is_large(*case) else [])
     for case in SMALL
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), DEEP_LAST)
+@pytest.mark.parametrize(("name", "options"), CASES)
 def test_loss_gradients_and_statistics_agree(name, options):
     """In one batch of five at least, and in the first one mostly.
 

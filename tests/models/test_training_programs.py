@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from zoo_training import TRAINED, feeds_of, is_deep, label, loss_of
+from zoo_training import TRAINED, feeds_of, is_core, is_large, label, loss_of
 
 import graphkit as gk
 from graphkit.passes.training.to_training import to_training
@@ -50,11 +50,11 @@ def train(trainer, feeds, steps=3):
 
 
 def in_ways(ways, first):
-    """Every network in every way; deep ones in all but the first way in the full lane."""
+    """Every network in every way. The default lane has small networks in the first way, and core ones in all."""
     return [
         pytest.param(
             name, options, way, id=f"{name}-{label(options)}-{way}",
-            marks=[pytest.mark.full] if way != first and is_deep(name, options) else [],
+            marks=[] if is_core(name, options) or (way == first and not is_large(name, options)) else pytest.mark.full,
         )
         for name, options in TRAINED
         for way in ways
@@ -77,10 +77,18 @@ def test_every_step_is_native(name, options, way, strict):
     assert np.isfinite(losses).all()
 
 
-@pytest.mark.parametrize("way", ["sgd", "adam"])
 @pytest.mark.parametrize(
-    ("name", "options"), [(n, o) for n, o in TRAINED if n in TABLES and not o.get("tied")], ids=label
-)
+    ("name", "options", "way"),
+    [
+        pytest.param(
+            name, options, way, id=f"{name}-{label(options)}-{way}",
+            marks=[] if way == "adam" or name == "dlrm" else pytest.mark.full,
+        )
+        for name, options in TRAINED
+        if name in TABLES and not options.get("tied")
+        for way in ("sgd", "adam")
+    ],
+)  # fmt: skip
 def test_every_step_of_row_sparse_updates_is_native(name, options, way, strict):
     net = gk.models.build(name, **options)
     losses = train(trainer_of(name, net, **WAYS[way], lazy=TABLES[name]), feeds_of(name, net, 3))

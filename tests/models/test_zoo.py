@@ -19,7 +19,7 @@ def output_type(net):
 
 
 @pytest.mark.parametrize("layers", RESNETS)
-def test_resnet_parameter_counts_are_the_published_ones(layers):
+def test_resnet_parameter_counts_are_the_published_ones(layers, unset_parameters):
     net = gk.models.build("resnet", layers=layers)
     assert net.num_parameters == RESNETS[layers]
     assert output_type(net) == "float32[N, 1000]"
@@ -30,7 +30,7 @@ def test_resnet_parameter_counts_are_the_published_ones(layers):
 
 @pytest.mark.parametrize(("layers", "millions"), [(20, "0.27"), (32, "0.46"), (44, "0.66"), (56, "0.85"), (110, "1.7")])
 @pytest.mark.parametrize("preactivation", [False, True])
-def test_resnets_for_small_images_have_the_papers_sizes(layers, millions, preactivation):
+def test_resnets_for_small_images_have_the_papers_sizes(layers, millions, preactivation, unset_parameters):
     net = gk.models.build("resnet", layers=layers, image=(3, 32, 32), classes=10, preactivation=preactivation)
     assert f"{net.num_parameters / 1e6:.{len(millions) - 2}f}" == millions
     assert preactivation or f"{net.num_parameters:,}" in gk.models.describe("resnet")
@@ -52,7 +52,7 @@ def test_resnet_halves_five_times_and_runs():
     assert np.isfinite(logits).all()
 
 
-def test_resnet_bottleneck_strides_on_the_3x3_convolution():
+def test_resnet_bottleneck_strides_on_the_3x3_convolution(unset_parameters):
     net = gk.models.build("resnet", layers=50)
     strides = {n.name: n.op.strides for n in net.graph.nodes if n.op.name == "Conv"}
     assert strides["layer2/0/conv1"] == (1, 1)

@@ -86,10 +86,27 @@ TRAINED = [
 ]
 
 
-def is_deep(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether a network takes many seconds to differentiate and compile: the default lane tries fewer ways of it."""
-    deep = {"densenet", "googlenet", "inception_bn", "mobilenetv2", "mobilenetv3", "ssd"}
-    return name in deep or (name == "resnet" and options["layers"] == 50)
+# Networks that take long to differentiate and compile: many layers, or many parameters.
+LARGE = {"alexnet", "densenet", "googlenet", "inception_bn", "mobilenetv2", "mobilenetv3", "ssd", "vgg"}
+# One network of each kind: convolutions, residual blocks with normalisation, attention, a recurrence with state.
+CORE = {
+    "bert": "layers=2-classes=3",
+    "lenet": "plain",
+    "lstm_lm": "layers=2-stateful=True",
+    "resnet": "layers=20-classes=5",
+}
+
+
+def is_large(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether a network belongs to the full lane. The small MobileNetV3 stays: it has layers that no other has."""
+    if name == "mobilenetv3":
+        return options["size"] == "large"
+    return name in LARGE or (name == "resnet" and options["layers"] != 20)
+
+
+def is_core(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the default lane tries a network in every way."""
+    return CORE.get(name) == label(options)
 
 
 # At the sizes of the papers, two images or sequences.
