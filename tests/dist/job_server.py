@@ -78,7 +78,7 @@ class Job:
         raise JobError(f"the job does not start: {self._break()}")
 
     def run(self, code: str, timeout: float = _RUN) -> list[str]:
-        """Run code on all ranks that are no servers, and return what each rank printed, by rank.
+        """Run code on all ranks that are no servers, and return what each rank printed, errors too, by rank.
 
         Args:
             code: Python code. `kv` is the job's store; `kvstore.create("dist_sync")` makes a new one.
@@ -168,6 +168,12 @@ class Jobs:
             self._jobs.popitem()[1].end()
 
 
+def command(*arguments: object) -> str:
+    """Code that runs a command of graphkit on a rank, for `Jobs.run`."""
+    given = list(map(str, arguments))
+    return f"from graphkit.cli import cli\ncli.main({given!r}, prog_name='graphkit', standalone_mode=False)"
+
+
 @contextlib.contextmanager
 def running() -> Iterator[Jobs]:
     jobs = Jobs()
@@ -184,7 +190,7 @@ def _attempt(code: str, kv: Any) -> tuple[str, str]:
     """What the code printed, and the traceback where it raised."""
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             exec(compile(code, "<code of a test>", "exec"), {"__name__": "__main__", "kv": kv})
         kv.wait()
         kv._communicator.flush()

@@ -15,6 +15,7 @@ from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
+from graphkit.cli import invoke
 from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.ops import F
 from graphkit.train.distributed import DistributedStepper
@@ -487,8 +488,7 @@ def test_the_command_trains_and_one_process_goes_on(network):
     assert epochs == [1, 2, 3]
 
 
-def test_inspect_counts_what_is_inside_of_loops(network):
-    given = [sys.executable, "-P", "-m", "graphkit", "inspect", str(network / "net.json"), "--json"]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=60, check=True)
-    found = json.loads(done.stdout)["groups"]
+def test_inspect_counts_what_is_inside_of_loops(network, capsys):
+    assert invoke(["inspect", str(network / "net.json"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["groups"]
     assert {name: g["parameters"] for name, g in found.items()} == {"a": 56 + 72, "b": 72 + 2 * 8 + 27}

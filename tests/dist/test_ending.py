@@ -15,10 +15,26 @@ def run(processes, code, before=STEPS):
     return finish(start(processes, code, before))
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path, processes):
+def test_processes_wait_at_the_end_for_one_that_works(tmp_path):
     status, out, errors = run(
-        processes,
+        2,
+        f"""
+        steps(3)
+        if kv.rank == 0:
+            time.sleep(1)
+            open({str(tmp_path / "written")!r}, "w").close()
+        print("over")
+        """,
+    )
+    assert (status, errors) == (0, "")
+    assert out.count("over") == 2
+    assert (tmp_path / "written").exists()
+
+
+@pytest.mark.full
+def test_processes_wait_at_the_end_for_one_that_saves(tmp_path):
+    status, out, errors = run(
+        3,
         f"""
         steps(3)
         if kv.rank == 0:
@@ -33,13 +49,21 @@ def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path, p
     assert (tmp_path / "run" / "checkpoint.json").exists()
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_uneven_numbers_of_steps_are_an_error_of_all_processes(processes):
-    status, out, errors = run(processes, "steps(4 if kv.rank == 0 else 2)\nprint('after', kv.rank)", TRAINER)
+@pytest.mark.parametrize(
+    ("processes", "before", "loss"),
+    [
+        (2, STEPS, "'loss'"),
+        pytest.param(2, TRAINER, "of loss", marks=pytest.mark.full),
+        pytest.param(3, TRAINER, "of loss", marks=pytest.mark.full),
+    ],
+    ids=["steps-2", "trainer-2", "trainer-3"],
+)
+def test_uneven_numbers_of_steps_are_an_error_of_all_processes(processes, before, loss):
+    status, out, errors = run(processes, "steps(4 if kv.rank == 0 else 2)\nprint('after', kv.rank)", before)
     assert status in FAILED
     assert "after 0" not in out
     others = "rank 1:" if processes == 2 else "ranks 1, 2:"
-    message = rf"rank 0: sum of loss float64\[2\] in step 3; {others} ended after 2 steps"
+    message = rf"rank 0: sum {loss} float64\[2\] in step 3; {others} ended after 2 steps"
     for rank in range(processes):
         assert re.search(f"graphkit: rank {rank}: .*{message}", errors), errors
 

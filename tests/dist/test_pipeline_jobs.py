@@ -15,6 +15,7 @@ from pipelines import classifier, labelled
 
 import graphkit as gk
 from graphkit import config
+from graphkit.cli import invoke
 from graphkit.dist import pipeline
 
 JOB = """
@@ -214,13 +215,12 @@ if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
     assert done.returncode == 0, done.stderr
 
 
-def test_inspect_shows_groups(network):
-    given = [sys.executable, "-P", "-m", "graphkit", "inspect", str(network / "net.json")]
-    done = subprocess.run([*given, "--json"], capture_output=True, text=True, timeout=60, check=True)
-    found = json.loads(done.stdout)["groups"]
+def test_inspect_shows_groups(network, capsys):
+    assert invoke(["inspect", str(network / "net.json"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["groups"]
     assert {name: group["parameters"] for name, group in found.items()} == {"a": 140 + 2 * 20, "b": 630, "c": 93}
-    done = subprocess.run(given, capture_output=True, text=True, timeout=60, check=True)
-    assert re.search(r"^b +\d+ +630$", done.stdout, re.MULTILINE)
+    assert invoke(["inspect", str(network / "net.json")]) == 0
+    assert re.search(r"^b +\d+ +630$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_inspect_shows_groups(network):
         (["--micro-batches", "4"], "micro_batches are those of a pipeline"),
     ],
 )
-def test_places_that_do_not_fit(network, options, message):
-    done = command(network, *options)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_places_that_do_not_fit(network, capsys, options, message):
+    given = ["train", str(network / "net.json"), "--data", str(network / "data.npz"), *options]
+    assert invoke(given) == 2
+    assert message in capsys.readouterr().err

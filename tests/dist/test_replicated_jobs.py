@@ -12,6 +12,7 @@ import pytest
 from jobs import FAILED, finish, start
 
 import graphkit as gk
+from graphkit.cli import invoke
 from graphkit.dist.job import launch, survival
 from graphkit.errors import UsageError
 
@@ -387,7 +388,7 @@ def test_a_training_goes_on_when_one_of_two_servers_is_killed(net):
 @pytest.mark.parametrize(
     "more", [("--kvstore", "dist_async", "--servers", "1"), ("--kvstore", "dist_sync"), ("--kvstore", "dist_async")]
 )
-def test_options_that_do_not_go_together(net, more):
-    status, _, errors = train(net, "--processes", "2", *more, "--replicate-servers")
-    assert status == 2
-    assert "--replicate-servers needs two servers at least" in errors
+def test_options_that_do_not_go_together(net, capsys, more):
+    given = ["train", str(net / "net.json"), "--data", "digits", "--processes", "2", *more, "--replicate-servers"]
+    assert invoke(given) == 2
+    assert "--replicate-servers needs two servers at least" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from jobs import finish, start
+from job_server import command
 
 import graphkit as gk
 from graphkit.dist.sums.buckets import Flight
@@ -54,20 +54,13 @@ def test_exchanges_of_the_runs_that_were_recorded_are_shown():
         pytest.param(["--bucket-mb", "0.001"], marks=pytest.mark.full),
     ],
 )
-def test_processes_write_one_trace(tmp_path, option):
+def test_processes_write_one_trace(jobs, tmp_path, option):
     hidden = gk.relu(gk.nn.linear(gk.flatten(gk.input("x", ["N", 1, 8, 8])), 64))
     gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")
-    code = f"""
-    import sys
-    from graphkit.cli import main
-    sys.argv = ["graphkit", "train", {str(tmp_path / "net.json")!r}, "--data", "digits", "--batch-size", "32",
-        "--kvstore", "dist_sync", "--profile", {str(tmp_path / "trace.json")!r}, *{option!r}]
-    main()
-    """
-    status, out, errors = finish(start(2, code, before=""), 120)
-    assert status == 0, errors
-    assert "time by operator" in out
-    assert errors.count("wrote") == 1
+    train = ["train", tmp_path / "net.json", "--data", "digits", "--batch-size", "32", "--kvstore", "dist_sync"]
+    printed = "".join(jobs.run(command(*train, "--profile", tmp_path / "trace.json", *option)))
+    assert "time by operator" in printed
+    assert printed.count("wrote") == 1
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert sorted(named) == [0, 1]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clocks import Clock, wait_until
+from job_server import command
 from jobs import FAILED, finish, start
 
 import graphkit as gk
@@ -221,12 +222,17 @@ def network(tmp_path):
     return tmp_path
 
 
-def train(network, out, *further):
-    command = [
-        sys.executable, "-P", "-m", "graphkit", "train", str(network / "net.json"), "--data", str(network / "data.npz"),
-        "--epochs", "5", "--batch-size", "8", "--processes", "2", "--kvstore", "dist_sync", "-o", str(out), *further,
+def arguments(network, out):
+    """Of a training of ten steps in two epochs and three more."""
+    return [
+        "train", str(network / "net.json"), "--data", str(network / "data.npz"), "--epochs", "5", "--batch-size", "8",
+        "--threads", "1", "--kvstore", "dist_sync", "-o", str(out),
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def train(network, out, *further):
+    given = [sys.executable, "-P", "-m", "graphkit", *arguments(network, out), "--processes", "2", *further]
+    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
 
 
 def killed_once(network, monkeypatch):
@@ -268,9 +274,8 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-def test_a_job_goes_on_from_its_last_checkpoint(network, monkeypatch):
-    whole = train(network, network / "whole")
-    assert whole.returncode == 0, whole.stderr
+def test_a_job_goes_on_from_its_last_checkpoint(jobs, network, monkeypatch):
+    jobs.run(command(*arguments(network, network / "whole")))
     killed_once(network, monkeypatch)
     done = train(network, network / "run", "--max-restarts", "1")
     assert done.returncode == 0, done.stderr
