@@ -15,7 +15,7 @@ import card as bench
 import card_host as host
 import card_networks as networks
 import training_engines as engines
-from emulator import COMPILER, Emulator
+from emulator import COMPILER, Emulator, shared_folder
 from stand_in import Card
 from training_workloads import TINY
 
@@ -27,7 +27,7 @@ from graphkit.ops.evaluate import run_node
 def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
-    return Card(Emulator(Path(tmp_path_factory.mktemp("kernels"))))
+    return Card(Emulator(shared_folder(tmp_path_factory.getbasetemp())))
 
 
 class Watched:

@@ -1,4 +1,4 @@
-"""One process of a job that trains on the stand-in for a card: card_job.py FOLDER OPTIONS. Prints what it came to.
+"""One process of a job that trains on the stand-in for a card: card_job.py FOLDER KERNELS OPTIONS. Prints its results.
 
 The same steps are made on the processor; what is printed is how far parameters are apart.
 """
@@ -111,7 +111,7 @@ def end(how: str, trainer: gk.Trainer) -> None:
             launched_sum._named = lambda nodes: "another order"
 
 
-def main(folder: str, options: str) -> None:
+def main(folder: str, kernels: str, options: str) -> None:
     given = json.loads(options)
     job = Job(**{name: given.pop(name) for name in Job._fields if name in given})
     kv = gk.kvstore.create("dist_sync")
@@ -119,7 +119,7 @@ def main(folder: str, options: str) -> None:
         kv.set_gradient_compression(job.compression)
     own = Path(folder) / str(kv.rank)
     own.mkdir()
-    card = Card(Emulator(own), place=job.places[kv.rank], early=job.early)
+    card = Card(Emulator(Path(kernels)), place=job.places[kv.rank], early=job.early)
     cuda.device = cuda.card.device = lambda number=0: card
     cuda.cards = lambda: 1
     if job.swaps:

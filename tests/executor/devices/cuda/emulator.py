@@ -1,14 +1,21 @@
-"""Kernels of the card on the processor: the same sources, compiled by a C++ compiler behind `host_cuda.h`."""
+"""Runs GPU kernels on the processor: a C++ compiler compiles the same sources behind `host_cuda.h`.
+
+A call of the compiler costs about 70 ms, and each kernel in it about 5 ms. So `Emulator.compile` only takes note of
+sources, and the first `Emulator.run` that needs one of them compiles all of them as one library. Processes share a
+folder, where each finds the kernels that another one has compiled.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +32,113 @@ from graphkit.executor.devices.cuda.launches import (
 )
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-_HEADER = Path(__file__).with_name("host_cuda.h")
+_HERE = Path(__file__).parent
 # What bench/sanitize.sh adds to the compiler's flags.
 _MORE = os.environ.get("GRAPHKIT_TEST_KERNEL_FLAGS", "").split()
 _FLAGS = (
     *_MORE,
     "-std=c++17",
-    "-O0",
+    "-fPIC",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-asynchronous-unwind-tables",
     "-Wno-unknown-pragmas",
     "-Werror=overflow",
 )
 
+# Every library begins with this text, which is compiled once.
+_PREFIX = f'#include "{_HERE / "host_cuda.h"}"\n{PRELUDE}'
 
-# What stands before every source. It takes most of a compiler's time, and is compiled once.
-_PREFIX = f'#include "{_HEADER}"\n{PRELUDE}'
+
+class NotCompiled(BaseException):
+    """Raised by `Emulator.run` inside of `Emulator.gathering` if a kernel is not compiled yet.
+
+    Code under test must not handle it as one of its own errors, so it is not an Exception.
+    """
 
 
 class Emulator:
-    """Compiles sources, each once, and runs their launches. All is kept in `folder`, which no other process uses."""
+    """Compiles kernels, each once for all processes that use `folder`, and runs their launches."""
+
+    # A process has one block of one kernel at a time.
+    _running = threading.Lock()
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._functions: dict[str, Any] = {}
-        # A library has one block at a time: its fibers and its shared memory.
-        self._running, self._compiling = threading.Lock(), threading.Lock()
+        self._wanted: dict[Source, None] = {}
+        self._gathering = False
+        self._compiling = threading.Lock()
 
     def compile(self, sources: Iterable[Source]) -> None:
-        """All of them as one library."""
+        """Take note of sources, for the next library."""
         with self._compiling:
-            new = [s for s in dict.fromkeys(sources) if s.entry not in self._functions]
-            if new:
-                loaded = ctypes.CDLL(str(self._library(translation_unit(new))))
-                self._functions |= {source.entry: loaded[f"run_{source.entry}"] for source in new}
+            self._wanted |= dict.fromkeys(s for s in sources if s.entry not in self._functions)
 
-    def _library(self, text: str) -> Path:
-        prefix = self._folder / "prefix.h"
-        if not prefix.exists():
-            prefix.write_text(_PREFIX)
-            # Found by g++ beside the header; another compiler reads the header.
-            _compiled("-x", "c++-header", str(prefix), "-o", f"{prefix}.gch")
-        library = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
-        source = library.with_suffix(".cpp")
-        source.write_text(text)
-        _compiled("-shared", str(source), "-o", str(library))
-        return library
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Inside, `run` raises NotCompiled for a kernel that is not compiled, and takes note of its sources."""
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+
+    def compile_noted(self) -> None:
+        """Compile and load all sources that were noted."""
+        with self._compiling:
+            new = [source for source in self._wanted if not self._load(source)]
+            # A source that the compiler refuses does not fail the next library, too.
+            self._wanted.clear()
+            if new:
+                self._make_library(new)
+            assert all(map(self._load, new))
+
+    def _load(self, source: Source) -> bool:
+        """Load the function of a source. False if no process has compiled it."""
+        if source.entry not in self._functions:
+            path = self._folder / f"{source.entry}.so"
+            if not path.exists():
+                return False
+            self._functions[source.entry] = ctypes.CDLL(str(path))[f"run_{source.entry}"]
+        return True
+
+    def _make_library(self, sources: Sequence[Source]) -> None:
+        """Compile sources to one library, to which the folder has a link with the name of each source."""
+        prefix = self._made("prefix.h", lambda path: path.write_text(_PREFIX))
+        # g++ finds it beside the header. Another compiler reads the header.
+        self._made("prefix.h.gch", lambda path: _call_compiler("-O0", "-x", "c++-header", str(prefix), "-o", str(path)))
+        threads = self._made(
+            "host_threads.so",
+            lambda path: _call_compiler("-O2", "-shared", str(_HERE / "host_threads.cpp"), "-o", str(path)),
+        )
+        text = translation_unit(sources)
+        name = hashlib.sha256(text.encode()).hexdigest()
+        source = self._made(f"{name}.cpp", lambda path: path.write_text(text))
+
+        def make(path: Path) -> None:
+            _call_compiler("-O0", "-shared", "-nostdlib", str(source), str(threads), "-o", str(path))
+
+        library = self._made(f"{name}.so", make)
+        for made in sources:
+            # Another process may have compiled the source as part of another library.
+            with contextlib.suppress(FileExistsError):
+                (self._folder / f"{made.entry}.so").symlink_to(library.name)
+
+    def _made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """A file of the folder. `make` writes it if it is missing, in one process; the others wait."""
+        path = self._folder / name
+        if not path.exists():
+            with (self._folder / f"{name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not path.exists():
+                    # With the same suffix, which tells the compiler what it reads.
+                    unfinished = self._folder / f"unfinished_{name}"
+                    make(unfinished)
+                    unfinished.replace(path)
+        return path
 
     def run(
         self,
@@ -82,7 +150,7 @@ class Emulator:
         order: int = 0,
     ) -> bool:
         """Launch all; whether the fault is set. order: 1 runs threads that wait for each other the other way round."""
-        self.compile(kernel.sources)
+        self._compile_for(kernel.sources)
         if fault is None:
             fault = np.zeros(1, np.uint32)
         if scratch is None:
@@ -107,11 +175,29 @@ class Emulator:
             assert not stuck, f"{launch.source.entry}: threads wait for others that never come"
         return bool(fault[0])
 
+    def _compile_for(self, sources: Sequence[Source]) -> None:
+        if all(source.entry in self._functions for source in sources):
+            return
+        self.compile(sources)
+        with self._compiling:
+            if all(map(self._load, sources)):
+                return
+        if self._gathering:
+            raise NotCompiled
+        self.compile_noted()
 
-def _compiled(*arguments: str) -> None:
-    command = [str(COMPILER), *_FLAGS, "-fPIC", *arguments]
+
+def _call_compiler(*arguments: str) -> None:
+    command = [str(COMPILER), *_FLAGS, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:5000]
+
+
+def shared_folder(base: Path) -> Path:
+    """A folder for compiled kernels that all workers of a run share. base: pytest's folder for this process."""
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated_kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def waits(source: Source) -> bool:

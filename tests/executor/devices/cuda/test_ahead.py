@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from on_a_card import stand_in_alone
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.executor.devices.cuda import ahead
@@ -54,6 +55,7 @@ def test_views_are_found_by_where_they_lie(card: Card) -> None:
     assert (received(card, array.reshape(2, COUNT)).ravel() == 5).all()
 
 
+@together()
 @pytest.mark.parametrize(
     "array", [number(1, 3), np.zeros(0, np.float32), np.ones((COUNT, 4), np.float32)[:, :2], np.float32(2)]
 )
@@ -155,6 +157,7 @@ def fitted(device: str, **options: object) -> dict[str, np.ndarray]:
     return dict(net.params)
 
 
+@together()
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}])
 def test_batches_of_fit_are_sent_while_the_card_computes(card: Card, options: dict[str, object]) -> None:
     found = fitted("cuda", **options)

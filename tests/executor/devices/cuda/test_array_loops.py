@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.checks.samples import Case, make_case, samples_of
@@ -48,6 +49,7 @@ CASES = [
 ]
 
 
+@together()
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_every_sample(case: Case, card: Card) -> None:
     """Run after run: the later ones are replayed."""
@@ -75,6 +77,7 @@ def cell(width: int, length: int, reverse: bool = False) -> gk.Model:
     return gk.Model({"last": last, "ys": ys}, seed=1)
 
 
+@together()
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("width", "length"), [(8, 5), (3, 4), (1, 1), (4, 1)])
 def test_a_scan_is_recorded_with_what_is_around_it(width: int, length: int, reverse: bool, card: Card) -> None:
@@ -164,6 +167,7 @@ def halved(limit: int | None = None) -> gk.Model:
     return gk.Model({"y": y, "count": count})
 
 
+@together()
 @pytest.mark.parametrize("limit", [None, 3])
 def test_a_while_loop_looks_at_its_condition(limit: int | None, card: Card) -> None:
     runs = [{"x": np.full(3, size, np.float32)} for size in (100, 0.1, 7, np.nan)]
@@ -188,6 +192,7 @@ def test_iterations_are_counted(card: Card) -> None:
         assert not exe.plan.fallbacks
 
 
+@together()
 @pytest.mark.parametrize("width", [4, 3])
 def test_what_a_run_tells_the_length_of_grows(width: int, card: Card) -> None:
     """Stacked rows, of which some are states, and one that is as large as any kernel wants it or is not."""
@@ -309,6 +314,7 @@ def adaptive(x: gk.Value) -> gk.Value:
     return gk.nn.linear(h, 4)
 
 
+@together()
 @pytest.mark.parametrize(("build", "inside"), [(recurrent, set()), (adaptive, {"Gather"})])
 def test_training_through_a_loop(build: Callable[[gk.Value], gk.Value], inside: set[str], card: Card) -> None:
     def trained(device: str) -> tuple[list[float], dict[str, np.ndarray]]:

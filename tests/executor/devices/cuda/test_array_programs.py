@@ -12,6 +12,7 @@ import pytest
 from emulator import Emulator
 from on_a_card import stand_in_alone
 from stand_in import Card, CardArray
+from together import together
 
 import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of, tensor_within
@@ -46,6 +47,7 @@ def launches(graph: Graph) -> bool:
     return all(make_launched("cuda", node, KernelContext()) is not None for node in place_values(graph).steps)
 
 
+@together()
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_every_operator(case: Case, card: Card) -> None:
     """What the reference computes; a type that the device has no arrays of is an error that says so."""
@@ -102,6 +104,7 @@ def random_graph(seed: int) -> Graph:
     return Graph([x], [pool[-1], pool[-3], x])
 
 
+@together()
 @pytest.mark.parametrize("seed", range(10))
 def test_the_same_plan_whatever_the_planner_shares(seed: int, card: Card) -> None:
     graph = random_graph(seed)

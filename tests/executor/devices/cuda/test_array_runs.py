@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from on_a_card import stand_in_alone
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import NotFinite, OutOfMemory, RuntimeFailure
@@ -106,6 +107,7 @@ def step_of(executor: Executor, index: list[int]) -> np.ndarray:
     return found
 
 
+@together()
 @pytest.mark.parametrize("conditions", [True, False])
 def test_a_fault_leaves_states_whoever_looks(conditions: bool, card: Card) -> None:
     """With conditions the card does, and a step is one replay."""
@@ -127,6 +129,7 @@ def test_a_fault_leaves_states_whoever_looks(conditions: bool, card: Card) -> No
             np.testing.assert_array_equal(store[name], array)
 
 
+@together()
 @pytest.mark.parametrize("conditions", [True, False])
 def test_steps_without_faults_are_one_recording(conditions: bool, card: Card) -> None:
     card.has_conditions = conditions
@@ -417,6 +420,7 @@ def test_a_loss_that_is_no_number_leaves_states_as_they_were(card: Card) -> None
             np.testing.assert_array_equal(run.net.params[name], array)
 
 
+@together()
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("shape", [(0, 2), (3,)])
 def test_a_guard_says_what_it_has_met(card: Card, value: str, shape: tuple[int, ...]) -> None:

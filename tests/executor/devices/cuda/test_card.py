@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from card_cases import needs_card, why_not
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit import cli
@@ -98,6 +99,7 @@ def test_devices_that_are_not_there(fresh: None, monkeypatch: pytest.MonkeyPatch
         network().compile(device)
 
 
+@together()
 @pytest.mark.parametrize(("status", "done"), [(0, True), (600, False), (700, None)])
 def test_work_that_a_card_has_given_up_does_not_go_on(status: int, done: bool | None) -> None:
     """None: it is an error. Who waits would wait for ever."""
@@ -159,6 +161,7 @@ def cases() -> list[Case | None]:
     ]
 
 
+@together()
 @needs_card
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.name if c else "no card")
 def test_every_operator_on_the_card(case: Case) -> None:
@@ -272,6 +275,7 @@ def test_what_ends_a_recording_early_is_what_is_raised(monkeypatch: pytest.Monke
     assert asked == ["begin", "end"]
 
 
+@together()
 @pytest.mark.parametrize(("status", "kind"), [(2, MemoryError), (35, CUDARuntimeError)])
 def test_memory_of_the_host_that_is_not_there(status: int, kind: type[Exception]) -> None:
     """Of CUDA's errors that of memory is Python's."""

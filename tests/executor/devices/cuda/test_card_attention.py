@@ -11,6 +11,7 @@ from card_cases import node_of
 from card_runs import own_kernel_of as kernel_of
 from card_runs import run_own as run
 from emulator import Emulator
+from together import together
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
@@ -70,6 +71,7 @@ def check(emulator: Emulator, op: FusedAttention, arrays: list[Any], tf32: bool 
     return found
 
 
+@together()
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_sizes(size: tuple[int, ...], causal: bool, emulator: Emulator) -> None:
@@ -80,12 +82,14 @@ def test_sizes(size: tuple[int, ...], causal: bool, emulator: Emulator) -> None:
     assert np.isfinite(found[:, :, lost:]).all()
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("size", HALVES, ids=str)
 def test_types(size: tuple[int, ...], kind: str, emulator: Emulator) -> None:
     check(emulator, FusedAttention(scale=0.25, causal=True), drawn((*size[:3], max(size[2:4]), *size[4:]), kind))
 
 
+@together()
 @pytest.mark.parametrize("size", [size for size in HALVES if size[2] >= 16], ids=str)
 def test_floats_by_11_bits(size: tuple[int, ...], emulator: Emulator) -> None:
     """Rows of up to 64 elements are multiplied by tensor cores; NaN, and what a mask adds, go where they do in full."""
@@ -111,6 +115,7 @@ def test_a_factor_is_the_nearest_number_of_11_bits(emulator: Emulator) -> None:
     np.testing.assert_array_equal(found, np.broadcast_to(wanted, found.shape))
 
 
+@together()
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("output", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("size", [(2, 3, 37, 70, 12, 20), (2, 2, 3, 600, 8, 12)], ids=["whole", "slices"])
@@ -120,6 +125,7 @@ def test_layouts(layout: str, output: str, size: tuple[int, ...], emulator: Emul
         check(emulator, op, drawn(size, kind, layout=layout))
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize(("rows", "keys"), [(1, 70), (1, 700), (3, 40), (20, 70)])
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
@@ -150,6 +156,7 @@ MASKS = [
 ]
 
 
+@together()
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_masks(shape: tuple[int, ...], kind: str, emulator: Emulator) -> None:
@@ -173,6 +180,7 @@ def test_keys_that_are_hidden_tile_by_tile(emulator: Emulator) -> None:
         check(emulator, FusedAttention(), [*arrays, added])
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize("keys", [30, 700], ids=["whole", "slices"])
 def test_scores_that_are_not_finite(keys: int, kind: str, emulator: Emulator) -> None:
@@ -253,6 +261,7 @@ TILES += [(1, 2, 9, 4096, 37, 50), (64, 32, 1 << 17, 64, 64, 64), (64, 32, 4096,
 TILES += [(64, 32, 1 << 17, 64, 128, 128), (64, 32, 4096, 512, 200, 16), (64, 32, 4096, 512, 200, 200)]
 
 
+@together()
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "float64"])
@@ -268,6 +277,7 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     registers.check([*dict.fromkeys(sources)], architecture)
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
     kernels = [kernel_of(node(size, kind), tf32) for size in TILES[2:4] for tf32 in (False, True)]

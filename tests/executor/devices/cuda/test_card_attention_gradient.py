@@ -12,6 +12,7 @@ import registers
 from card_cases import node_of
 from card_runs import kernel_of, run
 from emulator import Emulator
+from together import together
 
 from graphkit.autodiff import gradient
 from graphkit.executor.devices.kernel import KernelContext
@@ -114,6 +115,7 @@ def test_sizes(emulator: Emulator) -> None:
             check(emulator, FusedAttentionGrad(scale=size[4] ** -0.5, causal=causal), drawn(size))
 
 
+@together()
 @pytest.mark.full
 @pytest.mark.parametrize("size", MORE_SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["float32", "float64"])
@@ -122,12 +124,14 @@ def test_more_sizes(size: Size, kind: str, emulator: Emulator) -> None:
         check(emulator, FusedAttentionGrad(scale=size[4] ** -0.5, causal=causal), drawn(size, kind))
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_half_floats(kind: str, emulator: Emulator) -> None:
     size = TENSOR_SIZES[kind]
     check(emulator, FusedAttentionGrad(scale=size[4] ** -0.5, causal=kind == "float16"), drawn(size, kind))
 
 
+@together()
 @pytest.mark.full
 @pytest.mark.parametrize("size", MORE_TENSOR_SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
@@ -136,6 +140,7 @@ def test_more_half_floats(size: Size, kind: str, emulator: Emulator) -> None:
         check(emulator, FusedAttentionGrad(scale=size[4] ** -0.5, causal=causal), drawn(size, kind))
 
 
+@together()
 @pytest.mark.parametrize(
     "size",
     [
@@ -154,6 +159,7 @@ def test_floats_by_11_bits(size: Size, emulator: Emulator) -> None:
     assert any((mine != theirs).any() for mine, theirs in zip(found, computed(emulator, op, arrays), strict=True))
 
 
+@together()
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("output", ["NHLD", "NLHD"])
 def test_layouts(layout: str, output: str, emulator: Emulator) -> None:
@@ -162,6 +168,7 @@ def test_layouts(layout: str, output: str, emulator: Emulator) -> None:
         check(emulator, op, drawn((2, 2, 17, 18, 6, 4), kind, layout, output))
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_masks(kind: str, emulator: Emulator) -> None:
     """Of every way to broadcast that has strides of its own. A replaced score has no gradient, its weight has."""
@@ -174,6 +181,7 @@ def test_masks(kind: str, emulator: Emulator) -> None:
             check(emulator, FusedAttentionGrad(scale=0.25, mask_value=value), [*arrays, seen])
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_queries_that_see_nothing(kind: str, emulator: Emulator) -> None:
     """With a finite number in the place of each score all keys weigh the same, however far from 0 it is; with minus
@@ -196,6 +204,7 @@ def test_queries_that_see_nothing(kind: str, emulator: Emulator) -> None:
     check(emulator, FusedAttentionGrad(causal=True), drawn((1, 1, 23, 18, 8, 8), kind))
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_numbers_that_are_not_finite(kind: str, emulator: Emulator) -> None:
     """They reach what they reach by the formula; nothing stands beyond the last query and key."""
@@ -315,6 +324,7 @@ TILES += [(1, 2, 9, 4096, 37, 50), (64, 32, 1 << 17, 64, 64, 64), (64, 32, 4096,
 TILES += [(64, 32, 1 << 17, 64, 128, 128), (64, 32, 4096, 512, 200, 16), (64, 32, 4096, 512, 200, 200)]
 
 
+@together()
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "float64"])
@@ -330,6 +340,7 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     registers.check([*dict.fromkeys(sources)], architecture)
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
     registers.check(kernel_of(node(TILES[2], kind)).sources, "sm_90")

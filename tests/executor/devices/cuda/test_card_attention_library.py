@@ -12,6 +12,7 @@ from emulator import Emulator
 from host_arrays import card_with, through_the_library
 from plans import needs_cudnn, without_a_plan
 from stand_in_cudnn import STREAM, Graph, numerical_note
+from together import together
 
 from graphkit.executor.devices.cuda import card
 from graphkit.executor.devices.cuda.launches import Attention, CardKernel, Launch
@@ -58,6 +59,7 @@ def run(emulator: Emulator, op: FusedAttention, arrays: list[Any]) -> np.ndarray
 SIZES = [(1, 1, 1, 1, 8, 8), (2, 3, 5, 7, 16, 8), (1, 2, 1, 600, 64, 64), (2, 2, 33, 40, 8, 24)]
 
 
+@together()
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("output", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("causal", [False, True])
@@ -95,6 +97,7 @@ def test_what_the_library_is_not_asked_for() -> None:
         assert len(asked(kernel_of(FusedAttention(causal=True), drawn(size, kind)))) == 1
 
 
+@together()
 @pytest.mark.parametrize("position", [0, 1, 2])
 @pytest.mark.parametrize("size", [(1, 2, 20, 40, 16, 24), (1, 1, 3, 600, 8, 8)], ids=["whole", "slices"])
 def test_numbers_that_are_not_finite(position: int, size: tuple[int, ...], emulator: Emulator) -> None:
@@ -151,6 +154,7 @@ def test_what_the_library_has_no_plan_for_is_the_cards_own(library: Any) -> None
     assert kernel.scratch_bytes >= kernel.otherwise.scratch_bytes
 
 
+@together()
 @pytest.mark.full
 @needs_cudnn
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])

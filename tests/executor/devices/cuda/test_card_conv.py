@@ -11,6 +11,7 @@ from card_cases import node_of
 from card_runs import own_kernel_of as kernel_of
 from card_runs import run_own as run
 from emulator import Emulator
+from together import together
 
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
@@ -46,6 +47,7 @@ def wide(node: Node, arrays: list[np.ndarray]) -> np.ndarray:
     return np.asarray(result)
 
 
+@together()
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sizes(case: Any, emulator: Emulator) -> None:
     x, w = drawn(*case[:2])
@@ -80,6 +82,7 @@ def test_slices() -> None:
         assert kernel.scratch_bytes <= 512 * 4 * 64 * 128
 
 
+@together()
 @pytest.mark.parametrize("shape", [(1, 40, 6, 6), (2, 300, 5, 5)], ids=["whole", "slices"])
 @pytest.mark.parametrize("last", [False, True])
 def test_residual_in_place(shape: tuple[int, ...], last: bool, emulator: Emulator) -> None:
@@ -119,6 +122,7 @@ def channels_last(kind: str, x: tuple[int, ...], w: tuple[int, ...], attrs: dict
     return [node, Node(data, [dy, filters, image]), Node(weights, [image, dy, filters])]
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 def test_every_tile_compiles_for_cards(kind: str, nvrtc: None) -> None:
     sources = [*kernel_of(tall(kind)).sources]

@@ -16,6 +16,7 @@ from emulator import Emulator
 from host_arrays import card_with, through_the_library
 from plans import needs_cudnn, without_a_plan
 from stand_in_cudnn import STREAM, Graph, Handle, numerical_note
+from together import together
 
 import graphkit as gk
 from graphkit.errors import MissingDependency, RuntimeFailure
@@ -49,6 +50,7 @@ def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
+@together()
 @pytest.mark.parametrize(("domain", "name"), OPERATORS)
 def test_graphs_say_what_the_convolution_is(domain: str, name: str, library: Any) -> None:
     """The library, by its documentation, computes the reference's results from them."""
@@ -90,6 +92,7 @@ def last_with_residual(**attrs: Any) -> tuple[Any, list[np.ndarray]]:
     return ChannelsLastConv(**attrs, filters_last=True), arrays
 
 
+@together()
 @pytest.mark.parametrize(
     ("attrs", "taken", "launches"),
     [
@@ -191,6 +194,7 @@ def test_positions_that_the_library_counts_otherwise() -> None:
         convolutions._end(beyond)
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gradient_wider_than_its_operands(dtype: str, emulator: Emulator) -> None:
     """It is that of all their bits, also where no half float is as large: as the library's sums, on cards where it
@@ -238,6 +242,7 @@ def test_a_way_that_another_library_call_has_is_no_warning(library: Any, monkeyp
     assert launched.chosen is kernel.otherwise
 
 
+@together()
 @pytest.mark.parametrize(("kind", "result"), [("float64", "float32"), ("float32", "float16"), ("float16", "bfloat16")])
 def test_other_types_are_the_cards_own(kind: str, result: str) -> None:
     x, dy, w = (
@@ -314,6 +319,7 @@ def test_without_the_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
     cudnn.frontend.cache_clear()
 
 
+@together()
 @pytest.mark.full
 @needs_cudnn
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])

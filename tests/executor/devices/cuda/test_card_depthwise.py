@@ -10,6 +10,7 @@ import pytest
 import registers
 from card_cases import node_of
 from emulator import Emulator, waits
+from together import together
 
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.cuda.launches import CardKernel
@@ -76,6 +77,7 @@ def geometries(channels: int, seeds: range) -> list[tuple[tuple[int, ...], tuple
 NAMES = {"gk_depthwise", "gk_depthwise_lines", "gk_depthwise_grad_data", "gk_depthwise_grad_weights"}
 
 
+@together()
 @pytest.mark.parametrize("channels", [3, 6, 36])
 def test_any_window_with_channels_last(channels: int, emulator: Emulator) -> None:
     """Of one channel for each thread, of two and of four; filters in either order, which is one."""
@@ -118,6 +120,7 @@ def test_any_window(emulator: Emulator) -> None:
         check(emulator, node, arrays)
 
 
+@together()
 @pytest.mark.parametrize("shape", [(3, 2, 40, 41), (1, 2, 3, 3)], ids=["slices", "whole"])
 def test_gradient_by_weights(shape: tuple[int, ...], emulator: Emulator) -> None:
     rng = np.random.default_rng(1)
@@ -138,6 +141,7 @@ def test_gradient_by_weights_with_channels_last(emulator: Emulator) -> None:
     check(emulator, node, [x, dy, w])
 
 
+@together()
 @pytest.mark.parametrize("strides", [(1, 1), (3, 3)], ids=str)
 def test_epilogue_in_place_with_channels_last(strides: tuple[int, int], emulator: Emulator) -> None:
     rng = np.random.default_rng(2)
@@ -154,6 +158,7 @@ def test_epilogue_in_place_with_channels_last(strides: tuple[int, int], emulator
     assert np.isnan(residual).any()
 
 
+@together()
 @pytest.mark.parametrize("strides", [(1, 1), (3, 3)], ids=str)
 @pytest.mark.parametrize("width", [8, 9])
 def test_epilogue_in_place(strides: tuple[int, int], width: int, emulator: Emulator) -> None:
@@ -171,6 +176,7 @@ def test_epilogue_in_place(strides: tuple[int, int], width: int, emulator: Emula
     np.testing.assert_allclose(residual, expected, rtol=1e-5, atol=1e-5)
 
 
+@together()
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 def test_every_filter_compiles_for_cards(kind: str, nvrtc: None) -> None:
     sources = []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from card_cases import node_of
 from emulator import Emulator
+from together import together
 
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.kernel import KernelContext
@@ -41,6 +42,7 @@ def check_all(emulator: Emulator, cases: Sequence[tuple[Node, list[Any]]]) -> No
         check(emulator, node, arrays)
 
 
+@together()
 @pytest.mark.parametrize("value", [np.float32(-0.0), np.float16(1.5), np.int8(-3), np.int64(-1), np.complex64(1j)])
 def test_constants(value: Any, emulator: Emulator) -> None:
     for shape in ((1,), (3, 5), (1031,), (2, 512)):
@@ -57,6 +59,7 @@ def test_ranges(emulator: Emulator) -> None:
         check(emulator, node, list(operands))
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float16", "bool"])
 def test_diagonals_and_triangles(dtype: str, emulator: Emulator) -> None:
     x = np.random.default_rng(0).integers(0, 2, (2, 30, 41)).astype(dtype)

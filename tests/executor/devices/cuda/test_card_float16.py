@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import NotFinite
@@ -46,6 +47,7 @@ def moved(made: gk.Trainer, steps: int = 1) -> dict[str, np.ndarray]:
     return {name: array - before[name] for name, array in params(made).items()}
 
 
+@together()
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"clip_norm": 1e3}], ids=str)
 def test_gradients_below_the_smallest_half_float(options: dict[str, Any], card: Card) -> None:
     """Of y they are 1e-9; the parameters move as they do in float32."""

@@ -15,6 +15,7 @@ from card_runs import run
 from emulator import Emulator
 from host_arrays import through_the_library
 from stand_in_library import STREAM, CublasLt
+from together import together
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cuda import card
@@ -47,6 +48,7 @@ def numbers_near_ties(to: DType) -> np.ndarray:
     return np.concatenate([exact, *beside, tiny]).astype(np.float32)
 
 
+@together()
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("to", [E4M3, E5M2])
 def test_every_bfloat16_and_floats_around_ties(to: DType, emulator: Emulator) -> None:
@@ -79,6 +81,7 @@ def rounded(emulator: Emulator, x: np.ndarray, to: DType) -> tuple[np.ndarray, n
     return rows[..., :n].astype(np.float32), columns, float(scale)
 
 
+@together()
 @pytest.mark.parametrize("to", [E4M3, E5M2])
 @pytest.mark.parametrize("size", [0.0, 3e-45, 1e-39, 1e-30, 0.37, 1.0, 6e4, 3.4028235e38])
 def test_the_largest_element_is_the_largest_number(to: DType, size: float, emulator: Emulator) -> None:
@@ -97,6 +100,7 @@ def test_the_largest_element_is_the_largest_number(to: DType, size: float, emula
     assert (error <= np.maximum(2.0 ** -(DIGITS[to] + 1) * np.abs(x), scale * smallest / 2) * (1 + 1e-6)).all()
 
 
+@together()
 @pytest.mark.parametrize("to", [E4M3, E5M2])
 def test_elements_that_are_not_finite(to: DType, emulator: Emulator) -> None:
     """Are none of the largest element, and are not lost."""
@@ -112,6 +116,7 @@ def test_elements_that_are_not_finite(to: DType, emulator: Emulator) -> None:
     assert np.isnan(rows).all()
 
 
+@together()
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
     [
@@ -180,6 +185,7 @@ def test_a_product_that_the_library_has_no_way_for(bindings: CublasLt) -> None:
         through_the_library(case, STREAM)
 
 
+@together()
 @pytest.mark.parametrize("rounded_to", [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)])
 def test_the_product_of_what_was_rounded(rounded_to: tuple[DType, DType], emulator: Emulator) -> None:
     """Is near that of the matrices, as near as its digits are."""
@@ -199,6 +205,7 @@ def test_the_product_of_what_was_rounded(rounded_to: tuple[DType, DType], emulat
     assert 1e-3 < error < 2.0 ** -(min(DIGITS[to] for to in rounded_to) + 1)
 
 
+@together()
 @pytest.mark.parametrize(("digits", "capability"), [("89", (8, 9)), ("90", (9, 0)), ("120", (12, 0))])
 def test_what_a_card_says_it_can_do(digits: str, capability: tuple[int, int]) -> None:
     device = object.__new__(card.CudaDevice)
@@ -208,6 +215,7 @@ def test_what_a_card_says_it_can_do(digits: str, capability: tuple[int, int]) ->
     assert (device.capability, device.architecture) == (capability, f"sm_{digits}")
 
 
+@together()
 @pytest.mark.parametrize(("k", "n"), [(24, 16), (32, 12)])
 def test_sizes_that_the_library_does_not_take(k: int, n: int) -> None:
     """Have no kernel: programs make no such product."""

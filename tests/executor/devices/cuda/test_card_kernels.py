@@ -11,6 +11,7 @@ import registers
 from card_cases import OPERATORS, CardCase, cases_of, launched, needs_card, why_not
 from emulator import Emulator, waits
 from stand_in import Card
+from together import together
 
 from graphkit.checks.verify import TOLERANCES, compare_outputs
 from graphkit.errors import RuntimeFailure
@@ -53,6 +54,7 @@ def run(emulator: Emulator, case: CardCase) -> list[Any]:
     return [y for _, y in results]
 
 
+@together()
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
 def test_every_sample(cls: type[Op], emulator: Emulator, processor: Emulator) -> None:
     cases = list(cases_of(cls))
@@ -63,6 +65,7 @@ def test_every_sample(cls: type[Op], emulator: Emulator, processor: Emulator) ->
         compare(case, launched(Card(processor), case))
 
 
+@together()
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
 def test_what_may_set_a_fault_says_so(cls: type[Op]) -> None:
     """Steps that may fail come before those that write over states. Known operands do not, nor a MaxPool's indices."""
@@ -85,6 +88,7 @@ def compare(case: CardCase, found: list[Any]) -> None:
         assert report.passed, f"{case.name}: {report}"
 
 
+@together()
 @needs_card
 @pytest.mark.parametrize("cls", OPERATORS if not why_not() else [None], ids=lambda c: c.name if c else "no card")
 def test_every_sample_on_the_card(cls: type[Op]) -> None:
@@ -96,6 +100,7 @@ def test_every_sample_on_the_card(cls: type[Op]) -> None:
 # --- for cards --------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)

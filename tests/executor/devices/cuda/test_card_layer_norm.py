@@ -7,6 +7,7 @@ import pytest
 from card_cases import node_of
 from card_runs import run
 from emulator import Emulator
+from together import together
 
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
@@ -14,6 +15,7 @@ from graphkit.ops.evaluate import run_node
 SIZES = [1, 31, 40, 256, 257, 2000, 2100]
 
 
+@together()
 @pytest.mark.parametrize("size", SIZES)
 def test_layer_normalization(size: int, emulator: Emulator) -> None:
     rng = np.random.default_rng(size)
@@ -29,6 +31,7 @@ def test_layer_normalization(size: int, emulator: Emulator) -> None:
         np.testing.assert_allclose(alone[1], expected[1], rtol=tolerance)
 
 
+@together()
 @pytest.mark.parametrize("place", [0, 17, 1023])
 @pytest.mark.parametrize("size", [1024, 70000])
 def test_the_mean_of_a_row_with_infinity(place: int, size: int, emulator: Emulator) -> None:
@@ -43,6 +46,7 @@ def test_the_mean_of_a_row_with_infinity(place: int, size: int, emulator: Emulat
 
 
 # The factors of rows: across them, repeated along some of their axes, one for all; and rows in slices.
+@together()
 @pytest.mark.parametrize(
     ("shape", "axis", "factors"),
     [
@@ -65,6 +69,7 @@ def test_factors_of_any_shape(
             np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
+@together()
 @pytest.mark.parametrize("size", SIZES)
 def test_rms_normalization(size: int, emulator: Emulator) -> None:
     rng = np.random.default_rng(size)

@@ -11,6 +11,7 @@ import numpy as np
 import on_a_card
 import pytest
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.autodiff import gradient
@@ -49,6 +50,7 @@ def of_batches(node: Node) -> bool:
 # --- what is left of transposes ---------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize(
     "precision", ["tf32", pytest.param("bf16", marks=pytest.mark.full), pytest.param("f16", marks=pytest.mark.full)]
 )
@@ -207,6 +209,7 @@ def test_networks_of_half_floats(card: Card) -> None:
     assert {"ChannelsLastBatchNorm", "ChannelsLastBatchNormGrad"} <= set(card.launched)
 
 
+@together()
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_not_finite_goes_where_it_goes_on_the_processor(precision: str, card: Card) -> None:
     net = residual_of("float32")

@@ -9,6 +9,7 @@ import pytest
 from card_cases import node_of
 from card_runs import kernel_of, run
 from emulator import Emulator
+from together import together
 
 from graphkit.ir.types import DType
 from graphkit.ops import registry
@@ -52,6 +53,7 @@ def compare(emulator: Emulator, name: str, options: dict[str, Any], arrays: list
             np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@together()
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_losses_and_gradients(case: tuple[tuple[int, ...], dict[str, Any], bool], emulator: Emulator) -> None:
     shape, options, weighted = case
@@ -74,6 +76,7 @@ def test_halves_are_computed_in_single_precision(emulator: Emulator) -> None:
     compare(emulator, "SoftmaxCrossEntropyWithGrad", {}, [x, labels, np.full((), 1, np.float16), weights], (True, True))
 
 
+@together()
 @pytest.mark.parametrize("kind", [DType.BFLOAT16, DType.FLOAT16], ids=str)
 @pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -101,6 +104,7 @@ def test_all_labels_ignored(emulator: Emulator) -> None:
             np.testing.assert_equal(run(emulator, node, [x, labels])[0], np.float32(wanted))
 
 
+@together()
 @pytest.mark.parametrize("wrong", [-1, 4, 1 << 40])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_a_label_out_of_range_sets_the_fault(wrong: int, reduction: str, emulator: Emulator) -> None:
@@ -137,6 +141,7 @@ def test_the_gradient_in_the_place_of_scores(emulator: Emulator) -> None:
         np.testing.assert_allclose(x, expected[1], rtol=1e-4, atol=1e-7)
 
 
+@together()
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_no_labels_in_half_floats(reduction: str, emulator: Emulator) -> None:
     x, labels = np.zeros((0, 5), DType.BFLOAT16.numpy), np.zeros(0, np.int64)

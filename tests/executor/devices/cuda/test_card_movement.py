@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from card_cases import node_of
 from emulator import Emulator
+from together import together
 
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.cuda.movement.copies import End, copied
@@ -38,6 +39,7 @@ def check(emulator: Emulator, node: Node, arrays: list[Any]) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@together()
 @pytest.mark.parametrize(
     ("dtype", "shape", "perm", "unit"),
     [
@@ -58,6 +60,7 @@ def test_transpose(dtype: str, shape: Any, perm: Any, unit: str, emulator: Emula
     check(emulator, node, [x])
 
 
+@together()
 @pytest.mark.parametrize("seed", range(12))
 def test_random_transposes(seed: int, emulator: Emulator) -> None:
     """Also of axes that are larger than a tile, which go by way of a block's memory."""
@@ -76,6 +79,7 @@ def test_tiles() -> None:
         assert ("tile" in source.text) is tiles
 
 
+@together()
 @pytest.mark.parametrize("seed", range(25))
 def test_random_slices(seed: int, emulator: Emulator) -> None:
     draw = random.Random(seed)
@@ -109,6 +113,7 @@ def test_parts_are_joined_and_split(emulator: Emulator) -> None:
     assert len(kernel_of(node, used_outputs=(False, True)).launches) == 1
 
 
+@together()
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 @pytest.mark.parametrize(("shape", "axis"), [((50, 8), 0), ((3, 50, 2), 1), ((50,), 0), ((2, 3, 50), -1)])
 def test_rows_by_index(shape: Any, axis: int, kind: Any, emulator: Emulator) -> None:

@@ -9,6 +9,7 @@ import pytest
 from card_cases import node_of
 from card_runs import kernel_of, run
 from emulator import Emulator
+from together import together
 
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
@@ -34,6 +35,7 @@ def drawn(*shapes: tuple[int, ...], kind: type = np.float32) -> list[np.ndarray]
     return [rng.standard_normal(shape).astype(kind) for shape in shapes]
 
 
+@together()
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
 def test_batch_normalization(shape: tuple[int, ...], emulator: Emulator) -> None:
     channels = (*shape, 1)[1]
@@ -74,6 +76,7 @@ def test_one_channel_of_nan_leaves_the_others(emulator: Emulator) -> None:
     assert np.isnan(y).any(axis=(0, 2)).tolist() == np.isnan(y).all(axis=(0, 2)).tolist() == np.isnan(mean).tolist()
 
 
+@together()
 @pytest.mark.parametrize("shape", [(2, 6, 3, 5), (1, 4, 30000), (40, 12, 1)], ids=str)
 def test_instances_and_groups(shape: tuple[int, ...], emulator: Emulator) -> None:
     x, scale, b = drawn(shape, shape[1:2], shape[1:2])
@@ -98,6 +101,7 @@ LAST: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@together()
 @pytest.mark.parametrize("shape", [(3, 7, 5), (4000, 3), (1, 30, 30, 33)], ids=str)
 @pytest.mark.parametrize("options", LAST, ids=lambda o: o.get("activation", "none"))
 def test_channels_last(shape: tuple[int, ...], options: dict[str, Any], emulator: Emulator) -> None:
@@ -166,6 +170,7 @@ ROWS = [
 ]  # fmt: skip
 
 
+@together()
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_gradients_of_rows(case: tuple[tuple[int, ...], tuple[int, ...], int], emulator: Emulator) -> None:
     shape, factor, axis = case

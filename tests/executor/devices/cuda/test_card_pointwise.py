@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from card_cases import node_of
 from emulator import Emulator
+from together import together
 
 from graphkit.executor.devices.cuda.launches import THREADS, CardKernel
 from graphkit.executor.devices.cuda.text.axes import Axes, merged
@@ -58,6 +59,7 @@ SHAPES = [
 ]
 
 
+@together()
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.float64], ids=lambda d: np.dtype(d).name)
 def test_operands_are_repeated(shapes: Any, dtype: Any, emulator: Emulator) -> None:
@@ -68,6 +70,7 @@ def test_operands_are_repeated(shapes: Any, dtype: Any, emulator: Emulator) -> N
         np.testing.assert_array_equal(run(emulator, node, list(order)), run_node(node, order)[0])
 
 
+@together()
 @pytest.mark.parametrize("seed", range(20))
 def test_random_shapes(seed: int, emulator: Emulator) -> None:
     draw, rng = random.Random(seed), np.random.default_rng(seed)
@@ -101,6 +104,7 @@ def test_other_sizes_need_no_other_source() -> None:
     assert len(entries) == 1
 
 
+@together()
 @pytest.mark.parametrize("operator", ["Div", "Mod", "Pow"])
 def test_an_integer_divided_by_zero_sets_the_fault(operator: str, emulator: Emulator) -> None:
     a, b = np.array([0, 3, 4], np.int32), np.array([2, 1, 1], np.int32)

@@ -10,6 +10,7 @@ import pytest
 from card_cases import node_of
 from emulator import Emulator
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch
@@ -167,6 +168,7 @@ def test_indices_of_unknown_origin(emulator: Emulator) -> None:
     assert "an index is outside" in str(kernel.failure(node, 1))
 
 
+@together()
 @pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
 def test_large_operands_count_in_64_bits(name: str) -> None:
     for size, index in ((1 << 10, "gk_i32"), (1 << 16, "gk_i64")):
@@ -175,6 +177,7 @@ def test_large_operands_count_in_64_bits(name: str) -> None:
         assert all(index in source.parameters for source in kernel_of(node).sources)
 
 
+@together()
 @pytest.mark.parametrize("op", [MaxPool, AveragePool, LpPool])
 def test_one_text_for_all_sizes(op: Any) -> None:
     entries = {

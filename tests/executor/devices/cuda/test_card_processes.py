@@ -7,12 +7,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from emulator import COMPILER
+from emulator import COMPILER, shared_folder
 
 import graphkit as gk
 from graphkit.dist.job import launch
@@ -31,12 +32,23 @@ def mpiexec() -> str:
         pytest.skip(str(error))
 
 
-def job(folder: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+Job = Callable[[Path, dict[str, Any]], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Runs `card_job.py` in two processes, with a folder of their own and with options."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
+    kernels = shared_folder(tmp_path_factory.getbasetemp())
     text = f"import sys; sys.path.insert(0, {str(JOB.parent)!r}); import card_job; card_job.main(*sys.argv[1:])"
-    command = [mpiexec(), "-n", "2", sys.executable, "-u", "-P", "-c", text, str(folder), json.dumps(options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    command = [mpiexec(), "-n", "2", sys.executable, "-u", "-P", "-c", text]
+
+    def run(folder: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        given = [str(folder), str(kernels), json.dumps(options)]
+        return subprocess.run([*command, *given], capture_output=True, text=True, timeout=240, check=False)
+
+    return run
 
 
 def facts(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -67,7 +79,7 @@ def long_case(*case: Any) -> Any:
     ],
     ids=str,
 )
-def test_training(options: dict[str, Any], tmp_path: Path) -> None:
+def test_training(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     done = job(tmp_path, options)
     ranks = facts(done)
     assert ranks[0]["total"] == ranks[1]["total"]
@@ -79,14 +91,14 @@ def test_training(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, long({"shard_optimizer": True})], ids=str)
-def test_a_processor_and_a_card(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_processor_and_a_card(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     ranks = facts(job(tmp_path, {"mixed": True, **options}))
     assert sorted(bool(rank["launched"]) for rank in ranks) == [False, True]
     assert all(rank["apart"] < 1e-5 for rank in ranks)
 
 
 @pytest.mark.parametrize("options", [{}, long({"shard_optimizer": True}), long({"accumulate": 2})], ids=str)
-def test_scaled_losses(options: dict[str, Any], tmp_path: Path) -> None:
+def test_scaled_losses(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     """All skip the same steps, whoever's gradients were too large; the losses of whole updates are larger ones."""
     ranks = facts(job(tmp_path, {"precision": "f16", **options}))
     assert ranks[0]["total"] == ranks[1]["total"]
@@ -94,7 +106,7 @@ def test_scaled_losses(options: dict[str, Any], tmp_path: Path) -> None:
     assert (ranks[0]["skipped"] > 0) == ("accumulate" not in options)
 
 
-def compared(options: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+def compared(job: Job, options: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """What ranks print whose cards sum among themselves; sums by way of the host have the same bits."""
     ranks = []
     for taking_part, kind in (((0, 1), "nccl"), ((), "staged")):
@@ -109,7 +121,7 @@ def compared(options: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("early", [False, True])
-def test_sums_beside_copies_to_the_host(early: bool, tmp_path: Path) -> None:
+def test_sums_beside_copies_to_the_host(early: bool, job: Job, tmp_path: Path) -> None:
     """Both are beside the steps, each on a stream of its own, in the same recordings."""
     found = {}
     for swaps in (False, True):
@@ -135,10 +147,10 @@ def test_sums_beside_copies_to_the_host(early: bool, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_cards_that_sum_among_themselves(options: dict[str, Any], tmp_path: Path) -> None:
+def test_cards_that_sum_among_themselves(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     """Where all ranks have met the same arrays twice, sums are in the recordings, which both make and replay alike: one
     of what comes before the update, and one of the update."""
-    ranks = compared(options, tmp_path)
+    ranks = compared(job, options, tmp_path)
     for rank in ranks:
         # A processor skips no step.
         assert rank["skipped"] > 0 if "precision" in options else rank["apart"] < 1e-5
@@ -159,7 +171,9 @@ def test_cards_that_sum_among_themselves(options: dict[str, Any], tmp_path: Path
     ],
     ids=str,
 )
-def test_one_that_cannot_and_what_cards_do_not_sum(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_one_that_cannot_and_what_cards_do_not_sum(
+    options: dict[str, Any], reason: str, job: Job, tmp_path: Path
+) -> None:
     """The plan says why; so does rank 0, of what nobody has chosen."""
     done = job(tmp_path, options)
     ranks = facts(done)
@@ -186,7 +200,7 @@ def test_one_that_cannot_and_what_cards_do_not_sum(options: dict[str, Any], reas
     ],
 )
 def test_who_does_not_come_ends_the_job(
-    ends: str, messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ends: str, messages: list[str], job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As among processors: with the rank and where it was, behind the same time."""
     monkeypatch.setenv("GRAPHKIT_RANK_TIMEOUT", "4")
@@ -205,7 +219,7 @@ def test_who_does_not_come_ends_the_job(
     ],
     ids=str,
 )
-def test_rows_of_tables_go_by_way_of_the_host(options: dict[str, Any], tmp_path: Path) -> None:
+def test_rows_of_tables_go_by_way_of_the_host(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     """Those that somebody has, also where a process has none; the rest of the step is recorded as always."""
     ranks = facts(job(tmp_path, options))
     assert max(rank["apart"] for rank in ranks) < (0.02 if "precision" in options else 1e-6)

@@ -15,6 +15,7 @@ from card_cases import cases_of, node_of
 from emulator import Emulator
 from host_arrays import HostArray, card_with, through_the_library
 from stand_in_library import STREAM, CublasLt
+from together import together
 
 import graphkit as gk
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
@@ -42,6 +43,7 @@ def kernel_of(op: Any, *arrays: Any) -> CardKernel | None:
     return make_launched("cuda", node_of(op, *arrays), KernelContext())  # type: ignore[return-value]
 
 
+@together()
 @pytest.mark.parametrize(
     ("a", "b", "batch"),
     [
@@ -81,6 +83,7 @@ def test_empty_results_need_no_product() -> None:
     assert kernel_of(registry.get("", "MatMul")(), np.ones((2, 2), np.int32), np.ones((2, 2), np.int32)) is None
 
 
+@together()
 @pytest.mark.parametrize("operands", ["", "b", "r", "br"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_a_bias_and_a_residual(operands: str, dtype: Any, emulator: Emulator) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from card_cases import node_of
 from emulator import Emulator
+from together import together
 
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.kernel import KernelContext
@@ -45,6 +46,7 @@ def unknown(op: Op, *arrays: Any) -> Node:
     return Node(op, [Value(TensorType(kind.dtype, kind.shape)) for kind in kinds])
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("size", SIZES[-4:])
 def test_uniform_numbers_have_the_references_bits(size: int, dtype: str, emulator: Emulator) -> None:
@@ -55,6 +57,7 @@ def test_uniform_numbers_have_the_references_bits(size: int, dtype: str, emulato
     assert drawn(emulator, node, [RNG]).view(bits).tolist() == wanted.view(bits).tolist()
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("size", [1, 6, 100_001])
 def test_normal_numbers(size: int, dtype: str, emulator: Emulator) -> None:
@@ -71,6 +74,7 @@ def test_a_node_without_a_state_draws_at_its_beginning(emulator: Emulator) -> No
     np.testing.assert_array_equal(drawn(emulator, node, [x]), run_node(node, [x])[0])
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("result", ["bool", "int64", "float16", "uint8"])
 def test_bernoulli(dtype: str, result: str, emulator: Emulator) -> None:
@@ -81,6 +85,7 @@ def test_bernoulli(dtype: str, result: str, emulator: Emulator) -> None:
         np.testing.assert_array_equal(drawn(emulator, node, [x, RNG]), run_node(node, [x, RNG])[0])
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout(training: bool, dtype: str, emulator: Emulator) -> None:
@@ -104,6 +109,7 @@ def test_dropout(training: bool, dtype: str, emulator: Emulator) -> None:
         assert x.tobytes() == results[0].tobytes()
 
 
+@together()
 @pytest.mark.parametrize("ratio", [np.nan, -0.25, 1.5, np.inf])
 def test_a_ratio_that_is_none(ratio: float, emulator: Emulator) -> None:
     x = np.ones(5, np.float32)

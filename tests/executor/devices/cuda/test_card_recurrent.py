@@ -12,6 +12,7 @@ from card_cases import node_of
 from card_runs import kernel_of, run
 from emulator import Emulator
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.checks.samples import make_case, samples_of
@@ -123,12 +124,14 @@ def check(emulator: Emulator, *layers: Layer, tolerance: float = 2e-6) -> None:
 # --- values -----------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize(("kind", "options"), OF_KIND)
 def test_operands_and_directions(kind: str, options: dict[str, Any], emulator: Emulator) -> None:
     """More threads than one block, and sizes that are no powers of two."""
     check(emulator, Layer(kind, (5, 7, 3, 29), **options), Layer(kind, (4, 3, 2, 5), (), **options))
 
 
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", [0, 1])
 @pytest.mark.parametrize(
@@ -140,6 +143,7 @@ def test_nothing_at_all(kind: str, layout: int, sizes: tuple[int, ...], emulator
     check(emulator, *(Layer(kind, sizes, present, **options) for present in (ALL, ())))
 
 
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_nobody_reads(kind: str, emulator: Emulator) -> None:
     """Is not written, and changes nothing of the rest."""
@@ -155,6 +159,7 @@ def test_what_nobody_reads(kind: str, emulator: Emulator) -> None:
                 assert ours is None or ours.tobytes() == all_of_it.tobytes()
 
 
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_types(kind: str, dtype: str, emulator: Emulator) -> None:
@@ -175,6 +180,7 @@ def test_types(kind: str, dtype: str, emulator: Emulator) -> None:
 # --- what is not finite -----------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), ("GRU", {"linear_before_reset": True})])
 def test_padding_that_is_no_number(kind: str, options: dict[str, Any], emulator: Emulator) -> None:
     """Beyond the length of a sequence stays out of what follows. Its gates are saved as they are; their gradients are 0
@@ -202,6 +208,7 @@ def test_padding_that_is_no_number(kind: str, options: dict[str, Any], emulator:
             np.testing.assert_allclose(ours[same], reference[same], rtol=1e-5, atol=1e-5, err_msg=op.name)
 
 
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 def test_weights_that_are_not_finite(kind: str, value: float, emulator: Emulator) -> None:
@@ -221,6 +228,7 @@ def test_weights_that_are_not_finite(kind: str, value: float, emulator: Emulator
 # --- launches ---------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize(
     ("kind", "options", "each"),
     [("RNN", {}, 2), ("LSTM", {}, 2), ("GRU", {}, 4), ("GRU", {"linear_before_reset": True}, 2)],
@@ -243,6 +251,7 @@ def test_launches(kind: str, options: dict[str, Any], each: int) -> None:
         assert few.max() <= 3 * each + 4
 
 
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 def test_wide_indices(kind: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are those of large layers, and change no bit."""
@@ -271,6 +280,7 @@ def test_wide_indices(kind: str, emulator: Emulator, monkeypatch: pytest.MonkeyP
             assert ours.tobytes() == theirs.tobytes()
 
 
+@together()
 @pytest.mark.parametrize("kind", KINDS)
 def test_tf32(kind: str) -> None:
     """Where it is asked for, all products of float32."""
@@ -306,6 +316,7 @@ def test_a_network_is_one_recording(card: Card) -> None:
     assert (card.interpreted, card.recordings, card.replays) == ([], 1, 3)
 
 
+@together()
 @pytest.mark.parametrize("cls", [RNNGrad, GRUGrad, LSTMGrad], ids=lambda cls: cls.name)
 def test_gradients_of_layers(cls: type[Op], card: Card) -> None:
     """Consist of what has kernels."""
@@ -339,6 +350,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
+@together()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training(name: str, card: Card) -> None:
     """Is recorded whole, and gives the processor's parameters; the layer itself is the recurrence that is saved."""

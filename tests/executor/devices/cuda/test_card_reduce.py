@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator import Emulator
+from together import together
 
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.cuda.rows.reduce import FUNCTIONS, reduction
@@ -54,6 +55,7 @@ def wanted(name: str, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.asarray(found)
 
 
+@together()
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["Sum", "Mean", "Max", "L2"])
 def test_shapes(case: Any, name: str, emulator: Emulator) -> None:
@@ -66,6 +68,7 @@ def test_shapes(case: Any, name: str, emulator: Emulator) -> None:
     np.testing.assert_allclose(run(emulator, kernel, x, expected.shape), expected, rtol=1e-5, atol=1e-5)
 
 
+@together()
 @pytest.mark.parametrize(
     "dtype", [np.float16, np.float64, np.int32, np.int64, np.uint8], ids=lambda d: np.dtype(d).name
 )
@@ -89,6 +92,7 @@ def test_types(name: str, dtype: Any, emulator: Emulator) -> None:
         np.testing.assert_allclose(found.astype(np.float64), expected.astype(np.float64), rtol=2e-3)
 
 
+@together()
 @pytest.mark.parametrize("seed", range(30))
 def test_random_axes(seed: int, emulator: Emulator) -> None:
     draw = random.Random(seed)

@@ -10,6 +10,7 @@ import pytest
 from card_cases import node_of
 from emulator import Emulator
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch
@@ -51,6 +52,7 @@ def unit(node: Node) -> str:
 # --- pads -------------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
 def test_any_pad(mode: str, emulator: Emulator) -> None:
     cases, gradients = [], []
@@ -77,6 +79,7 @@ def test_any_pad(mode: str, emulator: Emulator) -> None:
     check(emulator, gradients, 1e-6)
 
 
+@together()
 @pytest.mark.parametrize(
     ("kind", "shape", "expected"),
     [
@@ -116,6 +119,7 @@ def test_large_pads_count_in_64_bits() -> None:
 # --- resizes ----------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_any_resize(mode: str, emulator: Emulator) -> None:
     cases: list[tuple[Node, list[Any]]] = []

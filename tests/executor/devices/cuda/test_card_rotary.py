@@ -9,6 +9,7 @@ import pytest
 from card_cases import node_of
 from card_runs import kernel_of, run
 from emulator import Emulator
+from together import together
 
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
@@ -18,6 +19,7 @@ from graphkit.ops.evaluate import run_node
 _ROTARY = registry.get("", "RotaryEmbedding")
 
 
+@together()
 @pytest.mark.parametrize("kind", [np.float32, np.float16], ids=lambda k: k.__name__)
 @pytest.mark.parametrize(
     ("shape", "options"),
@@ -41,6 +43,7 @@ def test_positions(shape: tuple[int, ...], options: dict[str, Any], kind: Any, e
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@together()
 @pytest.mark.parametrize("wrong", [90, -91, 1 << 40])
 def test_a_position_outside_of_the_caches_sets_the_fault(wrong: int, emulator: Emulator) -> None:
     x, cache, ids = np.ones((1, 2, 3, 4), np.float32), np.ones((90, 2), np.float32), np.array([[0, wrong, 1]])

@@ -10,6 +10,7 @@ import pytest
 from card_cases import node_of
 from emulator import Emulator
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.executor.devices.cuda.launches import CardKernel
@@ -47,6 +48,7 @@ def run(emulator: Emulator, node: Node, arrays: list[Any], deterministic: bool =
 # --- the sort ---------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize(
     ("count", "bound"),
     [(1, 1), (5, 3), (300, 1), (1024, 1 << 31), (1025, 1), (1025, 257), (5000, 70_000), (3000, 1 << 31)],
@@ -82,6 +84,7 @@ def rows_summed(x: tuple[int, ...], axis: int, indices: np.ndarray, dy: np.ndarr
     return total
 
 
+@together()
 @pytest.mark.parametrize(
     ("x", "axis", "picks", "dtype"),
     [
@@ -138,6 +141,7 @@ def test_one_key_alone_is_combined_in_few_steps() -> None:
 # --- scatters ---------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int64"])
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 def test_slices_are_combined(reduction: str, dtype: str, emulator: Emulator) -> None:
@@ -152,6 +156,7 @@ def test_slices_are_combined(reduction: str, dtype: str, emulator: Emulator) -> 
             np.testing.assert_allclose(found, run_node(node, [x, indices, updates])[0], rtol=1e-6)
 
 
+@together()
 @pytest.mark.parametrize("seed", range(10))
 def test_random_elements(seed: int, emulator: Emulator) -> None:
     draw, rng = random.Random(seed), np.random.default_rng(seed)
@@ -168,6 +173,7 @@ def test_random_elements(seed: int, emulator: Emulator) -> None:
     np.testing.assert_array_equal(run(emulator, taken, [x, indices]), run_node(taken, [x, indices])[0])
 
 
+@together()
 @pytest.mark.parametrize("seed", range(12))
 def test_random_tuples_are_taken(seed: int, emulator: Emulator) -> None:
     draw, rng = random.Random(seed), np.random.default_rng(seed)
@@ -194,6 +200,7 @@ def test_nan_wins(emulator: Emulator) -> None:
         assert np.isnan(run(emulator, node, [x, indices, updates])).tolist() == [False, True, False, False]
 
 
+@together()
 @pytest.mark.parametrize("dtype", ["float32", "bool", "complex128"])
 def test_replaced(dtype: str, emulator: Emulator) -> None:
     """At once where indices do not repeat; the last update, where runs are to be deterministic."""
@@ -213,6 +220,7 @@ def test_replaced(dtype: str, emulator: Emulator) -> None:
     np.testing.assert_array_equal(found, run_node(node, [x, elements, updates])[0])
 
 
+@together()
 @pytest.mark.parametrize("reduction", ["none", "add"])
 def test_in_the_operands_place(reduction: str, emulator: Emulator) -> None:
     rng = np.random.default_rng(1)
@@ -226,6 +234,7 @@ def test_in_the_operands_place(reduction: str, emulator: Emulator) -> None:
     np.testing.assert_array_equal(x, wanted)
 
 
+@together()
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_indices_outside(deterministic: bool, kind: Any, emulator: Emulator) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from card_cases import node_of
 from card_runs import kernel_of
+from together import together
 
 from graphkit.errors import MissingDependency
 from graphkit.executor.devices.cuda import compiler
@@ -39,6 +40,7 @@ def _nodes(batch: int, size: int) -> list[tuple[str, dict[str, Any], list[Any]]]
     ]
 
 
+@together()
 @pytest.mark.parametrize(("batch", "size"), [(2, 70000), (1 << 15, 1 << 17)])
 def test_slices_compile_for_cards(batch: int, size: int) -> None:
     try:

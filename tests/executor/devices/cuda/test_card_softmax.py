@@ -7,6 +7,7 @@ import pytest
 from card_cases import node_of
 from card_runs import kernel_of, run
 from emulator import Emulator
+from together import together
 
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
@@ -14,6 +15,7 @@ from graphkit.ops.evaluate import run_node
 SIZES = [1, 31, 40, 256, 257, 2000, 2100]
 
 
+@together()
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 def test_softmax(name: str, size: int, emulator: Emulator) -> None:
@@ -49,6 +51,7 @@ SHAPES = [
 ]
 
 
+@together()
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_softmax_along_any_axis(case: tuple[tuple[int, ...], int], emulator: Emulator) -> None:
     shape, axis = case
@@ -86,6 +89,7 @@ def test_slices_of_what_is_hidden_and_of_nan(emulator: Emulator) -> None:
     assert np.isnan(found[2:]).all()
 
 
+@together()
 @pytest.mark.parametrize("shape", [(3, 40), (3, 4000), (2, 70000)], ids=str)
 def test_softmax_in_the_place_of_its_operand(shape: tuple[int, ...], emulator: Emulator) -> None:
     x, dy = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from stand_in import Card
 from stand_in_nccl import Nccl, NcclError
+from together import together
 
 import graphkit as gk
 from graphkit import cli
@@ -317,6 +318,7 @@ class Group:
         return self.aborted.is_set() and not self._hangs
 
 
+@together()
 @pytest.mark.parametrize(
     ("reason", "error", "message"),
     [

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
@@ -39,6 +40,7 @@ def trained(build: Callable[[gk.Value], gk.Value], device: str) -> tuple[list[fl
     return losses, dict(net.params)
 
 
+@together()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training(name: str, card: Card) -> None:
     build, wanted = NETWORKS[name]

@@ -14,6 +14,7 @@ from emulator import Emulator
 from registers import check
 from stand_in import Card
 from stand_in_graphs import STREAM, Capturing, Runtime
+from together import together
 
 from graphkit.cli import doctor
 from graphkit.errors import MissingDependency, RuntimeFailure
@@ -205,6 +206,7 @@ def launched(processor: Emulator, bound: Any, order: int = 0) -> None:
     processor.run(CardKernel((bound.launch,)), bound.memory.inputs, (), order=order)
 
 
+@together()
 @pytest.mark.parametrize("condition", [False, True])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
 def test_values_of_both_parts(condition: bool, wanted: tuple[bool, bool], processor: Emulator) -> None:
@@ -218,6 +220,7 @@ def test_values_of_both_parts(condition: bool, wanted: tuple[bool, bool], proces
 INT64 = np.iinfo(np.int64)
 
 
+@together()
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize(
     ("trips", "flag", "limit", "most", "faults", "goes", "fault"),
@@ -266,6 +269,7 @@ def test_the_value_behind_an_iteration(
     assert (value[0], counted, own[0]) == (first, 0, 0)
 
 
+@together()
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_what_sets_values_is_code_of_a_card(architecture: str, nvrtc: None) -> None:
     """NVRTC leaves CUDA's function to the driver, and no other."""
@@ -343,6 +347,7 @@ def test_without_the_bindings(card: Card, monkeypatch: pytest.MonkeyPatch) -> No
     assert probe.refusal(card, card.record).startswith("conditions in CUDA graphs need cuda-bindings")
 
 
+@together()
 @pytest.mark.parametrize(("why", "said"), [("", "in recordings"), ("it is old", "on the host (it is old)")])
 def test_the_doctor_tells(why: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = object.__new__(cuda.CudaDevice)

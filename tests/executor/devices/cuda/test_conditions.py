@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from on_a_card import stand_in_alone
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import LimitReached, RuntimeFailure
@@ -64,6 +65,7 @@ def chosen(p: Any, x: Any) -> Any:
     return gk.cond(p, lambda a: (gk.exp(a), a), lambda a: (a - 1.0, gk.tanh(a * 2.0)), (x,))
 
 
+@together()
 @pytest.mark.parametrize("shape", [(3,), (0,), (2, 5)])
 def test_the_branch_that_the_condition_tells(shape: tuple[int, ...], card: Card) -> None:
     x, p = gk.input("x", shape), gk.input("p", [], "bool")
@@ -106,6 +108,7 @@ def test_steps_of_a_branch_share_launches(card: Card, monkeypatch: pytest.Monkey
         launched.clear()
 
 
+@together()
 @pytest.mark.parametrize("p", [True, False])
 def test_a_fault_is_one_of_the_branch_that_ran(p: bool, card: Card) -> None:
     table, at = gk.input("table", [4, 4]), gk.input("at", [3], "int64")
@@ -131,6 +134,7 @@ def halved(limit: Any = None) -> gk.Model:
     return gk.Model({"y": y * 1.0, "count": count})
 
 
+@together()
 @pytest.mark.parametrize("limit", [None, 3])
 def test_a_loop_goes_on_while_its_condition_holds(limit: int | None, card: Card) -> None:
     """Not at all for numbers that are small, or none."""
@@ -153,6 +157,7 @@ def executors(inputs: list[Value], outputs: list[Value]) -> tuple[Executor, Exec
     return there, here
 
 
+@together()
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_number_of_iterations_that_is_a_value(shape: tuple[int, ...], card: Card) -> None:
     """The body counts them; negative ones are none, and more than a processor counts end where the condition says."""
@@ -174,6 +179,7 @@ def test_a_condition_that_holds_from_the_start_or_not(card: Card) -> None:
     assert card.conditions
 
 
+@together()
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
 def test_states_of_no_elements(shape: tuple[int, ...], card: Card) -> None:
     x, n = Value(TensorType("float32", shape), "x"), Value(TensorType("int64", ()), "n")
@@ -392,6 +398,7 @@ def test_a_fault_in_a_loop_ends_it(card: Card) -> None:
 # --- the stand-in -----------------------------------------------------------------------------------
 
 
+@together()
 @stand_in_alone
 @pytest.mark.parametrize(
     ("does", "message"),
@@ -435,6 +442,7 @@ def test_the_stand_in_looks_when_its_work_is_done(card: Card) -> None:
 # --- cards without conditions -----------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("run", [halved, lambda: gk.Model({"y": collatz(gk.input("n", [], "int64"))})])
 def test_the_host_looks_where_a_card_has_no_conditions(run: Callable[[], gk.Model], card: Card) -> None:
     card.has_conditions = False

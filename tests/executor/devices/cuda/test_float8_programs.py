@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import UnsupportedError, UsageError
@@ -121,6 +122,7 @@ def test_a_transformer_trains(card: Card) -> None:
     assert not card.interpreted
 
 
+@together()
 @pytest.mark.parametrize("dtype", [DType.FLOAT8E4M3FN, DType.FLOAT8E5M2])
 def test_arrays_of_8_bits_are_moved(dtype: DType, card: Card) -> None:
     """As bits; what interprets an operator has no such numbers."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.errors import UnsupportedError, UsageError
@@ -98,6 +99,7 @@ def states(run: gk.Trainer) -> dict[str, np.ndarray]:
 # --- what one device computes -----------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("which", DEVICES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_inference(cards: list[Card], name: str, which: str) -> None:
@@ -117,6 +119,7 @@ def test_inference(cards: list[Card], name: str, which: str) -> None:
         np.testing.assert_array_equal(np.isnan(found[key]), np.isnan(array))
 
 
+@together()
 @pytest.mark.parametrize("which", DEVICES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training(cards: list[Card], name: str, which: str) -> None:
@@ -130,6 +133,7 @@ def test_training(cards: list[Card], name: str, which: str) -> None:
     assert here.executor.rng == there.executor.rng
 
 
+@together()
 @pytest.mark.parametrize(
     "options",
     [
@@ -411,6 +415,7 @@ def test_outputs_that_nothing_computes(cards: list[Card]) -> None:
     same(out, wanted["y"])
 
 
+@together()
 @pytest.mark.parametrize("which", DEVICES)
 def test_bfloat16_crosses_as_it_is(cards: list[Card], which: str) -> None:
     x = gk.input("x", ["N", 12])
@@ -447,6 +452,7 @@ def test_random_numbers_are_those_of_one_device(cards: list[Card]) -> None:
 # --- threads ----------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("which", ["two cards", "host and card"])
 def test_several_threads(cards: list[Card], which: str) -> None:
     net = layers()

@@ -10,6 +10,7 @@ import registers
 from card_cases import OPERATORS, CardCase, cases_of
 from emulator import Emulator
 from stand_in import Card
+from together import together
 
 import graphkit as gk
 from graphkit.executor.devices.cuda import horizontal_fusion
@@ -75,6 +76,7 @@ def test_one_too_far_back_is_not_looked_at() -> None:
     assert side_by_side(far)[0] == [0]
 
 
+@together()
 @pytest.mark.parametrize("seed", range(40))
 def test_any_steps_come_to_the_same(seed: int) -> None:
     """Steps of a group one by one, forwards and backwards, as if they ran at once."""
@@ -127,6 +129,7 @@ def results_of(case: CardCase) -> list[Any]:
     return [np.full(v.tensor.static_shape, 77, v.dtype.numpy) for v in case.node.outputs]
 
 
+@together()
 @pytest.mark.parametrize("cls", SAMPLED)
 def test_samples_share_a_launch(cls: type[Op], processor: Emulator) -> None:
     """Those of one source; one that has none beside itself is there twice."""
@@ -152,6 +155,7 @@ def test_samples_share_a_launch(cls: type[Op], processor: Emulator) -> None:
         assert [a.tobytes() for a in one] == [b.tobytes() for b in other]
 
 
+@together()
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_shared_launches_compile_for_cards(architecture: str, nvrtc: None) -> None:

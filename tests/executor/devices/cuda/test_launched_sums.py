@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from stand_in import Card
+from together import together
 
 from graphkit.executor.devices.device import BoundStep
 from graphkit.executor.lower.arrays.launched_sum import SumQueue, _order
@@ -115,6 +116,7 @@ def test_a_recording_has_what_is_beside_the_stream() -> None:
                 done.clear()
 
 
+@together()
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize(("meets", "begun", "told"), [(False, 0, 0), (True, 0, 1), (True, 2, 1), (True, 3, 0)])
 def test_who_leaves_before_the_last_sum_says_so(error: type[BaseException], meets: bool, begun: int, told: int) -> None:

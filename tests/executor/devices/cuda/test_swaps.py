@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from stand_in import Card
 from test_array_programs import random_graph
+from together import together
 
 import graphkit as gk
 from graphkit.errors import NotFinite, OutOfMemory, UsageError
@@ -57,6 +58,7 @@ def losses(run: gk.Trainer, sizes: Sequence[int] = (ROWS,) * 4) -> list[float]:
 # --- training ---------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_training_is_the_same_to_the_bit(early: bool, card: Card) -> None:
     card.early = early
@@ -136,6 +138,7 @@ def test_what_is_marked(card: Card) -> None:
     assert swapped_by(trainer(marked(), swap_memory=True)) == swapped_by(trainer(swap_memory=True)) - 1
 
 
+@together()
 @pytest.mark.parametrize("suffix", ["json", pytest.param("onnx", marks=pytest.mark.full)])
 def test_marks_are_saved(suffix: str, card: Card, tmp_path: Any) -> None:
     marked().save(tmp_path / f"net.{suffix}")
@@ -153,6 +156,7 @@ def test_small_values_stay(card: Card) -> None:
     assert looping.plan({"x": (1, WIDTH), "target": (1,)}).host_bytes == 0
 
 
+@together()
 @pytest.mark.parametrize("seed", [2, 3, *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 40))])
 def test_any_graph(seed: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little time copies have, and whatever views are read."""
@@ -179,6 +183,7 @@ def test_without_room_for_copies_nothing_is_swapped(card: Card, monkeypatch: pyt
 # --- order ------------------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("missing", [SwapIn, SwapOut], ids=["in", "out"])
 def test_a_wait_that_is_missing_shows(missing: type, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that has not come back, and memory that is written over before it has been copied."""
@@ -209,6 +214,7 @@ def raising(error: BaseException, calls: int) -> Callable[..., None]:
     return begun
 
 
+@together()
 @pytest.mark.parametrize("ran", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("in a step")], ids=["interrupt", "error"])
 def test_a_step_that_ends_early_leaves_nothing_under_way(
@@ -342,6 +348,7 @@ def looped(loop: str, swap_memory: bool, length: int = 2) -> gk.Model:
     return gk.Model({"y": gk.nn.linear(h, 4, name="out")}, seed=1)
 
 
+@together()
 @pytest.mark.parametrize("loop", ["scan", pytest.param("fold", marks=pytest.mark.full), "while"])
 def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks are swapped as all values are."""
@@ -356,6 +363,7 @@ def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.Monk
 # --- stacks of loops --------------------------------------------------------------------------------
 
 
+@together()
 @pytest.mark.parametrize("early", [False, True])
 def test_branches_between_rows(early: bool, card: Card) -> None:
     """What a condition chooses is part of the recording that has the copies, and copies nothing itself."""
@@ -369,6 +377,7 @@ def test_branches_between_rows(early: bool, card: Card) -> None:
     np.testing.assert_allclose(found, losses(trainer(looped("branches", False, 7), device="cpu")), rtol=1e-4)
 
 
+@together()
 @pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("loop", ["scan", pytest.param("fold", marks=pytest.mark.full)])
 def test_stacks_row_by_row(loop: str, early: bool, card: Card) -> None:
@@ -381,6 +390,7 @@ def test_stacks_row_by_row(loop: str, early: bool, card: Card) -> None:
     assert card.replays
 
 
+@together()
 @pytest.mark.parametrize("loop", ["scan", "fold"])
 def test_the_arena_does_not_grow_with_iterations(loop: str, card: Card) -> None:
     arenas: dict[bool, list[int]] = {}
@@ -392,6 +402,7 @@ def test_the_arena_does_not_grow_with_iterations(loop: str, card: Card) -> None:
     assert arenas[False][1] > 2 * arenas[True][1]
 
 
+@together()
 @pytest.mark.parametrize("missing", ["in", "out"])
 def test_a_row_that_nobody_waits_for_shows(missing: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     before = SwappedRows.before
@@ -410,6 +421,7 @@ def test_a_row_that_nobody_waits_for_shows(missing: str, card: Card, monkeypatch
     assert bits(wrong) != bits(right)
 
 
+@together()
 @pytest.mark.full
 @pytest.mark.parametrize("calls", [2, 10])
 @pytest.mark.parametrize("ran", [0, 1])

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from stand_in import Card
+from together import together
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.device import SMALL_BYTES
@@ -96,6 +97,7 @@ def test_arrays_of_the_host_that_are_no_pieces_of_memory(card: Card) -> None:
         np.testing.assert_array_equal(found["y1"], -swapped)
 
 
+@together()
 @pytest.mark.parametrize("size", [7, SMALL_BYTES])
 def test_results_in_arrays_of_the_caller(size: int, card: Card) -> None:
     executor = negatives(size, size)

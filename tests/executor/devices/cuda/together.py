@@ -1,0 +1,155 @@
+"""Tests of many cases whose kernels one call of the compiler compiles: see `together`."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cases as many
+import pytest
+from emulator import Emulator, NotCompiled
+from fresh import FRESH
+
+
+class Case(NamedTuple):
+    """Arguments of a test, as `pytest.mark.parametrize` gives them. full: whether the case is of the full lane."""
+
+    name: str
+    arguments: dict[str, Any]
+    full: bool
+
+
+def together(
+    full: Callable[..., bool] = lambda **arguments: False, by: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make one pytest item of all cases that `pytest.mark.parametrize` below this decorator gives a test.
+
+    The cases run until each has met a kernel that is not compiled yet. One call of the compiler compiles all of these
+    kernels, and the cases that lack one run again, until all have come to their end. So a test draws what it needs at
+    random from a generator of its own. A case has its own `card`, `cards`, `library`, `monkeypatch` and `tmp_path`. An
+    item's cases share all other fixtures.
+
+    Args:
+        full: Whether a case with these arguments is of the full lane, which has an item of its own for them. Cases
+            with the mark `full` are, too.
+        by: An argument. Each of its values makes an item.
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        marks = list(getattr(test, "pytestmark", []))
+        found = list(_cases_of([mark for mark in marks if mark.name == "parametrize"], full))
+        groups: dict[tuple[str, bool], list[Case]] = {}
+        for case in found:
+            title = "cases" if by is None else _name(by, case.arguments[by], 0)
+            groups.setdefault((title, case.full), []).append(case)
+        items = [
+            pytest.param(
+                many.Cases(members), id=f"{title}-full" if is_full else title, marks=pytest.mark.full if is_full else ()
+            )
+            for (title, is_full), members in groups.items()
+        ]
+        given = {name for case in found for name in case.arguments}
+        fixtures = [p for p in inspect.signature(test).parameters if p not in given]
+        shared = [name for name in fixtures if name not in FRESH]
+
+        def run(**arguments: Any) -> None:
+            members, processor = arguments.pop("members"), arguments.pop("processor")
+            folder = arguments.pop("tmp_path")
+            kept = {name: arguments[name] for name in shared if name in arguments}
+            kept |= {"processor": processor} if "processor" in shared else {}
+            _run(_Call(test, [name for name in fixtures if name in FRESH], kept, processor, folder), members)
+
+        functools.update_wrapper(run, test)
+        del run.__wrapped__  # type: ignore[attr-defined]
+        asked = dict.fromkeys(("members", "processor", "tmp_path", *shared))
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in asked]
+        )
+        run.pytestmark = [mark for mark in marks if mark.name != "parametrize"]  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("members", items)(run)
+
+    return decorate
+
+
+class _Call(NamedTuple):
+    """A test with its fixtures. fresh: names of those that each case has for itself."""
+
+    test: Callable[..., None]
+    fresh: list[str]
+    shared: dict[str, Any]
+    processor: Emulator
+    folder: Path
+
+    def __call__(self, case: Case) -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            made = {name: FRESH[name](self.processor, monkeypatch, self.folder) for name in self.fresh}
+            self.test(**case.arguments, **self.shared, **made)
+
+
+def _run(call: _Call, members: many.Cases) -> None:
+    """Run the selected cases in as many rounds as they need, then report them as `each_case` does."""
+    waiting = [case for case in members if fnmatch.fnmatchcase(case.name, many.selected_pattern)]
+    outcomes: dict[str, BaseException | None] = {}
+    while waiting:
+        lacking = []
+        for case in waiting:
+            try:
+                with call.processor.gathering():
+                    call(case)
+                outcomes[case.name] = None
+            except NotCompiled:
+                lacking.append(case)
+            except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001 - raised below
+                outcomes[case.name] = error
+        if lacking:
+            call.processor.compile_noted()
+        waiting = lacking
+
+    def report(case: Case) -> None:
+        error = outcomes[case.name]
+        if error is not None:
+            raise error
+
+    many.run_all(report, members, lambda case: case.name, {})
+
+
+def _cases_of(marks: list[pytest.Mark], full: Callable[..., bool]) -> Iterator[Case]:
+    """All combinations, in pytest's order: the lowest decorator's values change fastest."""
+    axes = [list(_values(mark)) for mark in reversed(marks)]
+    used: dict[str, int] = {}
+    for parts in itertools.product(*axes):
+        arguments = {name: value for part in parts for name, value in part.arguments.items()}
+        name = "-".join(part.name for part in reversed(parts))
+        used[name] = used.get(name, 0) + 1
+        unique = name if used[name] == 1 else f"{name}#{used[name]}"
+        yield Case(unique, arguments, any(part.full for part in parts) or full(**arguments))
+
+
+def _values(mark: pytest.Mark) -> Iterator[Case]:
+    """What one decorator gives."""
+    names, values = mark.args
+    split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    ids = mark.kwargs.get("ids")
+    for number, value in enumerate(values):
+        marks, title = (), None
+        if isinstance(value, type(pytest.param())):
+            marks, title, value = value.marks, value.id, value.values[0] if len(split) == 1 else value.values
+        parts = [value] if len(split) == 1 else list(value)
+        assert all(mark.name == "full" for mark in marks), "another mark of a case"
+        arguments = dict(zip(split, parts, strict=True))
+        if title is None and ids is not None:
+            title = "-".join(str(ids(part)) for part in parts) if callable(ids) else str(ids[number])
+        if title is None:
+            title = "-".join(_name(name, part, number) for name, part in arguments.items())
+        yield Case(title, arguments, bool(marks))
+
+
+def _name(argument: str, value: Any, number: int) -> str:
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return str(value)
+    return str(getattr(value, "__name__", f"{argument}{number}"))
