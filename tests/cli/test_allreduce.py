@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from graphkit import cli
+from graphkit.cli import _allreduce
 from graphkit.dist.job import launch
 from graphkit.errors import MissingDependency
 
@@ -20,9 +21,16 @@ def finished(command):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("launcher", ["--processes", "mpiexec"])
-def test_two_processes(launcher):
-    command = [*GRAPHKIT, *FAST, "--json"]
+@pytest.mark.parametrize(
+    ("launcher", "compression"),
+    [
+        ("--processes", "2bit:0.5"),
+        pytest.param("--processes", None, marks=pytest.mark.full),
+        pytest.param("mpiexec", None, marks=pytest.mark.full),
+    ],
+)
+def test_two_processes(capsys, launcher, compression):
+    command = [*GRAPHKIT, *FAST, *(["--compression", compression] if compression else []), "--json"]
     started = (
         [*command, "--processes", "2"] if launcher == "--processes" else [launch.find_mpiexec(), "-n", "2", *command]
     )
@@ -30,23 +38,30 @@ def test_two_processes(launcher):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # of one rank alone
     assert result["schema"] == "graphkit.bench.allreduce"
-    assert (result["processes"], result["rounds"], result["compression"]) == (2, 2, None)
+    assert (result["processes"], result["rounds"], result["compression"]) == (2, 2, compression)
     assert [row["bytes"] for row in result["rows"]] == [4, 6000, 1 << 20]
     for row in result["rows"]:
-        assert row["sent_bytes"] == row["bytes"]
+        assert compression or row["sent_bytes"] == row["bytes"]
         for name, seconds in row["seconds"].items():
             assert len(seconds) == 2
-            assert row["calls"][name] >= 1
             assert row["calls"][name] >= 1
             assert 0 < min(seconds) <= row["median"][name] <= max(seconds) < 60
             assert row["bytes_per_second"][name] == pytest.approx(row["bytes"] / row["median"][name])
         assert 0 < row["ratio"]["low"] <= row["ratio"]["high"]
+    if compression:
+        _allreduce._report(result, as_json=False)
+        assert_is_table(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_a_table_with_fewer_bytes():
     done = finished([*GRAPHKIT, *FAST, "--compression", "2bit:0.5"])
     assert done.returncode == 0, done.stderr
-    title, head, *rows = done.stdout.splitlines()
+    assert_is_table(done.stdout)
+
+
+def assert_is_table(text):
+    title, head, *rows = text.splitlines()
     assert title.startswith("sums of float32 arrays over 2 processes; ")
     assert title.rstrip().endswith("; compression 2bit:0.5")
     assert head.split("  ")[0] == "array"
@@ -84,6 +99,7 @@ def test_without_mpi(capfd, monkeypatch):
     assert json.loads(out)["kind"] == "MissingDependency"
 
 
+@pytest.mark.full
 def test_arrays_that_memory_does_not_hold():
     done = finished([*GRAPHKIT, "bench", "allreduce", "--sizes", "4000000000GB", "--rounds", "1"])
     assert done.returncode == 5

@@ -11,6 +11,7 @@ import pytest
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -456,23 +457,22 @@ def test_options_of_a_python_file_without_annotations_have_the_types_of_their_de
     assert "option width: '7.5' is no int" in err
 
 
-@pytest.mark.parametrize("launcher", ["--processes", "mpiexec"])
-def test_two_processes_train_like_one(folder, tmp_path, launcher):
+@pytest.mark.parametrize("launcher", ["--processes", pytest.param("mpiexec", marks=pytest.mark.full)])
+def test_two_processes_train_like_one(call, folder, tmp_path, launcher):
     from graphkit.dist.job.launch import find_mpiexec
 
     common = ["train", str(folder / "net.json"), "--data", "digits", "--epochs", "3", "--seed", "1", "-o"]
     graphkit = [sys.executable, "-P", "-m", "graphkit"]
-    one = [*graphkit, *common, str(tmp_path / "one"), "--batch-size", "64"]
+    code, _, err = call(*common, tmp_path / "one", "--batch-size", "64")
+    assert code == 0, err
     two = [*common, str(tmp_path / "two"), "--batch-size", "32", "--kvstore", "dist_sync"]
     two = (
         [*graphkit, *two, "--processes", "2"]
         if launcher == "--processes"
         else [find_mpiexec(), "-n", "2", *graphkit, *two]
     )
-    for command in (one, two):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-
+    done = subprocess.run(two, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
     a, b = gk.load(tmp_path / "one"), gk.load(tmp_path / "two")
     for name in a.params:
         # In the norm: after 69 updates a pooling window with two nearly equal maxima may have picked the other one.
@@ -480,6 +480,20 @@ def test_two_processes_train_like_one(folder, tmp_path, launcher):
         assert difference <= 1e-4 * np.linalg.norm(a.params[name]), name
 
 
+def test_the_store_of_a_run_gets_its_compression(call, folder, monkeypatch):
+    class Store:
+        def set_gradient_compression(self, value):
+            raise UsageError(f"the store was given {value}")  # before a trainer is made
+
+    monkeypatch.setattr("graphkit.dist.kvstore.create", lambda *_, **__: Store())
+    code, _, err = call(
+        "train", folder / "net.json", "--data", "digits", "--kvstore", "local", "--compression", "top_k:0.05"
+    )  # fmt: skip
+    assert code == 2
+    assert "the store was given top_k:0.05" in err
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("compression", ["2bit:0.003", "top_k:0.05", "bfloat16"])
 def test_two_processes_train_with_gradients_in_fewer_bytes(folder, tmp_path, compression):
     command = [

@@ -117,7 +117,8 @@ def test_watching_ends_with_the_run(tmp_path):
         process.communicate()
 
 
-def test_no_page_is_half_written_whenever_it_is_killed(tmp_path):
+@pytest.mark.parametrize("kills", [(2,), pytest.param((2, 3, 5), marks=pytest.mark.full)], ids=["once", "often"])
+def test_no_page_is_half_written_whenever_it_is_killed(tmp_path, kills):
     """Pages are written as fast as it goes, and read all the time; in the end the writer is killed."""
     page = tmp_path / "page.html"
     script = (
@@ -129,7 +130,7 @@ def test_no_page_is_half_written_whenever_it_is_killed(tmp_path):
     (tmp_path / "run/log.jsonl").write_text("".join(map(epoch, range(1, 2000))))
     (tmp_path / "run/.lock").write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": 0}))
     arguments = [str(tmp_path / "run"), "-o", str(page), "--watch", "--no-predictions"]
-    for pages in (2, 3, 5):
+    for pages in kills:
         process = subprocess.Popen([sys.executable, "-P", "-c", script, *arguments], stderr=subprocess.PIPE, text=True)
         stamps = set()
 

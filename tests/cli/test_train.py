@@ -145,19 +145,32 @@ STOPPED = """
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def stopped(number, *arguments):
+    """What a command did that sends itself a signal in its tenth step."""
+    command = [sys.executable, "-P", "-c", textwrap.dedent(STOPPED), str(int(number)), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.mark.parametrize(("number", "code"), [SIGNALS[0], pytest.param(*SIGNALS[1], marks=pytest.mark.full)])
 def test_an_interrupt_ends_with_where_it_stopped_and_how_to_go_on(call, task, tmp_path, number, code):
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert call(*options(task, whole, "--epochs", 2))[0] == 0
-    arguments = [str(a) for a in options(task, run, "--epochs", 2)]
-    command = [sys.executable, "-P", "-c", textwrap.dedent(STOPPED), str(int(number)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = stopped(number, *options(task, run, "--epochs", 2, "--json"))
     assert done.returncode == code, done.stderr
+    assert json.loads(done.stdout)["exit_code"] == code
     assert "Traceback" not in done.stderr
     assert "in epoch 2 of 2, after batch 4" in done.stderr
     advice = re.search(r"go on with: graphkit (train .*)$", done.stderr, re.MULTILINE)
     assert call(*advice[1].split())[0] == 0
     (a,), (b,) = (list(p.glob("state.*.safetensors")) for p in (whole, run))
     assert a.name == b.name
-    done = subprocess.run([*command[:-1], "2", "--json", "--overwrite"], capture_output=True, text=True)
-    assert json.loads(done.stdout)["exit_code"] == code
+
+
+@pytest.mark.full
+def test_an_interrupt_without_json_prints_nothing_more(task, tmp_path):
+    done = stopped(signal.SIGINT, *options(task, tmp_path / "run", "--epochs", 2))
+    assert done.returncode == 130, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["epoch 1"]

@@ -75,7 +75,12 @@ def on_screen(text):
 
 
 @pytest.mark.parametrize(
-    ("width", "further"), [(100, ["samples/s", "left", "memory"]), (80, ["samples/s", "left"]), (60, [])]
+    ("width", "further"),
+    [
+        (100, ["samples/s", "left", "memory"]),
+        pytest.param(80, ["samples/s", "left"], marks=pytest.mark.full),
+        pytest.param(60, [], marks=pytest.mark.full),
+    ],
 )
 def test_a_table_has_a_row_for_each_epoch(task, width, further):
     lines = shown(
@@ -91,6 +96,7 @@ def test_a_table_has_a_row_for_each_epoch(task, width, further):
         assert rows[-1].split()[head.split().index("left")] == "0:00"
 
 
+@pytest.mark.full
 def test_a_wide_table_is_folded_not_cut(task):
     (task / "wide.py").write_text(
         "from graphkit.cli.train.telling import Table\n"
