@@ -18,6 +18,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits, printing
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
+from graphkit.ir.origin import titled
 from graphkit.ir.pickling import Packed, pack, unpack
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
@@ -105,7 +106,7 @@ class Model:
         unknown = [k for k in params if k not in stored]
         if unknown:
             raise InvalidModel(
-                f"model {graph.name!r} has no parameter {unknown[0]!r}{did_you_mean(unknown[0], stored)}"
+                f"{titled(graph, 'model')} has no parameter {unknown[0]!r}{did_you_mean(unknown[0], stored)}"
             )
         self.params = ParamStore({k: v.tensor for k, v in stored.items()})
         for key, value in stored.items():
@@ -117,7 +118,9 @@ class Model:
             elif "init" in value.attrs:
                 self._initialise(key, value, seed)
             else:
-                raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
+                raise InvalidModel(
+                    f"{titled(graph, 'model')}: parameter {key!r} has neither a value nor an initialiser"
+                )
             _owners.setdefault(value, (self.params, key))
         self._executor: Executor | None = None
         self._declared: Declarations | None = None
@@ -131,8 +134,8 @@ class Model:
             self.params.commit(key, initialize(value.tensor, value.attrs["init"], seed, key))
         except (MemoryError, OverflowError, ValueError) as error:
             raise OutOfMemory(
-                f"model {self.graph.name!r}: no memory for parameter {key!r}, {value.tensor}, {value.tensor.nbytes} "
-                f"bytes: {error}"
+                f"{titled(self.graph, 'model')}: no memory for parameter {key!r}, {value.tensor}, "
+                f"{value.tensor.nbytes} bytes: {error}"
             ) from error
 
     def separate_roles(self) -> dict[str, str]:
@@ -232,7 +235,9 @@ class Model:
         given = {}
         for name, shape in shapes.items():
             if name not in self.inputs:
-                raise UsageError(f"model {self.name!r} has no input {name!r}{did_you_mean(name, self.inputs)}")
+                raise UsageError(
+                    f"{titled(self.graph, 'model')} has no input {name!r}{did_you_mean(name, self.inputs)}"
+                )
             declared = self.value(name).tensor
             kept = declared.shape or (None,) * len(shape)
             given[name] = TensorType(declared.dtype, [k if s is None else s for s, k in zip(shape, kept, strict=True)])
@@ -249,7 +254,7 @@ class Model:
         """
         table = dict(zip(self.inputs, operands, strict=False)) | named
         if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
-            raise UsageError(f"model {self.name!r} takes {', '.join(self.inputs)}")
+            raise UsageError(f"{titled(self.graph, 'model')} takes {', '.join(self.inputs)}")
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
         if len(arrays) == len(table) and arrays:
             computed = tuple(self.run(table).values())
@@ -455,8 +460,9 @@ def grad(
         names = [n for n in model.trainable if n in known]
         if not names:
             raise UsageError(
-                f"model {model.name!r}: {', '.join(targets)} depends on no parameter; give wrt=, names of inputs or "
-                "internal values, or make parameters of weights in Constant nodes by constants_to_parameters"
+                f"{titled(model.graph, 'model')}: {', '.join(targets)} depends on no parameter; give wrt=, names "
+                "of inputs or internal values, or make parameters of weights in Constant nodes by "
+                "constants_to_parameters"
             )
     else:
         names = [wrt] if isinstance(wrt, str) else list(wrt)

@@ -8,7 +8,7 @@ the group of the node whose gradient they are, so that they are computed where t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Node, Value, topological
+from graphkit.ir.origin import brief, label
 from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import F, Op, operator
 from graphkit.ops.axes import zeros_like
@@ -51,7 +52,7 @@ def gradient(
             seeds = [_ones_like(y) for y in outputs]
     if len(seeds) != len(outputs):
         raise UsageError(f"{len(outputs)} outputs but {len(seeds)} seeds")
-    with context.entered(context.Scope(attrs=meta or {})):
+    with context.entered(context.Scope(attrs=meta or {}, maker="gradient")):
         found = _Sweep(outputs, seeds, wrt).run()
         unused = [v for v, g in zip(wrt, found, strict=True) if g is None]
         if unused and not allow_unused:
@@ -100,7 +101,7 @@ class _Sweep:
     def run(self) -> list[Value | None]:
         for node in reversed(self.nodes):
             if any(v in self.active for v in node.inputs if v is not None):
-                with _in_group_of(node):
+                with _gradient_of(node):
                     self._visit(node)
         if self.missing:
             raise MissingGradient(_missing_message(self.missing))
@@ -165,7 +166,7 @@ class _Sweep:
         self, node: Node, gradients: Sequence[Value | None]
     ) -> Iterable[tuple[Value | None, Value | None]]:
         op = operator(node, Op)
-        with context.expanding():
+        with context.expanding(maker=f"the expansion of {brief(node)}"):
             expanded = op.expand(*node.inputs)
         outputs = expanded if isinstance(expanded, tuple) else (expanded,)
         reached = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
@@ -183,12 +184,12 @@ def _differentiate(
     return sweep.run(), sweep.extended
 
 
-def _in_group_of(node: Node) -> AbstractContextManager[object]:
-    """Nodes that are made inside are in the group of this one (`ctx_group`), whose gradient they compute."""
+def _gradient_of(node: Node) -> AbstractContextManager[object]:
+    """Nodes that are made inside compute the gradient of this one, and are in its group (`ctx_group`)."""
+    scope = context.current()
     group = node.meta.get(context.GROUP)
-    if group is None:
-        return nullcontext()
-    return context.entered(context.Scope(attrs={**context.current().attrs, context.GROUP: group}))
+    attrs = scope.attrs if group is None else {**scope.attrs, context.GROUP: group}
+    return context.entered(context.Scope(scope.prefix, attrs, f"the gradient of {brief(node)}", told=True))
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:
@@ -219,7 +220,7 @@ def _missing_message(nodes: Sequence[Node]) -> str:
     by_operator: dict[str, list[str]] = {}
     for node in reversed(nodes):
         domain = f"{node.op.domain}." if node.op.domain else ""
-        by_operator.setdefault(domain + node.op.name, []).append(repr(node.name or node.outputs[0].name or "unnamed"))
+        by_operator.setdefault(domain + node.op.name, []).append(label(node))
     lines = [f"  {operator}: node {', '.join(names)}" for operator, names in by_operator.items()]
     return "no gradient rule for\n" + "\n".join(lines)
 

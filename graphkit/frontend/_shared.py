@@ -45,6 +45,7 @@ def layer(function: Layer) -> Layer:
     """The layer function, which answers a keyword that it does not have with the one that is meant."""
     code: Any = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    kind, usual = function.__name__, (function.__kwdefaults__ or {}).get("name", "")
 
     @functools.wraps(function)
     def call(*operands: Any, **options: Any) -> Any:
@@ -52,7 +53,8 @@ def layer(function: Layer) -> Layer:
             if key not in known:
                 meant = next((name for name in _ELSEWHERE.get(key, ()) if name in known), key)
                 raise UsageError(f"gk.nn.{function.__name__} has no option {key!r}{did_you_mean(meant, known)}")
-        return function(*operands, **options)
+        with context.made_by(f"layer {options.get('name', usual)!r} ({kind})"):
+            return function(*operands, **options)
 
     return call  # type: ignore[return-value]
 

@@ -15,6 +15,7 @@ from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.names import Names, snake_case
+from graphkit.ir.origin import described, titled, unfinished
 from graphkit.ir.printing import to_text
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
 
@@ -151,10 +152,10 @@ class Node:
     """One application of an operator. Raises TypeMismatch, naming the node, when the operands do not fit.
 
     `types` skips inference, for those who know what it would say.
-    `meta` holds user attributes (string keys) that travel with the node.
+    `meta` holds user attributes (string keys) that travel with the node. `scope` is the scope it was first made in.
     """
 
-    __slots__ = ("op", "inputs", "outputs", "name", "meta", "serial", "__weakref__")
+    __slots__ = ("op", "inputs", "outputs", "name", "meta", "scope", "serial", "__weakref__")
 
     def __init__(
         self,
@@ -170,6 +171,7 @@ class Node:
         self.inputs: tuple[Value | None, ...] = tuple(inputs)
         scope = context.current()
         scope.admit()
+        self.scope = scope
         self.name = scope.qualify(name)
         self.meta: Mapping[str, str] = scope.merge(meta)
         self.serial = next(_serial)
@@ -177,9 +179,10 @@ class Node:
             try:
                 types = op.infer_types([None if v is None else v.type for v in self.inputs])
             except GraphkitError as error:
-                raise type(error)(f"{self.describe()}: {error}") from None
+                raise type(error)(f"{unfinished(self, output_names)}: {error}") from None
             except (*BAD_VALUE, AttributeError) as error:
-                raise TypeMismatch(f"{self.describe()}: operands and attributes do not fit: {error}") from error
+                where = unfinished(self, output_names)
+                raise TypeMismatch(f"{where}: operands and attributes do not fit: {error}") from error
         named = len(output_names)
         self.outputs: tuple[Value, ...] = tuple(
             [Value(t, output_names[i] if i < named else "", self, i) for i, t in enumerate(types)]
@@ -207,11 +210,8 @@ class Node:
         raise UsageError("a node is pickled with the graph that it belongs to: pickle the Model, or the Graph")
 
     def describe(self) -> str:
-        """One line for errors: name, operator, operand types."""
-        operands = ", ".join("-" if v is None else str(v) for v in self.inputs)
-        domain = f"{self.op.domain}." if self.op.domain else ""
-        label = f"node {self.name!r}" if self.name else "unnamed node"
-        return f"{label} {domain}{self.op.name}({operands})"
+        """One line for errors: name, operator, operand types; for a node without a name, also what made it."""
+        return described(self)
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """This node on other operands; itself when nothing differs. Types are inferred only when they may change."""
@@ -224,12 +224,14 @@ class Node:
                 return self._moved(given)
         with context.detached():
             names = [v.name for v in self.outputs]
-            return Node(op or self.op, inputs, self.name, self.meta, output_names=names)
+            node = Node(op or self.op, inputs, self.name, self.meta, output_names=names)
+        node.scope = self.scope
+        return node
 
     def _moved(self, inputs: tuple[Value | None, ...]) -> Node:
         """This node on operands of the same types. What __init__ would do, without asking for a name and types."""
         node = Node.__new__(Node)
-        node.op, node.inputs, node.name, node.meta = self.op, inputs, self.name, self.meta
+        node.op, node.inputs, node.name, node.meta, node.scope = self.op, inputs, self.name, self.meta, self.scope
         node.serial = next(_serial)
         node.outputs = tuple([Value(v.type, v.name, node, v.index) for v in self.outputs])
         return node
@@ -345,24 +347,24 @@ class Graph:
     def _check(self) -> None:
         known = set(self.inputs)
         if len(known) != len(self.inputs):
-            raise InvalidModel(f"graph {self.name!r}: an input is listed twice")
+            raise InvalidModel(f"{titled(self)}: an input is listed twice")
         read = itertools.chain(self.outputs, [new for _, new in self.updates], *[n.inputs for n in self.nodes])
         missing = {v: None for v in read if v is not None and v.node is None and v not in known}
         if missing:
             listed = ", ".join(str(v) for v in missing)
-            raise InvalidModel(f"graph {self.name!r} depends on values that are not among its inputs: {listed}")
+            raise InvalidModel(f"{titled(self)} depends on values that are not among its inputs: {listed}")
         updated: dict[Value, Value] = {}
         for state, new in self.updates:
             if state in updated:
                 nodes = " and ".join("an input" if v.node is None else v.node.describe() for v in (updated[state], new))
-                raise InvalidModel(f"graph {self.name!r}: {state} is updated twice, by {nodes}")
+                raise InvalidModel(f"{titled(self)}: {state} is updated twice, by {nodes}")
             updated[state] = new
             if state not in known:
-                raise InvalidModel(f"graph {self.name!r}: update of {state}, which is not an input")
+                raise InvalidModel(f"{titled(self)}: update of {state}, which is not an input")
             if state.type != new.type:
-                raise InvalidModel(f"graph {self.name!r}: update of {state} with another type, {new.type}")
+                raise InvalidModel(f"{titled(self)}: update of {state} with another type, {new.type}")
         if self._output_names is not None and len(self._output_names) != len(self.outputs):
-            raise InvalidModel(f"graph {self.name!r}: {len(self.outputs)} outputs but {len(self._output_names)} names")
+            raise InvalidModel(f"{titled(self)}: {len(self.outputs)} outputs but {len(self._output_names)} names")
 
     @property
     def values(self) -> Iterator[Value]:
@@ -432,7 +434,7 @@ class Graph:
         if name in by_output:
             return by_output[name]
         known = [*by_output, *(self.name_of(v) for v in self.values)]
-        raise UsageError(f"graph {self.name!r} has no value {name!r}{did_you_mean(name, known)}")
+        raise UsageError(f"{titled(self)} has no value {name!r}{did_you_mean(name, known)}")
 
     @uncollected
     def _assign_names(self) -> None:

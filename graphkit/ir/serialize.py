@@ -21,6 +21,7 @@ from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph
 from graphkit.ir.limits import require_memory
+from graphkit.ir.origin import titled
 from graphkit.ir.stored import StoredArray, StoredFile
 from graphkit.ir.weights import read_weights, write_weights
 
@@ -56,7 +57,7 @@ def save(
     body = Encoder(tensors, params).graph(graph)
     unknown = [name for name in params if name not in graph.input_names]
     if unknown:
-        raise InvalidModel(f"graph {graph.name!r} has no input for parameters {', '.join(map(repr, unknown))}")
+        raise InvalidModel(f"{titled(graph)} has no input for parameters {', '.join(map(repr, unknown))}")
     try:
         with PendingFile(path.parent, path.name) as text, PendingFile(path.parent, f"{stem}.safetensors") as data:
             weights, target = None, None

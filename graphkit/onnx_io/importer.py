@@ -331,7 +331,8 @@ class Builder:
         limits.check_time()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
         try:
-            results = self.results(raw, names, setting, where)
+            with context.made_by(where, told=True):
+                results = self.results(raw, names, setting, where)
         except GraphkitError as error:
             if str(error).startswith(self.label):
                 raise

@@ -14,6 +14,7 @@ from onnx import ModelProto
 from graphkit.errors import GraphkitError, UnsupportedError
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir.origin import brief
 from graphkit.onnx_io import downgrade
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.functions import standard_function
@@ -102,7 +103,7 @@ def _available(name: str, target: int) -> bool:
 def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
     op = operator(node, Op)
     try:
-        with context.expanding():
+        with context.expanding(maker=f"the expansion of {brief(node)}"):
             results = op.expand(*operands)
     except GraphkitError as error:
         raise type(error)(f"{node.describe()}: in its expansion: {error}") from error

@@ -12,6 +12,7 @@ from graphkit.frontend import initializers
 from graphkit.frontend import layers as nn
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.names import Names
+from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, Model
 from graphkit.ops import F, constant
@@ -82,8 +83,8 @@ def find_head(graph: Graph, output: Value) -> Head:
         tail.append((node, value))
     above = "an input" if value.node is None else value.node.describe()
     raise UsageError(
-        f"no layer with parameters to replace at the end of model {graph.name!r}: there is {above}; a head can go on "
-        "any value by name: replace_head(..., at=NAME), --head-at NAME"
+        f"no layer with parameters to replace at the end of {titled(graph, 'model')}: there is {above}; a head can go "
+        "on any value by name: replace_head(..., at=NAME), --head-at NAME"
     )
 
 

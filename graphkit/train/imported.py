@@ -10,6 +10,7 @@ from graphkit.errors import GraphkitError, UsageError, did_you_mean
 from graphkit.ir.dims import Dim, DimExpr, parse, product
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
+from graphkit.ir.origin import titled
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
 from graphkit.ops import constant, operator
@@ -74,7 +75,7 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
         result = Model.from_graph(freed, model.params.entries())
         _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     except GraphkitError as error:
-        raise UsageError(f"model {graph.name!r} works for a batch of 1 alone: {error}") from None
+        raise UsageError(f"{titled(graph, 'model')} works for a batch of 1 alone: {error}") from None
     return result
 
 
@@ -101,7 +102,7 @@ def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int
     """The axis of samples of each input that has one."""
     for name in axes:
         if name not in model.inputs:
-            raise UsageError(f"model {model.name!r} has no input {name!r}{did_you_mean(name, model.inputs)}")
+            raise UsageError(f"{titled(model.graph, 'model')} has no input {name!r}{did_you_mean(name, model.inputs)}")
     named = zip(model.inputs, model.data_inputs, strict=True)
     return {v: axis for n, v in named if (axis := axes.get(n, 0)) is not None}
 
@@ -140,7 +141,7 @@ def constants_to_parameters(model: Model) -> Model:
     graph = model.graph
     roles = _weight_roles(graph)
     if not roles:
-        raise UsageError(f"model {graph.name!r} has no weights among its constants")
+        raise UsageError(f"{titled(graph, 'model')} has no weights among its constants")
     names = Names(graph.input_names)
     stored = {
         v: Value(TensorType(v.dtype, v.shape), names.take(v.name or role), role=role) for v, role in roles.items()

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.ir import context
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
@@ -259,7 +260,8 @@ def attach(
     """
     found = bound(graph, loss, targets, output, weights)
     placeholders = [Value(t, n) for n, t in found.targets.items()]
-    value = found.build(*placeholders)
+    with context.made_by(f"loss {described(loss)}"):
+        value = found.build(*placeholders)
     if mixed:
         second = [Value(t, f"{n}{SECOND}") for n, t in found.targets.items()]
         mix = Value(TensorType(DType.FLOAT32, ()), MIX)

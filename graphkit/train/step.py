@@ -14,6 +14,7 @@ import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UsageError
+from graphkit.ir import context
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
@@ -93,12 +94,13 @@ def _updates(
         slots = [Value(weight.type, f"{parameter.name}/{slot}", role="state") for slot in optimizer.slots]
         lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
         states = [weight, *slots]
-        if isinstance(found, Rows):
-            rows = [found.take(s) for s in states]
-            new = optimizer.update(rows[0], found.per_place(grad), rows[1:], lr, step, parameter.decay_mult)
-            new = [found.put(s, r) for s, r in zip(states, new, strict=True)]
-        else:
-            new = optimizer.update(weight, grad, slots, lr, step, parameter.decay_mult)
+        with context.made_by(f"{optimizer.kind}'s update of {parameter.name!r}"):
+            if isinstance(found, Rows):
+                rows = [found.take(s) for s in states]
+                new = optimizer.update(rows[0], found.per_place(grad), rows[1:], lr, step, parameter.decay_mult)
+                new = [found.put(s, r) for s, r in zip(states, new, strict=True)]
+            else:
+                new = optimizer.update(weight, grad, slots, lr, step, parameter.decay_mult)
         inputs += slots
         updates += list(zip(states, new, strict=True))
         if rule.ema is not None:

@@ -236,7 +236,7 @@ def test_statistics_in_the_branches_of_an_if() -> None:
 
 def test_a_graph_updates_a_state_once() -> None:
     state, x = Value(TensorType("float32", (2,)), "s", role="state"), Value(TensorType("float32", (2,)), "x")
-    with pytest.raises(InvalidModel, match=r"updated twice, by unnamed node Add.* and unnamed node Mul"):
+    with pytest.raises(InvalidModel, match=r"updated twice, by node Add.* and node Mul"):
         Graph([state, x], [x], [(state, F.add(state, x)), (state, F.mul(state, x))])
 
 

@@ -270,7 +270,8 @@ def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:
     debug, checking = config.DEBUG.get(), config.CHECK_PASSES.get()
     for step in passes:
         name, transform = (step.name, step) if isinstance(step, Pass) else step
-        before, graph = graph, transform(graph)
+        with context.made_by(f"pass {name}"):
+            before, graph = graph, transform(graph)
         if debug:
             sys.stderr.write(f"graphkit: pass {name}: {effect(before, graph)}\n")
         if checking and isinstance(step, Pass):

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from graphkit.errors import UnsupportedError
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir.origin import brief
 from graphkit.ir.types import TensorType
 from graphkit.ops import Op, operator
 from graphkit.passes.core.declare import Property, graph_pass
@@ -49,7 +50,7 @@ def _expanded(node: Node, is_composite: Predicate) -> Sequence[Any]:
     if not ranked:
         return node.outputs
     try:
-        with context.expanding(node.meta):
+        with context.expanding(node.meta, f"the expansion of {brief(node)}"):
             found = op.expand(*node.inputs)
     except UnsupportedError:
         return node.outputs

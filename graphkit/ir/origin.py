@@ -1,0 +1,126 @@
+"""How errors name a node: by its name, or else by its result, what made it, and the nearest node with a name."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphkit.ir.graph import Graph, Node, Value
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+# How many nodes are looked at to find one that has a name.
+_FARTHEST = 1000
+
+
+def described(node: Node) -> str:
+    """`node 'fc' Gemm(x: float32[2, 3], ...)`; see `origin` for a node without a name."""
+    named = node.name or any(v.name for v in node.outputs)
+    return _line(node, [v.name for v in node.outputs], None if named else origin(node))
+
+
+def unfinished(node: Node, output_names: Sequence[str]) -> str:
+    """The same of a node whose construction fails: it has no results yet, and the caller is on the stack."""
+    if node.name or node.scope.told:
+        return _line(node, output_names, None)
+    return _line(node, output_names, origin(node, _caller()))
+
+
+def brief(node: Node) -> str:
+    """`node 'fc'`, `the node of 'y'`, or `a Relu made by ...`. Cheap: no other node is looked at."""
+    if node.name:
+        return f"node {node.name!r}"
+    result = next((v.name for v in node.outputs if v.name), "")
+    made = _made(node, "")
+    return f"the node of {result!r}" if result else f"a {node.op.name}" + (f" {made}" if made else "")
+
+
+def label(node: Node) -> str:
+    """Short: `'fc'`, the name of the first named result, or `Relu (made by ...)`."""
+    name = node.name or next((v.name for v in node.outputs if v.name), "")
+    return repr(name) if name else node.op.name + _in_brackets(origin(node))
+
+
+def titled(graph: Graph, kind: str = "graph") -> str:
+    """For errors: `graph 'lenet'`, or `the graph of inputs 'x', 'y'` if it has no name. kind: "graph" or "model"."""
+    if graph.name:
+        return f"{kind} {graph.name!r}"
+    names = [repr(v.name or "input") for v in graph.inputs if v.role == "data"]
+    if not names:
+        return f"the {kind} without a name"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"the {kind} of input{'s' * (len(names) > 1)} {', '.join(names[:3])}{more}"
+
+
+def origin(node: Node, place: str = "") -> str:
+    """What made a node, and the nearest node or input before it that has a name; "" if nothing is known.
+
+    Such as "made by pass fuse_gelu, after node 'fc'" or "made in scope 'block1' at train.py:12". place: where it is
+    made, as "train.py:12".
+    """
+    made = _made(node, place)
+    named = any(v is not None and _name(v) for v in node.inputs)
+    before = "" if named else _before(node)
+    return ", ".join(filter(None, [made, before and f"after {before}"]))
+
+
+def _made(node: Node, place: str) -> str:
+    scope = node.scope
+    made = f" by {scope.maker}" if scope.maker else ""
+    made += f" in scope {scope.prefix.rstrip('/')!r}" if scope.prefix else ""
+    made += f" at {place}" if place else ""
+    return f"made{made}" if made else ""
+
+
+def _line(node: Node, output_names: Sequence[str], made: str | None) -> str:
+    operands = ", ".join("-" if v is None else str(v) for v in node.inputs)
+    domain = f"{node.op.domain}." if node.op.domain else ""
+    call = f"{domain}{node.op.name}({operands})"
+    if node.name:
+        return f"node {node.name!r} {call}"
+    result = next(filter(None, output_names), "")
+    if result:
+        return f"node of {result!r} {call}"
+    return f"node {call}{_in_brackets(made)}"
+
+
+def _in_brackets(text: str | None) -> str:
+    return f" ({text})" if text else ""
+
+
+def _name(value: Value) -> str:
+    return value.name or ("" if value.node is None else value.node.name)
+
+
+def _before(node: Node) -> str:
+    """The nearest named node or value that the operands are made from."""
+    pending: deque[Value] = deque(v for v in node.inputs if v is not None)
+    seen = set(pending)
+    while pending and len(seen) < _FARTHEST:
+        value = pending.popleft()
+        if value.node is None:
+            if value.name:
+                return f"input {value.name!r}"
+            continue
+        if value.node.name:
+            return f"node {value.node.name!r}"
+        if value.name:
+            return f"the node of {value.name!r}"
+        new = [v for v in value.node.inputs if v is not None and v not in seen]
+        seen.update(new)
+        pending.extend(new)
+    return ""
+
+
+def _caller() -> str:
+    """The innermost line of the stack that is not graphkit's own: the user's. Only for errors: it walks the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE) and not code.co_filename.startswith("<frozen"):
+            return f"{Path(code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
