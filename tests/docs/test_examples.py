@@ -32,7 +32,13 @@ def own_operators():
         registry.remove(cls)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+# Guides whose examples build or train large networks.
+LONG = ("models.md",)
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.name, marks=[pytest.mark.full] if p.name in LONG else []) for p in FILES]
+)
 def test_python_blocks(path, tmp_path, monkeypatch, own_operators):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": f"example_{path.stem}"}

@@ -41,8 +41,12 @@ def run(words: list[str]) -> None:
     assert cli.invoke(words[1:]) == expected, shlex.join(words)
 
 
-# One page asserts that all of a network is native.
-MARKS = {"6-faster-and-bigger": pytest.mark.onednn}
+# One page asserts that all of a network is native. Pages that train for long are of the full lane.
+MARKS = {
+    "1-first-network": [pytest.mark.full],
+    "3-training": [pytest.mark.full],
+    "6-faster-and-bigger": [pytest.mark.full, pytest.mark.onednn],
+}
 
 
 @pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=MARKS.get(p.stem, ())) for p in PAGES])

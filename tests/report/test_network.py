@@ -10,6 +10,8 @@ import pytest
 import graphkit as gk
 from graphkit.report.network import MOST_BOXES, draw, grouped
 
+pytestmark = pytest.mark.usefixtures("unset_parameters")
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 

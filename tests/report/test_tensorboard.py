@@ -236,8 +236,11 @@ gk.Trainer(net).fit(data, data, epochs=100000, batch_size=8, callbacks=[gk.Tenso
 """
 
 
-def test_killed_it_leaves_whole_records(tmp_path):
-    for number, more in enumerate((1, 7_001, 33_333)):
+@pytest.mark.parametrize(
+    "sizes", [(7_001,), pytest.param((1, 7_001, 33_333), marks=pytest.mark.full)], ids=["once", "often"]
+)
+def test_killed_it_leaves_whole_records(tmp_path, sizes):
+    for number, more in enumerate(sizes):
         folder = tmp_path / str(number)
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", TRAINING, str(folder)], stderr=subprocess.PIPE, text=True
@@ -375,7 +378,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=[pytest.mark.full] if w in ("placed", "servers") else []) for w in WAYS]
+)
 def test_train(tmp_path, way):
     """Rank 0 has the parameters of all, as they are saved."""
     x = gk.input("x", ["N", 1, 4, 4])
