@@ -7,7 +7,7 @@ import random
 import pytest
 
 from graphkit.errors import TypeMismatch
-from graphkit.ir import dims
+from graphkit.ir import anonymous, dims
 from graphkit.ir.dims import Dim, DimExpr, assumptions, evaluate, symbol
 from graphkit.ir.sizes import SizeTable, defined_names
 
@@ -97,16 +97,21 @@ def test_names_of_somebody_else_are_none_of_ours() -> None:
         assert not [n for n in read.symbols if dims.definition(n) is not None]
 
 
-def test_definitions_live_as_long_as_their_names() -> None:
+def test_definitions_live_as_long_as_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones are kept, those used last: a model in use keeps its own."""
+    monkeypatch.setattr(anonymous, "_MAX_NAMES", len(dims._anonymous._names) + 20)
     n = symbol("N")
     kept = large(n, symbol("M"), 40)
     (name,) = kept.symbols  # type: ignore[union-attr]
-    for other in range(5000):
+    for other in range(100):
         large(symbol("N"), symbol("M"), 40)
         assert isinstance(n * ((1 << 65) + other), DimExpr)  # a factor that is too large
     assert large(n, symbol("M"), 40) == kept
     assert dims.definition(name) is not None
+    unused = large(n, symbol("K"), 40)
+    for other in range(100, 200):
+        assert isinstance(n * ((1 << 65) + other), DimExpr)
+    assert dims.definition(*unused.symbols) is None  # type: ignore[union-attr]
 
 
 def test_names_that_nothing_defines_are_not_known() -> None:
