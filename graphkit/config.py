@@ -44,6 +44,15 @@ def _flag(text: str) -> bool:
     return known[text.lower()]
 
 
+def _level(text: str) -> int:
+    if text in ("0", "1", "2", "3"):
+        return int(text)
+    try:
+        return int(_flag(text))
+    except ValueError:
+        raise ValueError("expected 0, 1, 2 or 3 (true, yes, on: 1; false, no, off: 0)") from None
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -82,7 +91,13 @@ PIN = Knob(
     "GRAPHKIT_PIN", _flag, False, "1 keeps each helper thread on a core, those of the caller's memory node (NUMA) first"
 )
 STRICT = Knob("GRAPHKIT_STRICT", _flag, False, "1 makes a step without a native kernel an error")
-DEBUG = Knob("GRAPHKIT_DEBUG", _flag, False, "1 logs the effect of every graph pass on stderr")
+DEBUG = Knob(
+    "GRAPHKIT_DEBUG",
+    _level,
+    0,
+    "1 logs the effect of every graph pass, and every program made, on stderr; 2 also times, nodes that are interpreted"
+    " and why, cached programs and why others are made; 3 also the graph after each pass and the steps of each program",
+)
 CHECK_PASSES = Knob("GRAPHKIT_CHECK_PASSES", _flag, False, "1 proves behind every graph pass what it ensures")
 SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators when none is given")
 CACHE: Knob[str | None] = Knob(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import graphkit
+from graphkit import debug
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.atomic import write_whole
 
@@ -37,11 +38,18 @@ class Shelf(NamedTuple):
         """None where nothing is kept."""
         path = self.file(content)
         try:
-            return path.read_bytes()
+            kept = path.read_bytes()
+            self._log("read from", path)
+            return kept
         except FileNotFoundError:
+            self._log("not in", path)
             return None
         except OSError as error:
             raise CacheFailure(f"GRAPHKIT_CACHE: {path} cannot be read: {error.strerror or error}") from error
+
+    def _log(self, what: str, path: Path) -> None:
+        if debug.level() >= debug.DECISIONS:
+            debug.say(f"cache: {self.kind} {what} {path}")
 
     def write(self, content: str, data: bytes) -> None:
         try:

@@ -13,6 +13,7 @@ from graphkit.executor.lower.batch import Batch
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.pools import Pools
+from graphkit.executor.run import program_log
 from graphkit.executor.run.base_program import InstancedProgram
 from graphkit.executor.run.batched_program import BatchedProgram, Parts
 from graphkit.executor.run.compile import SingleProgram, compile_graph, find_batch, make_template, sized_program
@@ -38,6 +39,7 @@ class Programs:
     """
 
     def __init__(self, settings: Settings, pools: Pools):
+        self._log = program_log.of(settings)
         self._settings = settings
         self._pools = pools
         device = with_arrays(settings.device, settings.number)
@@ -59,6 +61,12 @@ class Programs:
 
     def find(self, key: Key) -> SingleProgram | None:
         """The program, if it is there and to be used; it is the last used one then."""
+        program = self._found(key)
+        if self._log is not None and program is not None:
+            self._log.found(key)
+        return program
+
+    def _found(self, key: Key) -> SingleProgram | None:
         program = self._kept.get(key)
         if program is None:
             return None
@@ -75,6 +83,13 @@ class Programs:
 
     def make(self, key: Key, selection: Selection) -> SingleProgram:
         """The program for inputs of these shapes. Raises as `compile_graph`."""
+        if self._log is None:
+            return self._make(key, selection)
+        with self._log.making(key, selection, outgrown=key in self._kept) as made:
+            made.program = self._make(key, selection)
+        return made.program
+
+    def _make(self, key: Key, selection: Selection) -> SingleProgram:
         before = self._kept.get(key)  # outgrown
         if before is not None:
             self._drop(key)
@@ -85,6 +100,8 @@ class Programs:
             self._wholes.setdefault(part, set()).add(key)
         most = config.CACHE_MB.get() << 20
         while self._bytes > most and len(self._kept) > _LEAST:
+            if self._log is not None:
+                self._log.dropped(next(iter(self._kept)), most)
             self._drop(next(iter(self._kept)))
         return program
 

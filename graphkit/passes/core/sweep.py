@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from graphkit import config
+from graphkit import config, debug
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import DimExpr
@@ -264,19 +264,28 @@ def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) 
 def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:
     """Apply passes, or functions under a name, in order; whether the order fits is for `declare.pipeline` to say.
 
-    With GRAPHKIT_DEBUG=1 the effect of each goes to stderr; with GRAPHKIT_CHECK_PASSES=1 a pass that has not ensured
-    what it declares raises CheckFailed.
+    With GRAPHKIT_DEBUG=1 the effect of each goes to stderr, with 2 also its time, with 3 the graph that it changed.
+    With GRAPHKIT_CHECK_PASSES=1 a pass that has not ensured what it declares raises CheckFailed.
     """
-    debug, checking = config.DEBUG.get(), config.CHECK_PASSES.get()
+    level, checking = debug.level(), config.CHECK_PASSES.get()
     for step in passes:
         name, transform = (step.name, step) if isinstance(step, Pass) else step
+        begin = time.perf_counter() if level else 0.0
         with context.made_by(f"pass {name}"):
             before, graph = graph, transform(graph)
-        if debug:
-            sys.stderr.write(f"graphkit: pass {name}: {effect(before, graph)}\n")
+        if level:
+            _log(level, name, before, graph, time.perf_counter() - begin)
         if checking and isinstance(step, Pass):
             step.verify(graph)
     return graph
+
+
+def _log(level: int, name: str, before: Graph, graph: Graph, seconds: float) -> None:
+    """Print what a pass did, as GRAPHKIT_DEBUG asks for."""
+    took = f"; {debug.milliseconds(seconds)}" if level >= debug.DECISIONS else ""
+    debug.say(f"pass {name}: {effect(before, graph)}{took}")
+    if level >= debug.LISTINGS and graph is not before:
+        debug.show(str(graph))
 
 
 def operators(graph: Graph) -> Counter[str]:

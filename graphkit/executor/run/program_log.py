@@ -1,0 +1,117 @@
+"""What GRAPHKIT_DEBUG prints of programs: which are made, why, how their nodes run, and which were there already."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from graphkit import debug
+from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.run.batched_program import BatchedProgram
+from graphkit.executor.run.compile import SingleProgram
+from graphkit.executor.run.selection import Key, Selection
+from graphkit.executor.run.sized_program import SizedProgram
+from graphkit.ir.origin import titled
+from graphkit.text import human
+
+
+@dataclass
+class Making:
+    """A program that is being made; `program` is there at the end."""
+
+    program: SingleProgram = None  # type: ignore[assignment]
+
+
+def of(settings: Settings) -> ProgramLog | None:
+    """The log of programs of a device; None, which costs nothing, if GRAPHKIT_DEBUG is off."""
+    level = debug.level()
+    return ProgramLog(settings, level) if level else None
+
+
+class ProgramLog:
+    """Prints what becomes of the programs of one executor and device."""
+
+    def __init__(self, settings: Settings, level: int):
+        where = settings.device if settings.device == "cpu" else f"{settings.device}:{settings.number}"
+        self._where = f"{where}, {settings.threads} threads" if settings.device == "cpu" else where
+        self._level = level
+        # The key made last, by what programs for other shapes have in common, and the keys that were let go.
+        self._latest: dict[tuple[int, tuple[int, ...]], Key] = {}
+        self._dropped: set[Key] = set()
+
+    def found(self, key: Key) -> None:
+        """A run uses a program that is there."""
+        if self._level >= debug.DECISIONS:
+            debug.say(f"program for {_sizes(key)}: found")
+
+    def dropped(self, key: Key, most: int) -> None:
+        """A program is let go."""
+        self._dropped.add(key)
+        if self._level >= debug.DECISIONS:
+            limit = f"{human(most)} (GRAPHKIT_CACHE_MB)"
+            debug.say(f"program for {_sizes(key)}: dropped, all programs together take more than {limit}")
+
+    @contextmanager
+    def making(self, key: Key, selection: Selection, *, outgrown: bool) -> Iterator[Making]:
+        """Print why a program is made, then what it is. outgrown: it replaces one for the same key."""
+        name = f"program of {titled(selection.graph)} for {_shapes(selection, key)}"
+        if self._level >= debug.DECISIONS:
+            debug.say(f"{name}: made because {self._reason(key, selection, outgrown)}")
+        made = Making()
+        begin = time.perf_counter()
+        yield made
+        seconds = time.perf_counter() - begin
+        self._latest[key.group] = key
+        self._dropped.discard(key)
+        debug.say(f"{name} ({self._where}): {_content(made.program)}; {debug.milliseconds(seconds)}")
+        if self._level >= debug.DECISIONS and not isinstance(made.program, (SizedProgram, BatchedProgram)):
+            for node, operator, reason in made.program.lowered.interpreted():
+                why = f": {reason}" if reason else ""
+                debug.say(f"node {node!r} ({operator.op.name}) is interpreted{why}")
+        if self._level >= debug.LISTINGS and not isinstance(made.program, BatchedProgram):
+            debug.show(str(made.program.plan))
+
+    def _reason(self, key: Key, selection: Selection, outgrown: bool) -> str:
+        if outgrown:
+            return "these shapes come often, so that a compiled one pays"
+        if key in self._dropped:
+            return "the one for these shapes was dropped (GRAPHKIT_CACHE_MB)"
+        before = self._latest.get(key.group)
+        if before is None:
+            return "other outputs are selected, or other parameters are fed" if self._latest else "there is none yet"
+        changes = [
+            f"{selection.inputs[position].name} {_size(old)} -> {_size(new)}"
+            for position, old, new in zip(selection.open, before.shapes, key.shapes, strict=True)
+            if old != new
+        ]
+        return f"shapes differ from those before: {', '.join(changes)}"
+
+
+def _content(program: SingleProgram) -> str:
+    """`20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+    if isinstance(program, BatchedProgram):
+        return "the program of a part of the batch, for each part"
+    count = len(program.placement.steps)
+    steps = f"{count} step{'s' * (count != 1)}"
+    if isinstance(program, SizedProgram):
+        return f"{steps}, from the template for all sizes, arena {human(program.arena_bytes)}"
+    kinds = Counter(lowering.kind for lowering in program.lowered.lowerings).most_common()
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    return f"{steps} ({listed or 'none'}), arena {human(program.lowered.memory.layout.arena_bytes)}"
+
+
+def _shapes(selection: Selection, key: Key) -> str:
+    """`x [8, 3]` of each input whose size is open."""
+    named = zip(selection.open, key.shapes, strict=True)
+    return ", ".join(f"{selection.inputs[i].name} {_size(shape)}" for i, shape in named) or "fixed shapes"
+
+
+def _sizes(key: Key) -> str:
+    return ", ".join(map(_size, key.shapes)) or "fixed shapes"
+
+
+def _size(shape: tuple[int, ...] | None) -> str:
+    return "?" if shape is None else str(list(shape))
