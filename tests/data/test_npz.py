@@ -10,6 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from cases import each_case
 
 from graphkit.data.files.idx import read_idx
 from graphkit.data.files.npz import read_arrays
@@ -78,8 +79,8 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
         read_arrays(tmp_path / "pipe.npy")
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_damaged_archives_are_named(tmp_path, seed):
+@each_case(range(200), group=lambda seed: "archives", full=lambda seed: seed >= 50)
+def test_damaged_archives_are_named(seed, tmp_path):
     rng = np.random.default_rng(seed)
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(300), y=np.array(["a", "b"]))
     data = bytearray((tmp_path / "a.npz").read_bytes())

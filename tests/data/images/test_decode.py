@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 import zlib
 
 import numpy as np
 import pytest
+from cases import each_case
 from PIL import Image
 
 from graphkit.data.images.decode import of_pixels, opened
@@ -43,18 +45,18 @@ def sixteen_bit_png(values):
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
-@pytest.mark.parametrize("colours", ["L", "RGB", "RGBA"])
-@pytest.mark.parametrize(
-    ("mode", "form"),
-    [
+FORMS = [
         ("1", "PNG"), ("L", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("RGB", "PNG"), ("RGBA", "PNG"),
         ("1", "BMP"), ("L", "BMP"), ("P", "BMP"), ("RGB", "BMP"), ("RGB", "PPM"), ("L", "PPM"),
         ("L", "JPEG"), ("RGB", "JPEG"), ("CMYK", "JPEG"), ("YCbCr", "JPEG"),
         ("1", "TIFF"), ("L", "TIFF"), ("RGB", "TIFF"), ("RGBA", "TIFF"), ("CMYK", "TIFF"), ("YCbCr", "TIFF"),
         ("P", "GIF"), ("RGB", "WEBP"), ("RGBA", "WEBP"),
-    ],
-)  # fmt: skip
-def test_every_mode(mode, form, colours):
+]  # fmt: skip
+
+
+@each_case(itertools.product(FORMS, ["L", "RGB", "RGBA"]), group=lambda case: case[0][1])
+def test_every_mode(case):
+    (mode, form), colours = case
     data = encoded(PHOTO.convert(mode), form)
     with Image.open(io.BytesIO(data)) as image:
         wanted = np.asarray(image.convert(colours)).reshape(10, 14, -1)
@@ -111,9 +113,9 @@ UPRIGHT = {
 }
 
 
-@pytest.mark.parametrize("orientation", UPRIGHT)
-@pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG", "WEBP"])
-def test_all_orientations(form, orientation):
+@each_case(itertools.product(["PNG", "TIFF", "JPEG", "WEBP"], UPRIGHT), group=lambda case: case[0])
+def test_all_orientations(case):
+    form, orientation = case
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(PHOTO, form, exif=exif, **({"lossless": True} if form == "WEBP" else {}))

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from cases import each_case
 from PIL import Image
 
 from graphkit.data.images import numbers
@@ -45,10 +46,12 @@ def torchvision_centre(array, crop_height, crop_width):
     return array[top : top + crop_height, left : left + crop_width]
 
 
-@pytest.mark.parametrize("filter", FILTERS)
-@pytest.mark.parametrize("resize", [7, 33, 50, (20, 61), (33, 47), None], ids=str)
-@pytest.mark.parametrize("crop", [(7, 7), (20, 30), (64, 70), (5, 90), None], ids=str)
-def test_resized_and_cut_as_torchvision_does(filter, resize, crop):
+RESIZES, CROPS = [7, 33, 50, (20, 61), (33, 47), None], [(7, 7), (20, 30), (64, 70), (5, 90), None]
+
+
+@each_case(itertools.product(FILTERS, RESIZES, CROPS), group=lambda case: case[0])
+def test_resized_and_cut_as_torchvision_does(case):
+    filter, resize, crop = case
     made = Preprocess(resize=resize, crop=crop, filter=filter, dtype="uint8", layout="NHWC")
     size = (33, 47) if resize is None else resize if isinstance(resize, tuple) else torchvision_resize(33, 47, resize)
     wanted = np.asarray(Image.fromarray(PIXELS).resize(size[::-1], FILTERS[filter]))
@@ -70,10 +73,12 @@ def test_sizes_and_windows_are_torchvisions():
         np.testing.assert_array_equal(np.asarray(part)[..., None], torchvision_centre(rows, height, width))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("colours", ["RGB", "BGR", "L", "RGBA"])
-def test_numbers(colours, layout, dtype):
+DTYPES, LAYOUTS, COLOURS = ["float32", "float64", "float16", "bfloat16"], ["NCHW", "NHWC"], ["RGB", "BGR", "L", "RGBA"]
+
+
+@each_case(itertools.product(COLOURS, LAYOUTS, DTYPES), group=lambda case: case[0])
+def test_numbers(case):
+    colours, layout, dtype = case
     channels = {"L": 1, "RGBA": 4}.get(colours, 3)
     mean, std = np.linspace(0.3, 0.6, channels), np.linspace(0.2, 0.3, channels)
     made = Preprocess(

@@ -35,7 +35,12 @@ def until_it_fails(batches, kind):
     pytest.fail("there is no error")
 
 
-@pytest.mark.parametrize("count", [1, 2])
+# Seconds in which a worker that does not hang goes on, also beside other programs.
+TIMEOUT = 2.0
+HUNG = f"was ended, as it has not gone on for {TIMEOUT:g} s, in sample 13 of harmful"
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("harm", "kind", "message"),
     [
@@ -46,14 +51,14 @@ def until_it_fails(batches, kind):
         ("exit", WorkerError, "harmful: sample 13: SystemExit: 4"),
         ("killed", WorkerError, "was ended by SIGKILL, in sample 13 of harmful"),
         ("gone", WorkerError, "has ended with the exit code 3, in sample 13 of harmful"),
-        ("hang", WorkerError, "was ended, as it has not gone on for 0.4 s, in sample 13 of harmful"),
-        ("hold", WorkerError, "was ended, as it has not gone on for 0.4 s, in sample 13 of harmful"),
+        ("hang", WorkerError, HUNG),
+        ("hold", WorkerError, HUNG),
     ],
     ids=["value", "graphkit", "memory", "unpickled", "exit", "killed", "gone", "hang", "hold"],
 )
 def test_an_error_comes_in_its_place(sets, gone, count, harm, kind, message):
     found = sets.Harmful(40, 13, harm)
-    with Workers(count, timeout=0.4) as workers:
+    with Workers(count, timeout=TIMEOUT if harm in ("hang", "hold") else None) as workers:
         batches = iter(found.batches(3, shuffle=False, workers=workers))
         assert next(batches).inputs[:, 0].tolist() == [0, 1, 2]
         pids = workers.pids
@@ -116,12 +121,10 @@ def test_closing_does_not_wait_for_samples(sets, tmp_path, gone):
     thread.start()
     wait_for(lambda: [*tmp_path.glob("*.bad")])
     pids = workers.pids
-    start = time.monotonic()
     workers.close()
     thread.join()
     assert "the workers have ended" in str(told[0][1])
     assert gone(pids), "a sample that takes an hour ends with them"
-    assert time.monotonic() - start < 30
 
 
 def in_time(work):
@@ -129,7 +132,7 @@ def in_time(work):
     done = []
     thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(120)
     assert done, "it hangs, or has failed"
     return done[0]
 
@@ -158,20 +161,20 @@ def test_both_sides_may_have_much_to_say(sets, narrow):
 
 def test_a_worker_that_hangs_is_found_whatever_is_on_its_way_to_it(sets, narrow):
     found = sets.Harmful(6000, 13, "hang")
-    with Workers(1, timeout=0.4) as workers:
+    with Workers(1, timeout=TIMEOUT) as workers:
         seen, error = in_time(lambda: until_it_fails(found.batches(2000, shuffle=False, workers=workers), WorkerError))
     assert seen == []
-    assert "has not gone on for 0.4 s, in sample 13 of harmful" in str(error)
+    assert HUNG in str(error)
 
 
 def test_a_worker_that_hangs_outside_of_samples(sets, monkeypatch, gone):
-    monkeypatch.setattr(crew, "_LEAST", 0.6)
+    monkeypatch.setattr(crew, "_LEAST", TIMEOUT)
     found = sets.Reluctant(8)
     with Workers(2, timeout=0.2) as workers:
         workers.start()
         pids = workers.pids
         _, error = in_time(lambda: until_it_fails(found.batches(2, workers=workers), WorkerError))
-        assert "was ended, as it has not gone on for 0.6 s, between samples" in str(error)
+        assert "was ended, as it has not gone on for 2 s, between samples" in str(error)
         assert gone(pids)
 
 
@@ -257,14 +260,22 @@ SCRIPT = """
 """
 
 
-def test_classes_of_the_script(tmp_path):
+@pytest.mark.parametrize(
+    "uses",
+    [
+        "float(sum(b.inputs.sum() for b in Own(20).batches(4, workers=workers)))",
+        pytest.param("trainer().fit(Own(20), batch_size=4, workers=workers)[0]['loss']", marks=pytest.mark.full),
+    ],
+    ids=["batches", "training"],
+)
+def test_classes_of_the_script(tmp_path, uses):
     begin = SCRIPT.format(sets=str(SETS))
     guarded = (
         begin
-        + """
+        + f"""
     if __name__ == "__main__":
         for workers in (0, 2):
-            print(trainer().fit(Own(20), batch_size=4, workers=workers)[0]["loss"])
+            print({uses})
     """
     )
     done = subprocess.run(script(tmp_path, guarded), capture_output=True, text=True, timeout=120, check=True)
@@ -272,8 +283,9 @@ def test_classes_of_the_script(tmp_path):
     assert first == second
     unguarded = (
         begin
-        + """
-    print(trainer().fit(Own(20), batch_size=4, workers=2)[0]["loss"])
+        + f"""
+    workers = 2
+    print({uses})
     """
     )
     done = subprocess.run(script(tmp_path, unguarded), capture_output=True, text=True, timeout=120, check=False)
@@ -296,7 +308,9 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("moment", ["start", "idle", "running", "hang", "hold"])
+@pytest.mark.parametrize(
+    "moment", ["running", *(pytest.param(m, marks=pytest.mark.full) for m in ("start", "idle", "hang", "hold"))]
+)
 def test_nothing_outlives_the_process_that_trains(tmp_path, gone, moment):
     folder = tmp_path / "told"
     folder.mkdir()
@@ -327,6 +341,7 @@ def wait_for(condition):
     pytest.fail("it does not come to that")
 
 
+@pytest.mark.full
 def test_an_interrupt_is_for_the_process_that_trains(tmp_path, gone):
     """As a terminal sends it: to all of the group."""
     folder = tmp_path / "told"
