@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import each_case
 
 import graphkit as gk
 from graphkit.dist.sums import compression
@@ -48,9 +50,9 @@ def every_isa(request):
 # --- one array ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_sent_and_what_waits_are_the_whole(every_isa, kind, size):
+@each_case(list(itertools.product(KINDS, SIZES)), group=lambda case: case[0])
+def test_what_is_sent_and_what_waits_are_the_whole(case, every_isa):
+    kind, size = case
     made = compression.create(KINDS[kind])
     gradient, residual = normal(size), normal(size, 1)
     whole = gradient + residual
@@ -180,10 +182,12 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 16, 17, 100, 4097, 70_001])
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("ratio", [0.01, 0.3, 1])
-def test_the_largest_are_those_of_the_definition(every_isa, values, size, ratio):
+LARGEST = list(itertools.product(VALUES, [0, 1, 3, 16, 17, 100, 4097, 70_001], [0.01, 0.3, 1]))
+
+
+@each_case(LARGEST, group=lambda case: case[0])
+def test_the_largest_are_those_of_the_definition(case, every_isa):
+    values, size, ratio = case
     made = compression.TopK(ratio)
     gradient = VALUES[values](size)
     residual = np.zeros(size, np.float32) if values != "normal" else normal(size, 1)
@@ -471,7 +475,7 @@ def test_a_key_keeps_its_size(on_ranks, hosts):
         on_ranks(work, 3, hosts=hosts)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k == "2bit" else pytest.mark.full) for k in KINDS])
 def test_training_reaches_the_same(on_ranks, kind):
     """A regression, whose loss falls with compressed gradients as it does with whole ones."""
     rng = np.random.default_rng(0)

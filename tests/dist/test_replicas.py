@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 import pytest
-from serving import Alone, begun
-from test_servers import add_twice
+from serving import Alone, add_twice, begun
+from settings import covering
 
 import graphkit as gk
 from graphkit.dist import kvstore
@@ -210,8 +210,7 @@ def exchanges(net):
     return made
 
 
-@pytest.mark.parametrize("history", [additions, exchanges])
-@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize(("history", "servers"), covering([additions, exchanges], [2, 3]))
 def test_a_server_killed_at_any_point_of_a_history(history, servers):
     """Each push counts once, and so does each exchange, whichever server is lost behind whichever frame."""
     frames = frames_of(history, 2, servers)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from serving import workers
+from settings import covering
 from test_shared_step import net, samples
 
 import graphkit as gk
@@ -18,9 +19,12 @@ KINDS = ["2bit:0.01", "float16", "bfloat16", "top_k:0.1"]
 HOSTS = [(), [(0, 1), (2, 3)], [(0, 2), (1, 3)]]
 
 
-@pytest.fixture(params=[1, 1 << 20], ids=["small buckets", "one bucket"])
-def buckets(monkeypatch, request):
-    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: request.param)
+BUCKETS = [1, 1 << 20]
+
+
+def divide(monkeypatch, bytes_):
+    """Gradients are summed in buckets of so many bytes."""
+    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: bytes_)
 
 
 def trainer_of(store, kind, **options):
@@ -56,11 +60,11 @@ def waiting(trainers):
     return found
 
 
-@pytest.mark.usefixtures("buckets")
-@pytest.mark.parametrize("hosts", HOSTS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=str)
-def test_a_run_goes_on_to_the_bit(on_ranks, tmp_path, kind, hosts, options):
+@pytest.mark.parametrize(
+    ("bucket", "hosts", "kind", "options"), covering(BUCKETS, HOSTS, KINDS, [{}, {"accumulate": 2}])
+)
+def test_a_run_goes_on_to_the_bit(on_ranks, tmp_path, monkeypatch, bucket, hosts, kind, options):
+    divide(monkeypatch, bucket)
     whole = on_ranks(lambda store: trained(store, kind, range(8), **options), 4, hosts=hosts)
     on_ranks(lambda store: trained(store, kind, range(4), save=tmp_path, **options), 4, hosts=hosts)
     found = on_ranks(lambda store: trained(store, kind, range(4, 8), tmp_path, **options), 4, hosts=hosts)
@@ -112,12 +116,13 @@ def test_a_run_that_is_stopped_within_an_epoch_goes_on_to_the_bit(on_ranks, tmp_
             np.testing.assert_array_equal(mine.net.params[name], array)
 
 
-@pytest.mark.usefixtures("buckets")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("before", "after"), [((4, ()), (2, ())), ((2, ()), (3, ())), ((4, HOSTS[1]), (4, ())), ((3, ()), (4, HOSTS[2]))]
-)
-def test_other_ranks_take_over_the_sum(on_ranks, tmp_path, kind, before, after):
+RANKS = [((4, ()), (2, ())), ((2, ()), (3, ())), ((4, HOSTS[1]), (4, ())), ((3, ()), (4, HOSTS[2]))]
+
+
+@pytest.mark.parametrize(("bucket", "kind", "ranks"), covering(BUCKETS, KINDS, RANKS))
+def test_other_ranks_take_over_the_sum(on_ranks, tmp_path, monkeypatch, bucket, kind, ranks):
+    divide(monkeypatch, bucket)
+    before, after = ranks
     first = on_ranks(lambda store: trained(store, kind, range(4), save=tmp_path), before[0], hosts=before[1])
     expected = waiting(first)
     second = on_ranks(lambda store: trained(store, kind, (), tmp_path), after[0], hosts=after[1])
@@ -210,8 +215,7 @@ def test_a_checkpoint_of_before_holds_none(on_ranks, tmp_path):
         assert any(array.any() for array in trainer._stepper._residuals().values())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize(("kind", "after"), covering(KINDS, [1, 3]))
 def test_a_worker_of_servers_goes_on_to_the_bit(tmp_path, kind, after):
     """With as many servers, or others."""
 

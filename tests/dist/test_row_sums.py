@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs import finish, start
+from settings import covering
 
 import graphkit as gk
 
@@ -105,8 +106,13 @@ def test_rows_are_not_compressed(on_ranks, compression):
 TABLES_BY_NAME = ["user_weight", "item_weight", "user_bias_weight", "item_bias_weight"]
 
 
-@pytest.mark.parametrize("sizes", [(5, 11), (16, 0), (0, 16), (1, 15)])
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"clip_norm": 0.05, "on_nonfinite": "skip"}], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    covering(
+        [(5, 11), (16, 0), (0, 16), (1, 15)],
+        [{}, {"deterministic": True}, {"clip_norm": 0.05, "on_nonfinite": "skip"}],
+    ),
+)
 def test_parts_of_any_size_and_of_none(on_ranks, sizes, options):
     whole, losses = trained(None, **options)
     for found, seen in on_ranks(lambda store: trained(store, sizes=sizes, **options)):
@@ -174,8 +180,7 @@ def test_only_rows_that_were_read_travel(on_ranks):
             assert sent == expected
 
 
-@pytest.mark.parametrize("bad", [0, 1])
-@pytest.mark.parametrize("how", ["skip", "raise"])
+@pytest.mark.parametrize(("bad", "how"), covering([0, 1], ["skip", "raise"]))
 def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, bad, how):
     def work(store):
         trainer, _ = trained(store, steps=2, on_nonfinite=how)
@@ -348,6 +353,7 @@ OUT_OF_RANGE = """
 """
 
 
+@pytest.mark.full
 def test_an_id_out_of_range_is_named_and_ends_the_job():
     job = OUT_OF_RANGE.format(here=str(Path(__file__).parent))
     status, out, errors = finish(start(2, job, before=""), 90)

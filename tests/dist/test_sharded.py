@@ -1,8 +1,12 @@
 """Optimizer states divided among processes: the results are those of one process, and files say nothing of it."""
 
+import itertools
+
 import numpy as np
 import pytest
+from cases import each_case
 from jobs import finish, start
+from settings import covering
 from test_shared_step import assert_same, net, samples, trained
 
 import graphkit as gk
@@ -11,16 +15,21 @@ from graphkit.dist.sums.slices import Slices
 from graphkit.errors import UsageError
 from graphkit.train.sharded import parts_of
 
-
-@pytest.fixture(params=[1, 2000, 1 << 20])
-def buckets(monkeypatch, request):
-    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: request.param)
+BUCKETS = [1, 2000, 1 << 20]
 
 
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-@pytest.mark.parametrize("sizes", [[1], [0], [5, 0, 1000, 3], [17, 16, 15], [100_000, 1]])
-def test_slices_are_everything_once(sizes, ranks, itemsize):
+@pytest.fixture
+def divide(monkeypatch):
+    """`divide(bytes)`: gradients are summed in buckets of so many bytes."""
+    return lambda size: monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: size)
+
+
+SLICES = list(itertools.product([[1], [0], [5, 0, 1000, 3], [17, 16, 15], [100_000, 1]], [1, 2, 3, 7], [2, 4, 8]))
+
+
+@each_case(SLICES, group=lambda case: f"{case[1]} ranks")
+def test_slices_are_everything_once(case):
+    sizes, ranks, itemsize = case
     slices = Slices.of(sizes, itemsize, ranks)
     assert all(bound * itemsize % 64 == 0 for bound in slices.bounds[:-1] if bound < slices.bounds[-1])
     for index, size in enumerate(sizes):
@@ -31,35 +40,45 @@ def test_slices_are_everything_once(sizes, ranks, itemsize):
     assert longest <= sum(sizes) / ranks + (len(sizes) + 1) * 64 / itemsize
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"clip_norm": 0.05},
-        {"ema": 0.9},
-        {"recompute": "sqrt"},
-        {"accumulate": 2},
-        {"accumulate": 3, "clip_norm": 0.05},
-        pytest.param({"precision": "bf16"}, marks=pytest.mark.onednn),
-        {"deterministic": True},
-        {"on_nonfinite": "skip"},
-        {"on_nonfinite": "ignore"},
-        {"wd_mult": {"a*": 0.0}, "lr_mult": {"b*": 0.5}},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("processes", [2, 3])
-def test_a_step_is_that_of_one_process(on_ranks, buckets, options, processes):
+OPTIONS = [
+    {},
+    {"clip_norm": 0.05},
+    {"ema": 0.9},
+    {"recompute": "sqrt"},
+    {"accumulate": 2},
+    {"accumulate": 3, "clip_norm": 0.05},
+    {"deterministic": True},
+    {"on_nonfinite": "skip"},
+    {"on_nonfinite": "ignore"},
+    {"wd_mult": {"a*": 0.0}, "lr_mult": {"b*": 0.5}},
+]
+
+
+@pytest.mark.parametrize(("bucket", "options", "processes"), covering(BUCKETS, OPTIONS, [2, 3]))
+def test_a_step_is_that_of_one_process(on_ranks, divide, bucket, options, processes):
+    divide(bucket)
+    check(on_ranks, options, processes, 1e-5)
+
+
+@pytest.mark.onednn
+@pytest.mark.parametrize(("bucket", "processes"), [(2000, 2), pytest.param(1, 3, marks=pytest.mark.full)])
+def test_a_step_in_half_precision_is_that_of_one_process(on_ranks, divide, bucket, processes):
+    divide(bucket)
+    check(on_ranks, {"precision": "bf16"}, processes, 1e-2)
+
+
+def check(on_ranks, options, processes, bound):
+    """So many ranks that divide their states are one process."""
     whole, losses = trained(None, count=18, **options)
     for found, seen in on_ranks(lambda store: trained(store, count=18, shard_optimizer=True, **options), processes):
-        bound = 1e-2 if "precision" in options else 1e-5
         assert_same(found, whole, bound)
         np.testing.assert_allclose(seen, losses, rtol=bound)
         assert found.updates == whole.updates
 
 
-@pytest.mark.parametrize("sizes", [(5, 11), (16, 0), (0, 16)])
-def test_parts_of_any_size_and_of_none(on_ranks, buckets, sizes):
+@pytest.mark.parametrize(("bucket", "sizes"), covering(BUCKETS, [(5, 11), (16, 0), (0, 16)]))
+def test_parts_of_any_size_and_of_none(on_ranks, divide, bucket, sizes):
+    divide(bucket)
     whole, _ = trained(None)
 
     def part(rank):
@@ -83,7 +102,10 @@ def test_each_process_has_its_part_of_the_states(on_ranks):
         assert max(held) <= slots / ranks + 8 * 64 * 2
 
 
-def test_nothing_is_copied_to_lie_together(on_ranks, buckets):
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_nothing_is_copied_to_lie_together(on_ranks, divide, bucket):
+    divide(bucket)
+
     def work(store):
         trainer, _ = trained(store, shard_optimizer=True)
         return trainer._stepper.collectives.copied_bytes
@@ -109,8 +131,10 @@ def test_sums_are_of_slices(on_ranks):
     assert total <= sum(seen[1] for seen in found) <= total + 6 * 64
 
 
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, buckets, bad):
+@pytest.mark.parametrize(("bucket", "bad"), covering(BUCKETS, [0, 1]))
+def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, divide, bucket, bad):
+    divide(bucket)
+
     def work(store):
         trainer, _ = trained(store, steps=2, on_nonfinite="skip", shard_optimizer=True)
         before = {name: array.copy() for name, array in [*trainer.net.params.items(), *trainer._stepper.slots.items()]}

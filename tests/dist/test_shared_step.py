@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from settings import covering
 
 import graphkit as gk
 from graphkit.dist.kvstore import KVStore
@@ -92,8 +93,7 @@ def test_a_step_is_that_of_one_process(on_ranks, small_buckets, options):
         assert found.updates == whole.updates
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize(("overlap", "processes"), covering(OVERLAPS, [2, 3]))
 def test_however_sums_go_on(on_ranks, small_buckets, overlap, processes):
     whole, _ = trained(None, count=18)
 
@@ -105,8 +105,7 @@ def test_however_sums_go_on(on_ranks, small_buckets, overlap, processes):
         assert_same(found, whole)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("sizes", [(5, 11), (16, 0), (0, 16), (1, 15)])
+@pytest.mark.parametrize(("accumulate", "sizes"), covering([1, 2], [(5, 11), (16, 0), (0, 16), (1, 15)]))
 def test_parts_of_any_size_and_of_none(on_ranks, small_buckets, sizes, accumulate):
     whole, losses = trained(None, accumulate=accumulate)
 
@@ -130,8 +129,7 @@ def test_deterministic_ranks_are_one_process_that_accumulates(on_ranks, small_bu
             np.testing.assert_array_equal(found.net.params[name], array)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(("accumulate", "bad"), covering([1, 2], [0, 1]))
 def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, small_buckets, bad, accumulate):
     def work(store):
         trainer, _ = trained(store, steps=2, accumulate=accumulate, on_nonfinite="skip")

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from settings import covering
 
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient
@@ -57,7 +58,7 @@ def assert_same(found, expected, bound=1e-5):
         assert difference <= bound * np.linalg.norm(array), name
 
 
-@pytest.mark.parametrize("processes", [2, 3, 4])
+@pytest.mark.parametrize("processes", [3, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 4))])
 def test_processes_are_one_with_all_samples(on_ranks, processes):
     whole, losses = trained(None)
     found = on_ranks(lambda store: trained(store), processes)
@@ -69,32 +70,42 @@ def test_processes_are_one_with_all_samples(on_ranks, processes):
             np.testing.assert_array_equal(trainer.net.params[name], array)  # running statistics as well
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"clip_norm": 0.05},
-        {"ema": 0.9},
-        {"recompute": "sqrt"},
-        {"deterministic": True},
-        {"on_nonfinite": "skip"},
-        {"on_nonfinite": "ignore"},
-        pytest.param({"precision": "bf16"}, marks=pytest.mark.onednn),
-        {"freeze": ["na_weight", "na_bias"]},
-        {"shard_optimizer": True, "clip_norm": 0.05},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("sizes", [None, (20, 12), (1, 31), (0, 32), (32, 0)])
+OPTIONS = [
+    {"clip_norm": 0.05},
+    {"ema": 0.9},
+    {"recompute": "sqrt"},
+    {"deterministic": True},
+    {"on_nonfinite": "skip"},
+    {"on_nonfinite": "ignore"},
+    {"freeze": ["na_weight", "na_bias"]},
+    {"shard_optimizer": True, "clip_norm": 0.05},
+]
+SIZES = [None, (20, 12), (1, 31), (0, 32), (32, 0)]
+
+
+@pytest.mark.parametrize(("sizes", "options"), covering(SIZES, OPTIONS))
 def test_whatever_else_a_step_does_and_however_many_samples_each_has(on_ranks, sizes, options):
+    check(on_ranks, sizes, options)
+
+
+@pytest.mark.onednn
+@pytest.mark.parametrize("sizes", [pytest.param(s, marks=() if s == (20, 12) else pytest.mark.full) for s in SIZES])
+def test_half_precision_and_however_many_samples_each_has(on_ranks, sizes):
+    check(on_ranks, sizes, {"precision": "bf16"}, 1e-1)
+
+
+def check(on_ranks, sizes, options, bound=1e-5):
+    """Two ranks with so many samples are one process with all."""
     whole, losses = trained(None, **options)
-    bound = 1e-1 if "precision" in options else 1e-5
     for trainer, seen in on_ranks(lambda store: trained(store, sizes=sizes, **options)):
         assert_same(trainer, whole, bound)
         np.testing.assert_allclose(seen, losses, rtol=bound)
 
 
-@pytest.mark.parametrize("sizes", [None, (20, 12), (0, 32), (32, 0)])
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"on_nonfinite": "ignore"}], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    covering([None, (20, 12), (0, 32), (32, 0)], [{}, {"deterministic": True}, {"on_nonfinite": "ignore"}]),
+)
 def test_gradients_of_several_batches(on_ranks, sizes, options):
     whole, losses = trained(None, accumulate=2, steps=5, **options)
     for trainer, seen in on_ranks(lambda store: trained(store, sizes=sizes, accumulate=2, steps=5, **options)):
@@ -118,8 +129,7 @@ def test_without_the_option_and_in_one_process_statistics_are_those_of_each(on_r
     assert_same(alone[0], trained(None)[0], 0)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("sizes", [(16, 16), (32, 0), (0, 32)])
+@pytest.mark.parametrize(("accumulate", "sizes"), covering([1, 2], [(16, 16), (32, 0), (0, 32)]))
 def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accumulate):
     def work(store):
         trainer, _ = trained(store, steps=2, accumulate=accumulate, on_nonfinite="skip")
@@ -299,7 +309,9 @@ def test_one_that_keeps_its_statistics_sends_nothing(on_ranks):
     assert on_ranks(work) == [[], []]
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(
+    "overlap", [pytest.param(o, marks=() if o == "concurrent" else pytest.mark.full) for o in OVERLAPS]
+)
 def test_however_sums_go_on(on_ranks, monkeypatch, overlap):
     """Each gradient has a bucket of its own."""
     monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: 1)
