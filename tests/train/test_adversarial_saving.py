@@ -82,9 +82,12 @@ print("done", player.epochs, flush=True)
 """
 
 
-def test_a_killed_run_goes_on(tmp_path, whole):
+@pytest.mark.parametrize(
+    "moments", [(0.0, 0.05), pytest.param((0.0, 0.02, 0.05, 0.1), marks=pytest.mark.full)], ids=["twice", "often"]
+)
+def test_a_killed_run_goes_on(tmp_path, whole, moments):
     """Killed at several moments, the first at once; the folder always has a checkpoint that is whole, or none."""
-    moments, killed = (0.0, 0.02, 0.05, 0.1), 0
+    killed = 0
     for _ in range(40):
         command = [sys.executable, "-P", "-c", WORKER, str(tmp_path / "run"), str(Path(__file__).parent)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:

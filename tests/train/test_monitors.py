@@ -176,67 +176,97 @@ def test_the_best_model_needs_a_folder():
         trainer().fit(data(), data(8), callbacks=[gk.callbacks.KeepBest()])
 
 
+# One process imports graphkit, and forks another for every run. Prints what became of each as JSON.
 KILLED = """
-    import os, signal, sys
+    import json, os, signal, sys, traceback
+    from pathlib import Path
     import numpy as np
     import graphkit as gk
     from graphkit.ir.atomic import PendingFile
 
-    folder, at = sys.argv[1], int(sys.argv[2])
-    count = 0
+    root = Path(sys.argv[1])
 
-    def around(method):
-        original = getattr(PendingFile, method)
+    def made():
+        net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
+        return gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1, seed=1)
 
-        def counted(*arguments, **options):
-            global count
-            for moment in range(2):
-                count += 1
-                if count == at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if not moment:
-                    result = original(*arguments, **options)
-            return result
+    def watch(at):
+        # Counts the moments around every write and rename, and kills this process at one of them.
+        seen = [0]
 
-        setattr(PendingFile, method, counted)
+        def happens():
+            seen[0] += 1
+            if seen[0] == at:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    for method in ("write", "finish", "commit"):
-        around(method)
-    net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
-    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1, seed=1)
-    rng = np.random.default_rng(0)
-    data = rng.standard_normal((24, 3), np.float32), rng.standard_normal((24, 2), np.float32)
-    if os.path.exists(os.path.join(folder, "checkpoint.json")):
-        trainer.resume(folder)
-    best = gk.callbacks.KeepBest("loss")
-    trainer.fit(data, epochs=3, batch_size=8, folder=folder, callbacks=[best])
-    print(count)
+        def around(method):
+            original = getattr(PendingFile, method)
+
+            def counted(*arguments, **options):
+                happens()
+                result = original(*arguments, **options)
+                happens()
+                return result
+
+            setattr(PendingFile, method, counted)
+
+        for method in ("write", "finish", "commit"):
+            around(method)
+        return seen
+
+    def train(folder, at):
+        seen, trainer = watch(at), made()
+        rng = np.random.default_rng(0)
+        data = rng.standard_normal((24, 3), np.float32), rng.standard_normal((24, 2), np.float32)
+        if (folder / "checkpoint.json").exists():
+            trainer.resume(folder)
+        trainer.fit(data, epochs=3, batch_size=8, folder=folder, callbacks=[gk.callbacks.KeepBest("loss")])
+        return seen[0]
+
+    def attempt(folder, at=0):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(writing, str(train(folder, at)).encode())
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        os.close(writing)
+        _, status = os.waitpid(child, 0)
+        with os.fdopen(reading) as pipe:
+            return os.waitstatus_to_exitcode(status), pipe.read()
+
+    made()  # what it imports is there for the children
+    code, count = attempt(root / "straight")
+    events, told = int(count), []
+    for at in range(1, events, max(events // 14, 1)):
+        folder = root / f"at{at}"
+        killed, _ = attempt(folder, at)
+        best = folder / "best.json"
+        epoch = gk.load(best).meta["best_epoch"] if best.exists() else None
+        told.append([folder.name, killed, epoch, attempt(folder)[0]])
+    print(json.dumps({"events": events, "told": told}))
 """
 
 
 def test_killed_at_any_moment_the_folder_has_a_whole_best_model(tmp_path):
     """Around every write and rename of models and checkpoints; what goes on ends with the best of a straight run."""
-
-    def run(folder, at):
-        command = [sys.executable, "-P", "-c", textwrap.dedent(KILLED), str(folder), str(at)]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    straight = run(tmp_path / "straight", 0)
-    assert straight.returncode == 0, straight.stderr
+    command = [sys.executable, "-P", "-c", textwrap.dedent(KILLED), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["events"] > 30
     wanted = (tmp_path / "straight" / BEST).read_bytes()
-    events = int(straight.stdout)
-    assert events > 30
-    seen = 0
-    for at in range(1, events, max(events // 14, 1)):
-        folder = tmp_path / f"at{at}"
-        assert run(folder, at).returncode == -signal.SIGKILL
-        if (folder / BEST).exists():
-            seen += 1
-            assert gk.load(folder / BEST).meta["best_epoch"] in "123"
-        assert run(folder, 0).returncode == 0
+    for name, killed, _, ended in found["told"]:
+        folder = tmp_path / name
+        assert (killed, ended) == (-signal.SIGKILL, 0), done.stderr
         assert (folder / BEST).read_bytes() == wanted
         assert len(list(folder.glob("best.*.safetensors"))) == 1
-    assert seen > 5
+    epochs = [epoch for _, _, epoch, _ in found["told"] if epoch is not None]
+    assert len(epochs) > 5
+    assert set(epochs) <= set("123")
 
 
 def test_plateaus_are_part_of_a_checkpoint(tmp_path):
