@@ -147,7 +147,7 @@ class Job:
 class Jobs:
     """Running jobs by what they were started with. No more than so many run at a time, since each takes memory."""
 
-    _MOST = 2
+    _MOST = 3
 
     def __init__(self) -> None:
         self._jobs: dict[JobKind, Job] = {}
