@@ -33,11 +33,12 @@ def test_a_session_and_its_first_result(folder: Path, engine: str) -> None:
 
 
 @LINUX
-def test_a_process_of_its_own_for_each_measurement(folder: Path) -> None:
+@pytest.mark.parametrize("restarts", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_process_of_its_own_for_each_measurement(folder: Path, restarts: int) -> None:
     task = {"row": "layer", "threads": 1, "models": str(folder), "files": str(folder)}
-    found = first.measure_row(task, restarts=2)
+    found = first.measure_row(task, restarts)
     for measured in found.values():
-        assert len(measured) == 2
+        assert len(measured) == restarts
         # The parameters of the layer are there, and not much more.
         assert all(4 * 300 * 1000 < m["memory"] < 100 * 4 * 300 * 1000 for m in measured)
 
