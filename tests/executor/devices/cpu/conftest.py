@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,30 @@ from graphkit.ops.xp import numpy_xp
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from instruction_sets import BEST_ISA, ISAS, using_isa
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Kernels made while the test runs are those for this instruction set."""
+
+@contextmanager
+def _kernels_for(isa: str) -> Iterator[str]:
     try:
-        native.use_isa(request.param)
+        with using_isa(isa):
+            yield isa
     except native.Unsupported as error:
         pytest.skip(str(error))
-    yield request.param
-    native.use_isa("")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=() if name == BEST_ISA else pytest.mark.full) for name in ISAS])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Kernels made while the test runs are those for this instruction set: in the default lane the best one."""
+    with _kernels_for(request.param) as name:
+        yield name
+
+
+@pytest.fixture(params=ISAS)
+def every_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same, with all of them in the default lane: for kernels that have code of their own for some."""
+    with _kernels_for(request.param) as name:
+        yield name
 
 
 @pytest.fixture

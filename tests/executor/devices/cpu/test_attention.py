@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.checks.samples import all_cases
 from graphkit.executor.devices.cpu import native
@@ -71,18 +72,20 @@ SIZES = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("heads_last", "output_heads_last"), [(False, False), (True, False), (False, True), (True, True)]
 )
-def test_sizes_and_layouts(size, causal, heads_last, output_heads_last, isa):
+def test_sizes_and_layouts(size, causal, heads_last, output_heads_last, every_isa):
     q, k, v = operands(*size)
     options = {"scale": 1 / np.sqrt(size[4]), "causal": causal}
     got = run(q, k, v, heads_last=heads_last, output_heads_last=output_heads_last, **options)
     np.testing.assert_allclose(got, plain(q, k, v, **options), rtol=1e-5, atol=2e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_do_not_change_a_bit(threads, isa):
     q, k, v = operands(2, 3, 90, 150, 24, 24)
@@ -105,6 +108,7 @@ MASKS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_added_masks(shape, causal, isa):
@@ -116,6 +120,7 @@ def test_added_masks(shape, causal, isa):
     np.testing.assert_allclose(run(q, k, v, mask, **options), plain(q, k, v, mask, **options), rtol=1e-5, atol=2e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("hidden_score", [-1e4, -np.inf])
 def test_boolean_masks(shape, hidden_score, isa):
@@ -195,10 +200,11 @@ def test_a_float32_mask_of_half_floats() -> None:
 SHARED_MASKS = [None, (2, 1, 1, "keys"), (6, 1, "keys"), (2, 6, "rows", "keys"), ("rows", 1), ()]
 
 
+@in_one_item()
 @pytest.mark.parametrize("mask_shape", SHARED_MASKS, ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_heads_that_share_keys(mask_shape, rows, groups, isa):
+def test_heads_that_share_keys(mask_shape, rows, groups, every_isa):
     """Of one query each they are the rows of one block. By any layout."""
     keys = 101
     q, k, v = (operands(2, heads, rows, keys, 20, 12)[i] for i, heads in enumerate((6, groups, groups)))
@@ -226,6 +232,7 @@ def test_heads_that_cannot_be_shared():
 # --- with a past ------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("past", [0, 1, 95, 96, 97, 300])
 @pytest.mark.parametrize(
     ("heads", "groups", "rows"), [(2, 2, 1), (2, 2, 4), (2, 2, 5), (8, 2, 1), (10, 2, 1), (4, 2, 2)]
@@ -247,6 +254,7 @@ def test_a_past(past, heads, groups, rows, causal, isa):
     np.testing.assert_allclose(y, plain(q, *every, mask, **options), rtol=1e-5, atol=2e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "size", [(0, 2, 1, 4, 3, 2), (1, 2, 0, 4, 3, 2), (1, 2, 1, 4, 3, 0), (1, 2, 1, 4, 0, 3)], ids=str
 )
@@ -280,6 +288,7 @@ def test_a_past_that_is_larger_than_the_caches():
     np.testing.assert_allclose(y, plain(q, keys, values, scale=0.1), rtol=1e-5, atol=2e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("options", "message"), [({"heads_last": True}, "a past"), ({"past": -1}, "a past")])
 def test_a_past_that_cannot_be(options, message):
     with pytest.raises(native.Error, match=message):

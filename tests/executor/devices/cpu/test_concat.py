@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import DTYPES, bit_patterns
 
 from graphkit.executor.devices.cpu import native
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pieces(dtype, threads):

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
@@ -85,6 +86,7 @@ def column(bias: np.ndarray, rank: int) -> np.ndarray:
     return bias.reshape(-1, *(1,) * (rank - 2))
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_forward(case):
     e = Example(*case)
@@ -101,6 +103,7 @@ def channels_last(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(x, 1, -1))
 
 
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_layouts_and_residuals(case, last):
@@ -122,6 +125,7 @@ def test_layouts_and_residuals(case, last):
         np.testing.assert_allclose(out, place(expected), atol=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_backward_data(case, last):
@@ -134,6 +138,7 @@ def test_backward_data(case, last):
     check(kernel, [place(e.dy), packed(kernel, e.w)], expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_backward_weights(case, last):
@@ -148,6 +153,7 @@ def test_backward_weights(case, last):
     check(kernel, inputs, expected, total)
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_transposed(case):
     """ConvTranspose is the adjoint of Conv: the same cases with the two sides exchanged."""
@@ -167,6 +173,7 @@ def test_transposed(case):
     check(plain, [e.dy, e.w], 2 * (expected - column(bias, e.x.ndim)) + 1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES[:8], ids=str)
 def test_thread_counts_agree(case):
     e = Example(*case)
@@ -209,6 +216,7 @@ def test_a_window_that_is_larger_than_the_image():
     check(native.Convolution(x.shape, w.shape, y.shape, native.Window(*WINDOW)), [x, w], y)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("x", "w", "y", "window", "message"),
     [
@@ -234,6 +242,7 @@ def test_negative_pads_are_left_to_others():
         native.Convolution((2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 2, 3), window)
 
 
+@in_one_item()
 @pytest.mark.parametrize("rank", [2, 3])
 def test_common_shapes_use_vectorised_kernels(rank):
     window = native.Window([1] * rank, [1] * rank, [1] * rank, [1] * rank)
@@ -250,6 +259,7 @@ def test_common_shapes_use_vectorised_kernels(rank):
 
 
 @pytest.mark.skipif(not native.has_bfloat16(), reason="no bfloat16 arithmetic")
+@in_one_item()
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
@@ -283,6 +293,7 @@ def test_few_channels_in_bfloat16(channels: int, kernel: int, last: bool, gradie
 
 
 @pytest.mark.skipif(not native.has_bfloat16(), reason="no bfloat16 arithmetic")
+@in_one_item()
 @pytest.mark.parametrize("residual", [None, "first", "last", "in place"])
 @pytest.mark.parametrize("kind", ["", "relu", "tanh"])
 @pytest.mark.parametrize("channels", [3, 4])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu._base import epilogue
@@ -48,8 +49,9 @@ def first(shape):
     return (shape[0], shape[-1], *shape[1:-1])
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_against_the_references(case, isa):
+def test_against_the_references(case, every_isa):
     shape, kernel, attrs = case
     rng = np.random.default_rng(1)
     channels = shape[-1]
@@ -68,6 +70,7 @@ def test_against_the_references(case, isa):
     check(lambda n: native.DepthwiseBackwardWeights(outer, inner, window, n), [x, dy], dw)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("activation", "apply"),
     [

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item, seeds
 from conv_examples import ACTIVATIONS, Example, check, last, run
 
 import graphkit as gk
@@ -35,16 +36,18 @@ def make(e: Example, y: tuple[int, ...], **options: object) -> native.NarrowConv
     return native.NarrowConvolution(e.x.shape, e.w.shape, y, e.window, **options)
 
 
+@in_one_item()
 @pytest.mark.parametrize("e", EXAMPLES, ids=str)
-def test_results(isa, e):
+def test_results(every_isa, e):
     product = e.product()
     plain = last(product + e.bias.reshape(-1, *[1] * len(e.kernel)))
     for threads, packs in itertools.product((1, 2, 5), (False, True)):
         kernel = make(e, product.shape, bias=True, pack_weights=packs, threads=threads)
-        assert kernel.implementation == f"narrow:{isa}"
+        assert kernel.implementation == f"narrow:{every_isa}"
         check(run(kernel, plain.shape, e.x, e.w, e.bias), plain, np.abs(product).max(initial=1))
 
 
+@in_one_item()
 @pytest.mark.parametrize("residual_last", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("e", [EXAMPLES[1], EXAMPLES[4]], ids=str)
@@ -81,7 +84,8 @@ def test_threads_do_not_change_bits(isa):
         np.testing.assert_array_equal(other, results[0])
 
 
-@pytest.mark.parametrize("seed", range(24))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(24, default=6))
 @pytest.mark.parametrize("dilation", [1, 2])
 def test_not_finite_and_huge(isa, dilation, seed):
     """Padding times infinity is no term of a sum, and NaN is where the definition has it."""

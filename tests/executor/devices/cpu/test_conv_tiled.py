@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item, seeds
 from conv_examples import ACTIVATIONS, Example, check, last, run
 from onnx import helper, numpy_helper
 
@@ -57,17 +58,19 @@ DIRECT = [
 ALL = [("winograd", e) for e in WINOGRAD] + [("direct", e) for e in DIRECT]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("method", "e"), ALL, ids=str)
-def test_results(isa, method, e):
+def test_results(every_isa, method, e):
     product = e.product()
     scale = np.abs(product).max()
     plain = last(product + e.bias.reshape(-1, *[1] * len(e.kernel)))
     for threads, packs in itertools.product((1, 2, 5), (False, True)):
         kernel = make(e, product.shape, method, bias=True, pack_weights=packs, threads=threads)
-        assert kernel.implementation == f"{method}:{isa}"
+        assert kernel.implementation == f"{method}:{every_isa}"
         check(run(kernel, plain.shape, e.x, e.w, e.bias), plain, scale)
 
 
+@in_one_item()
 @pytest.mark.parametrize("residual_last", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("method", "e"), [("winograd", WINOGRAD[1]), ("direct", DIRECT[3])], ids=str)
@@ -96,6 +99,7 @@ def test_a_slope_below_zero(isa):
     check(run(kernel, expected.shape, e.x, e.w, None), expected, np.abs(product).max())
 
 
+@in_one_item()
 @pytest.mark.parametrize("e", [e for e in WINOGRAD if min(e.attributes.get("pads", (0,))) <= 2], ids=str)
 def test_gradient_in_x(isa, e):
     y = e.product().shape
@@ -112,6 +116,7 @@ def test_gradient_in_x(isa, e):
         check(run(kernel, expected.shape, dy, e.w), expected, np.abs(expected).max())
 
 
+@in_one_item()
 @pytest.mark.parametrize("method", ["winograd", "direct"])
 def test_threads_do_not_change_bits(isa, method):
     e = Example((2, 40, 18, 22), 100, pads(1, 1, 1, 1))
@@ -138,7 +143,8 @@ def spoiled(seed: int, stride: int) -> Example:
     return e
 
 
-@pytest.mark.parametrize("seed", range(40))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(40, default=8))
 @pytest.mark.parametrize(("method", "stride"), [("winograd", 1), ("direct", 2)])
 def test_not_finite_and_huge(isa, method, stride, seed):
     e = spoiled(seed, stride)
@@ -162,6 +168,7 @@ def test_not_finite_and_huge(isa, method, stride, seed):
     assert (np.abs(got[sound] - expected[sound]) <= bound[sound]).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("huge", [np.nan, np.inf, -3.4e38, -9999.0])
 def test_neighbours_of_an_element_do_not_see_it(isa, huge):
     e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
@@ -174,6 +181,7 @@ def test_neighbours_of_an_element_do_not_see_it(isa, huge):
     assert not (np.abs(got[0][near]) < 100).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("taps", [[(1, 1)], [(0, 1), (1, 0), (2, 1)], [(1, 1), (1, 2), (2, 0), (2, 1)]], ids=str)
 def test_zero_taps_stay_zero(isa, taps):
     """Pruned filters: zero times infinity is NaN."""
@@ -217,6 +225,7 @@ def test_packed_weights_belong_to_the_instruction_set_of_the_kernel(isa):
     assert isa in layout
 
 
+@in_one_item()
 @pytest.mark.parametrize("place", [(5, 6), (4, 4), (0, 0), (11, 3)])
 def test_nan_among_zeros(isa, place):
     e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
@@ -256,6 +265,7 @@ def onnx_runtime(e: Example) -> np.ndarray:
     return np.asarray(session.run(None, {"x": e.x})[0])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "e",
     [

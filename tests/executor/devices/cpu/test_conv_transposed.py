@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from conv_examples import check, last, run
 
 import graphkit as gk
@@ -80,6 +81,7 @@ EXAMPLES = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("e", EXAMPLES, ids=str)
 def test_results(isa, e):
     product = e.product()
@@ -124,6 +126,7 @@ def test_every_geometry(isa):
     assert tried > 150
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "e",
     [
@@ -139,6 +142,7 @@ def test_threads_do_not_change_bits(isa, e):
         np.testing.assert_array_equal(other, results[0])
 
 
+@in_one_item()
 @pytest.mark.parametrize("array", ["x", "w"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("e", [EXAMPLES[0], EXAMPLES[1], EXAMPLES[7], EXAMPLES[10], EXAMPLES[14]], ids=str)
@@ -180,6 +184,7 @@ def test_networks_use_it_for_all_sizes():
         assert steps or batch == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("batch", [1, 3])
 def test_without_strides_where_most_results_lie_at_the_border(batch):
     e = Example((batch, 20, 8, 8), 10, (5, 5))
@@ -216,6 +221,7 @@ def test_what_is_refused():
         made(e.x.shape, e.w.shape, y, two_groups)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("shape", "kernel", "strides", "pads", "has_kernel"),
     [

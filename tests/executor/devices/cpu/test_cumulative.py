@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import run_native, value_of
 
 from graphkit.executor.devices.cpu import native
@@ -16,6 +17,7 @@ from graphkit.ops.xp import numpy_xp
 pytestmark = pytest.mark.usefixtures("isa")
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint64"])
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
@@ -29,6 +31,7 @@ def test_running_totals(shape, axis, reverse, exclusive, dtype):
         np.testing.assert_array_equal(y, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((9, 5), 1), ((3, 4, 130), 1), ((2, 6, 3), 0), ((4, 0), 1)])
@@ -44,6 +47,7 @@ def test_linear_recurrence(shape, axis, reverse, dtype):
         a, b = np.random.default_rng(2).uniform(-1, 1, (2, *shape)).astype(dtype)
 
 
+@in_one_item()
 @pytest.mark.parametrize("attrs", [{}, {"exclusive": True}, {"reverse": True}, {"exclusive": True, "reverse": True}])
 @pytest.mark.parametrize(
     ("shape", "axis"), [((3000,), 0), ((9, 501), 1), ((9, 501), 0), ((3, 40, 130), 1), ((4, 0), 1)]

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
@@ -70,6 +71,7 @@ PRODUCTS = [
 ]
 
 
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shapes", PRODUCTS, ids=str)
 def test_products(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: str) -> None:
@@ -123,6 +125,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
+@in_one_item("values")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops.xp import numpy_xp
@@ -95,6 +96,7 @@ def operands(kind: str, dtype: Any, span: float) -> np.ndarray:
     return np.abs(x) if kind == "sqrt" else x
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("kind", "alpha", "beta", "function", "most"), KINDS, ids=IDS)
 def test_numbers(kind: str, alpha: float, beta: float, function: Any, most: float, dtype: Any, isa: str) -> None:
@@ -107,6 +109,7 @@ def test_numbers(kind: str, alpha: float, beta: float, function: Any, most: floa
     assert units(got, expected, dtype, 0.25 if isa == "baseline" else 0).max() <= most
 
 
+@in_one_item()
 @pytest.mark.parametrize(("kind", "alpha", "beta", "function", "most"), KINDS, ids=IDS)
 def test_not_worse_than_the_library(kind: str, alpha: float, beta: float, function: Any, most: float) -> None:
     """In absolute error of [-1, 1] and [-10, 10], up to an ulp of the largest result."""
@@ -118,6 +121,7 @@ def test_not_worse_than_the_library(kind: str, alpha: float, beta: float, functi
         assert own <= fused + np.spacing(np.float32(np.abs(expected).max()))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("kind", "alpha", "beta", "function", "most"), KINDS, ids=IDS)
@@ -140,6 +144,7 @@ def test_special_numbers(
 FEW, MANY = 1000, 1 << 40  # results that a cache holds, and that none does
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("kind", ["swish", "sigmoid"])
@@ -197,6 +202,7 @@ def products(dtype: str) -> dict[str, Any]:
     }
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", products("float32"))
@@ -227,6 +233,7 @@ def test_pass_equals_fused(name: str, dtype: str, threads: int) -> None:
         np.testing.assert_allclose(results[1], results[0], rtol=tolerance, atol=tolerance)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("kind", ["relu", "clip", "hard_sigmoid", "gelu"])
@@ -271,6 +278,7 @@ def test_threads_do_not_change_bits() -> None:
     assert len(bits) == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_every_thread_tells_what_was_invalid(threads: int) -> None:
     a, b = np.ones((512, 256), np.float32), np.ones((256, 256), np.float32)

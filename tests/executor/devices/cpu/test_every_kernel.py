@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
+from instruction_sets import BEST_ISA, ISAS, using_isa
 from kernel_runs import at_page_end, unwritten
 
 from graphkit.checks.samples import Case, all_cases
@@ -191,26 +193,71 @@ def shared() -> Iterator[None]:
     native.share_all_work(False)
 
 
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
-def test_kernels_equal_the_reference(cls: type[Op], isa: str) -> None:
+def is_representative(cases: Sequence[Case]) -> list[bool]:
+    """Which cases of an operator the default lane runs: each sample in its first element type, and each other element
+    type with one sample, not always the same."""
+    numbers_of: dict[DType, list[int]] = {}
+    for case in cases:
+        numbers_of.setdefault(case.dtype, []).append(case.number)
+    first = {case.number: case.dtype for case in reversed(cases)}
+    chosen = {dtype: numbers[i % len(numbers)] for i, (dtype, numbers) in enumerate(numbers_of.items())}
+    return [case.dtype is first[case.number] or chosen[case.dtype] == case.number for case in cases]
+
+
+def differences(case: Case) -> list[str]:
+    """Where the results of the case's native kernels differ from those of its reference."""
     wrong = []
-    for case in numeric_cases(cls):
-        for node in nodes_of(case):
-            arrays = [None if a is None else np.asarray(a, order="C") for a in case.arrays[: len(node.inputs)]]
-            with np.errstate(all="ignore"):
-                expected = run_node(node, arrays)
-            alone: Sequence[np.ndarray | None] | None = None
-            for what, results in attempts(case, node, arrays):
-                for number, (got, wanted) in enumerate(zip(results, expected, strict=True)):
-                    if got is not None and (difference := differs(case, got, wanted)):
-                        wrong.append(f"{case.name}, {what}, output {number}: {difference}")
-                # Sums are cut by shapes, never by the number of threads.
-                alone = results if alone is None else alone
-                if what == "3 threads" and cls.name not in OF_LIBRARY:
-                    same = all(a.tobytes() == b.tobytes() for a, b in zip(alone, results, strict=True))
-                    wrong += [] if same else [f"{case.name}: other bits than those of one thread"]
-    assert not wrong, "\n".join(wrong[:5])
+    for node in nodes_of(case):
+        arrays = [None if a is None else np.asarray(a, order="C") for a in case.arrays[: len(node.inputs)]]
+        with np.errstate(all="ignore"):
+            expected = run_node(node, arrays)
+        alone: Sequence[np.ndarray | None] | None = None
+        for what, results in attempts(case, node, arrays):
+            for number, (got, wanted) in enumerate(zip(results, expected, strict=True)):
+                if got is not None and (difference := differs(case, got, wanted)):
+                    wrong.append(f"{case.name}, {what}, output {number}: {difference}")
+            # Sums are cut by shapes, never by the number of threads.
+            alone = results if alone is None else alone
+            if what == "3 threads" and case.op.name not in OF_LIBRARY:
+                same = all(a.tobytes() == b.tobytes() for a, b in zip(alone, results, strict=True))
+                wrong += [] if same else [f"{case.name}: other bits than those of one thread"]
+    return wrong
+
+
+def check_kernels(cls: type[Op], default: bool) -> None:
+    """Compare the kernels of the cases that the default lane runs, or those of all others."""
+    cases = list(numeric_cases(cls))
+    chosen = [case for case, kept in zip(cases, is_representative(cases), strict=True) if kept is default]
+    wrong = [text for case in chosen for text in differences(case)]
+    assert not wrong, "\n".join([f"{len(wrong)} differences, in {len(chosen)} cases", *wrong[:20]])
+
+
+@pytest.mark.usefixtures("shared", "isa")
+@pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
+def test_kernels_equal_the_reference(cls: type[Op]) -> None:
+    check_kernels(cls, default=True)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("shared", "isa")
+@pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
+def test_kernels_of_all_types_equal_the_reference(cls: type[Op]) -> None:
+    check_kernels(cls, default=False)
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("name", [name for name in ISAS if name != BEST_ISA])
+def test_kernels_of_other_instruction_sets_equal_the_reference(name: str) -> None:
+    """One sample of each operator in its first type, and one in another float type, not always the same."""
+    with using_isa(name):
+        wrong = []
+        for number, cls in enumerate(ACCELERATED):
+            cases = {case.dtype: case for case in numeric_cases(cls)}
+            first, *others = cases
+            others = [dtype for dtype in others if dtype in FLOATS]
+            chosen = [first, others[number % len(others)]] if others else [first]
+            wrong += [text for dtype in chosen for text in differences(cases[dtype])]
+    assert not wrong, "\n".join(wrong[:20])
 
 
 # --- what has no kernel ---------------------------------------------------------------------------
@@ -309,7 +356,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
 OF_LIBRARY = {name for name, missing in INTERPRETED.items() if missing is _not_of_library}
 
 
-@pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
+@each_case(ACCELERATED, group=lambda cls: "all", name=lambda cls: f"{cls.domain}.{cls.name}")
 def test_what_is_interpreted_is_listed(cls: type[Op]) -> None:
     for case in numeric_cases(cls):
         node = next(nodes_of(case))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import value_of
 
 from graphkit.executor.devices.kernel import KernelContext
@@ -10,6 +11,7 @@ from graphkit.ops import F
 from graphkit.ops.evaluate import run_node
 
 
+@in_one_item()
 @pytest.mark.parametrize("index_type", [np.int8, np.int32, np.int64, np.uint8, np.float32, np.float64, np.float16])
 def test_one_hot(index_type):
     rng = np.random.default_rng(5)
@@ -23,6 +25,7 @@ def test_one_hot(index_type):
         np.testing.assert_array_equal(y, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("k", [0, 1, -1, 3, -3, 4, 2**31, 2**63 - 1, -(2**63) + 1, -(2**63)])
 @pytest.mark.parametrize("shape", [(3, 4), (4, 3), (1, 1), (0, 2)])
 def test_eye_like(shape, k):

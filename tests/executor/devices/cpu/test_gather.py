@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import DTYPES, same_bits, small_integers
 
 from graphkit.errors import RuntimeFailure
@@ -13,6 +14,7 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import F
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gather(dtype):
     rng = np.random.default_rng(dtype.num)
@@ -26,6 +28,7 @@ def test_gather(dtype):
         same_bits(lambda x, i, axis=axis: F.gather(x, i, axis=axis), [small_integers(shape, dtype, seed), indices])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gather_elements(dtype):
     rng = np.random.default_rng(dtype.num)
@@ -41,6 +44,7 @@ def test_gather_elements(dtype):
         )
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gather_nd(dtype):
     rng = np.random.default_rng(dtype.num)
@@ -81,6 +85,7 @@ BAD = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("kernel", "operands", "shape", "message"), BAD, ids=[type(b[0]).__name__ for b in BAD])
 def test_indices_outside_their_axis(kernel, operands, shape, message):
     arrays = [np.zeros(a, np.float32) if isinstance(a, tuple) else a if a is None else np.asarray(a) for a in operands]
@@ -90,6 +95,7 @@ def test_indices_outside_their_axis(kernel, operands, shape, message):
     assert (y == 5).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("index", [2**63 - 1, -(2**63), 2**40])
 def test_indices_far_outside(index):
     x, y = np.zeros((3, 2), np.float32), np.zeros((1, 2), np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops.nn.im2col import Col2Im, Im2Col
@@ -15,6 +16,7 @@ SEEDS = range(12)
 pytestmark = pytest.mark.usefixtures("isa")
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_columns(seed, dtype):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import DTYPES, bit_patterns, run_native, value_of
 
 from graphkit.executor.devices.cpu import native
@@ -20,6 +21,7 @@ def transposed(x, perm, threads):
     return y
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_transposes_of_random_shapes(dtype, threads, isa):
@@ -32,9 +34,10 @@ def test_transposes_of_random_shapes(dtype, threads, isa):
         assert transposed(x, perm, threads).tobytes() == np.ascontiguousarray(np.transpose(x, perm)).tobytes()
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(67, 129), (128, 64), (1, 300), (300, 2), (300, 3), (3, 300), (0, 5), (513, 1031)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64], ids=str)
-def test_transposes_of_matrices(shape, dtype, isa):
+def test_transposes_of_matrices(shape, dtype, every_isa):
     x = bit_patterns(shape, dtype)
     for threads in (1, 3):
         assert transposed(x, (1, 0), threads).tobytes() == np.ascontiguousarray(x.T).tobytes()
@@ -47,6 +50,7 @@ def aligned(shape, dtype, offset=0):
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
+@in_one_item()
 @pytest.mark.parametrize("offset", [0, 16, 32])
 @pytest.mark.parametrize(
     ("shape", "perm"),
@@ -73,6 +77,7 @@ def test_views_that_do_not_fit():
         native.StridedView("Slice", [4], [2], [2], [1], 0, "complex64")
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_broadcasts_and_tiles(dtype):
     rng = np.random.default_rng(dtype.num)

@@ -293,12 +293,14 @@ BFLOAT16 = pytest.param(
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 def test_random_shapes(dtype):
     sweep = Sweep(dtype, seed=1, times=1)
-    sweep.random(16)
+    sweep.random(8)
     assert not sweep.wrong, "\n".join(sweep.wrong)
-    assert len(sweep.seen) > 60
+    assert len(sweep.seen) > 30
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize(
+    "stride", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)]
+)
 def test_channels_that_do_not_fill_a_vector(stride):
     """A call of a kernel raises where it writes beyond the working memory that it asked for."""
     sweep = Sweep("float32", seed=4, times=10**6)
@@ -319,7 +321,7 @@ def swept(isa: str, dtype: str, seed: int, shapes: int, times: int) -> None:
 
 
 def test_random_shapes_with_avx2():
-    swept("AVX2", "float32", 2, 8, 1)
+    swept("AVX2", "float32", 2, 4, 1)
 
 
 @pytest.mark.full

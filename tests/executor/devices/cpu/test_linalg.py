@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
@@ -37,6 +38,7 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("n", SIZES)
 def test_elimination(n, dtype):
@@ -55,6 +57,7 @@ def test_elimination(n, dtype):
     kernel([a], [sign, None])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(
     ("left", "right"), [((), ()), ((3,), ()), ((), (2, 3)), ((2, 1), (1, 3)), ((3,), (2, 1)), ((0,), ())]
@@ -67,6 +70,7 @@ def test_batches_broadcast(left, right, dtype):
     close(x, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("n", SIZES)
@@ -77,6 +81,7 @@ def test_cholesky(n, lower, dtype):
     close(y, Potrf(lower=lower).reference(numpy_xp, a))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("rightside", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 
@@ -17,6 +18,7 @@ def draw(rng, shape, name, low=-1.0, high=2.0):
 SCORES = [(7, 10), (300, 5), (4, 9000), (2, 21, 13, 17), (2, 5, 1300), (3, 1), (1, 2, 3, 4, 5)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", SCORES, ids=str)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -37,6 +39,7 @@ def test_losses(shape, reduction, weighted, name, isa, near_float64):
     near_float64("softmax_cross_entropy_grad", arrays, tolerance, **options)
 
 
+@in_one_item()
 @pytest.mark.parametrize("bad", [-1, 4, 10**12])
 @pytest.mark.parametrize("softmax", [False, True])
 def test_labels_outside_the_classes_are_refused(bad, softmax):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
@@ -53,6 +54,7 @@ SHAPES = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_numpy_rules(a_shape, b_shape, threads):
@@ -60,6 +62,7 @@ def test_numpy_rules(a_shape, b_shape, threads):
     check(native.MatMul(a_shape, b_shape, threads=threads), [a, b], np.matmul(*wide(a, b)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(40))
 def test_random_shapes(seed):
     rng = np.random.default_rng(seed)
@@ -81,6 +84,7 @@ def test_random_shapes(seed):
     check(kernel, [a, packed(kernel, b)], expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("a_shape", "b_shape"),
     [((0, 3), (3, 4)), ((2, 3), (3, 0)), ((2, 0), (0, 4)), ((0, 2, 3), (3, 4)), ((5, 2, 0), (0, 4)), ((0,), (0,))],
@@ -99,6 +103,7 @@ def test_sum_of_nothing_still_gets_its_bias():
     check(step, [np.zeros((2, 0), np.float32), np.zeros((0, 4), np.float32), bias], np.tile(bias * 2 + 1, (2, 1)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("bias_shape", [(4,), (1, 4), (3, 4), (3, 1), (1, 1), (1,), ()], ids=str)
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.5, 1), (1, -2), (1.5, 0.25)])
 def test_gemm(bias_shape, alpha, beta):
@@ -139,6 +144,7 @@ ACTIVATIONS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations(kind):
     alpha, beta, function = ACTIVATIONS[kind]
@@ -147,6 +153,7 @@ def test_activations(kind):
     check(step, [a, b, c], function(np.matmul(*wide(a, b)) + c), tolerance=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True])
 def test_residual(last):
     a, b, bias, residual = operands(np.random.default_rng(5), (6, 3, 4), (4, 5), (5,), (6, 3, 5))
@@ -160,6 +167,7 @@ def test_residual(last):
     np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", ["", "tanh"])
 @pytest.mark.parametrize(

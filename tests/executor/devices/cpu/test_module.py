@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit
 from graphkit.executor.devices.cpu import native
@@ -70,6 +71,7 @@ def test_repr_names_operation_and_shapes():
     assert repr(pool()) == "<MaxPool(x f32[1, 1, 4, 4]) -> y f32[1, 1, 2, 2], indices i64[1, 1, 2, 2]>"
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

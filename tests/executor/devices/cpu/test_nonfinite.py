@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
+from combinations import in_one_item
 from kernel_runs import run_kernel
 
 from graphkit.checks.samples import Case, all_cases
@@ -154,7 +156,7 @@ def special_values(dtype: DType) -> np.ndarray:
     return np.array(values).astype(dtype.numpy)
 
 
-@pytest.mark.parametrize("cls", [cls for cls in registry if cls.name in OPERATORS], ids=lambda cls: cls.name)
+@each_case([cls for cls in registry if cls.name in OPERATORS], group=lambda cls: "all", name=lambda cls: cls.name)
 def test_pointwise(cls: type[Op], isa: str) -> None:
     """Every special number, and every pair of them, in whole vectors and in their tails."""
     seen = set()
@@ -254,6 +256,7 @@ PRODUCTS = {
 
 
 @pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -303,6 +306,7 @@ def packed(kernel: Any, plain: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 def test_activation_in_pieces(threads: int) -> None:
     """A product that is cut into pieces, each computed by one thread, with NaN in one of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 
@@ -29,6 +30,7 @@ LAYERS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("x", "axis", "scale", "bias"), LAYERS, ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_layers(x, axis, scale, bias, name, isa, near_float64):
@@ -42,6 +44,7 @@ def test_layers(x, axis, scale, bias, name, isa, near_float64):
     near_float64("rms_normalization", arrays[:2], TOLERANCE[name], axis=axis, epsilon=1e-3)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("x", "axis", "scale", "bias"), LAYERS, ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_gradients_of_layers(x, axis, scale, bias, name, isa, near_float64):
@@ -81,6 +84,7 @@ def test_nan_stays_in_its_row(isa):
 IMAGES = [(4, 6, 9, 11), (2, 8, 70), (3, 4, 2, 3, 5), (1, 4, 1500), (5, 2, 1), (0, 4, 3), (2, 12, 1, 1)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_instances_and_groups(shape, name, isa, near_float64):
@@ -91,6 +95,7 @@ def test_instances_and_groups(shape, name, isa, near_float64):
         near_float64("group_normalization", arrays, TOLERANCE[name], epsilon=1e-3, num_groups=groups)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [*IMAGES, (300, 7), (9, 300), (6, 2000), (4,)], ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 @pytest.mark.parametrize("vectors", ["same", "float32"])
@@ -109,6 +114,7 @@ def test_batches(shape, name, vectors, isa, near_float64):
         near_float64("batch_norm_grad", [draw(rng, shape, name), x, scale], tolerance, unused=(1, 2), epsilon=0.1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(2, 7, 5, 6), (1, 64, 30, 31), (2, 3), (1, 5, 1100), (2, 0, 3)], ids=str)
 @pytest.mark.parametrize(("size", "beta"), [(5, 0.75), (4, 0.75), (1, 0.5), (9, 1.0)])
 @pytest.mark.parametrize("name", TOLERANCE)

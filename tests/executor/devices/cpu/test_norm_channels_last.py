@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
@@ -42,6 +43,7 @@ def check_close(results, expected, tolerance=3e-6):
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * scale)
 
 
+@in_one_item()
 @pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_forward(isa, shape, residual):
@@ -63,6 +65,7 @@ def test_forward(isa, shape, residual):
         check_close(results, op.reference(numpy_xp, *wide(inputs)), 3e-6 if np.prod(shape[:-1]) > 1 else 1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("offset", [30.0, 1000.0])
 def test_variance_far_from_zero(offset):
     """The moments are taken about a value near the mean."""
@@ -76,6 +79,7 @@ def test_variance_far_from_zero(offset):
     np.testing.assert_allclose(results[0], expected[0], atol=3e-7 * offset)
 
 
+@in_one_item()
 @pytest.mark.parametrize("addend", [False, True], ids=["", "addend"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradient(isa, shape, addend):

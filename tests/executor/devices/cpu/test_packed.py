@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import run_kernel
 
 from graphkit.executor.devices.cpu import native
@@ -35,6 +36,7 @@ def example(shape=(16, 64), weights=(64, 48)):
 
 
 @needs_onednn
+@in_one_item()
 @pytest.mark.parametrize("kind", ["mat_mul", "conv", "conv_transpose"])
 def test_packed_copies_follow_versions(kind):
     rng = np.random.default_rng(1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
@@ -30,6 +31,7 @@ def kernel_is_transposed(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape[-1] != b.shape[0]
 
 
+@in_one_item()
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape", [(40,), (1, 40), (13, 40), (2, 3, 40), (29, 300), (64, 1100), (1, 2048)], ids=str)
 def test_products(isa: str, shape: tuple[int, ...], transposed: bool) -> None:
@@ -48,6 +50,7 @@ def test_products(isa: str, shape: tuple[int, ...], transposed: bool) -> None:
     assert len(bits) == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("kind", "alpha", "beta"), [("", 0, 0), ("relu", 0, 0), ("clip", -0.5, 0.5), ("gelu", 0, 0)])
 def test_what_follows(kind: str, alpha: float, beta: float, last: bool) -> None:
@@ -65,6 +68,7 @@ def test_what_follows(kind: str, alpha: float, beta: float, last: bool) -> None:
         np.testing.assert_allclose(run(kernel, a, b, bias, y, y=y), expected, rtol=1e-5, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite(number: float) -> None:
     rng = np.random.default_rng(2)

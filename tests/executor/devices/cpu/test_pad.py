@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import DTYPES, bit_patterns, value_of
 
 from graphkit.executor.devices.cpu import native
@@ -10,6 +11,7 @@ from graphkit.executor.devices.registry import make_kernel
 from graphkit.ops import F
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_paddings(mode, dtype):

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item, seeds
 from kernel_runs import run_kernel
 
 from graphkit.executor.devices.cpu import native
@@ -82,6 +83,7 @@ def random_array(rng, shape, dtype):
     return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64", "float16", "bfloat16", "uint16"])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_broadcasting(shapes, dtype, isa):
@@ -94,6 +96,7 @@ def test_broadcasting(shapes, dtype, isa):
             check(got, run_node(node, arrays)[0])
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(25))
 def test_random_broadcasts_of_three_operands(seed, isa):
     rng = np.random.default_rng(seed)
@@ -134,9 +137,10 @@ def test_shapes_that_do_not_broadcast_are_refused():
 CASTABLE = sorted(FLOATS | INTEGERS | {DType.BOOL}, key=str)
 
 
+@in_one_item()
 @pytest.mark.parametrize("source", CASTABLE, ids=str)
 @pytest.mark.parametrize("target", CASTABLE, ids=str)
-def test_casts(source, target, isa):
+def test_casts(source, target, every_isa):
     rng = np.random.default_rng(5)
     x = random_array(rng, 333, source)
     if source in FLOATS and target in INTEGERS:
@@ -164,6 +168,7 @@ def test_casts(source, target, isa):
     np.testing.assert_array_equal(got.astype(np.float64), expected.astype(np.float64))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str), ids=str)
 def test_integers_wrap_around_and_divide_as_the_standard_says(dtype, isa):
     rng = np.random.default_rng(6)
@@ -189,6 +194,7 @@ def test_integers_wrap_around_and_divide_as_the_standard_says(dtype, isa):
     check(run_kernel(kernel_of(node), node, [a, exponents])[0], run_node(node, [a, exponents])[0])
 
 
+@in_one_item()
 @pytest.mark.parametrize("a", sorted(FLOATS | INTEGERS, key=str), ids=str)
 @pytest.mark.parametrize("b", ["float32", "float64", "float16", "int8", "int32", "int64", "uint32", "uint64"])
 def test_powers_of_mixed_types(a, b):
@@ -203,6 +209,7 @@ SPECIAL = np.array(
 )
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["Max", "Min", "Add", "Mul", "Div", "Mod", "Equal", "Less", "LessOrEqual", "Pow"])
 def test_special_numbers_of_two_operands(name, dtype, isa):
@@ -213,6 +220,7 @@ def test_special_numbers_of_two_operands(name, dtype, isa):
     check(run_kernel(kernel_of(node), node, [a, b])[0], run_node(node, [a, b])[0])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "name", ["Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Relu", "IsNaN", "IsInf", "Sqrt", "Elu"]
@@ -230,6 +238,7 @@ def test_special_numbers_of_one_operand(name, dtype, isa):
 # --- memory ---------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", [0, 1, 15, 1024, 5000])
 def test_outputs_may_take_the_memory_of_operands(size, isa):
     rng = np.random.default_rng(7)
@@ -264,6 +273,7 @@ def test_smaller_and_narrower_operands_keep_their_memory():
     assert kernel_of(node_of(registry.get("", "Less")(), a, a)).inplace == []
 
 
+@in_one_item()
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_large_results_pass_the_caches(offset, isa):
     size = 3 << 20
@@ -277,6 +287,7 @@ def test_large_results_pass_the_caches(offset, isa):
     assert not out[offset + size :].any()
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", [1, 17, 1000, 1030, 4096])
 def test_nothing_beside_the_result_is_written(size, isa):
     for dtype in (np.uint8, np.float16, np.float32, np.float64):
@@ -341,6 +352,7 @@ BODIES = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "shapes", [((3000,), (3000,)), ((40, 33), (33,)), ((5, 300), (5, 1)), ((), ()), ((7, 1), (1, 5))]
@@ -394,7 +406,8 @@ def random_body(rng, operators):
     return build
 
 
-@pytest.mark.parametrize("seed", range(30))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(30, default=10))
 def test_random_bodies(seed, isa):
     rng = np.random.default_rng([seed, 8])
     full = [int(n) for n in rng.choice([1, 2, 3, 7, 16, 65, 208, 801], rng.integers(1, 4))]

@@ -6,6 +6,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 import scipy.special
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 
@@ -91,10 +92,11 @@ FLOAT_BOUNDS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("opcode", "exact", "limits", "bound"), FLOAT_BOUNDS, ids=lambda v: v if isinstance(v, str) else ""
 )
-def test_float_functions(opcode, exact, limits, bound, isa):
+def test_float_functions(opcode, exact, limits, bound, every_isa):
     x = spread(*limits)
     with np.errstate(all="ignore"):
         expected = exact(x.astype(np.float64))
@@ -148,6 +150,7 @@ DOUBLE_BOUNDS = [
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).nmant < 60, reason="long double has no more digits than double here")
+@in_one_item()
 @pytest.mark.parametrize(
     ("opcode", "exact", "limits", "bound"), DOUBLE_BOUNDS, ids=lambda v: v if isinstance(v, str) else ""
 )
@@ -173,6 +176,7 @@ def test_double_erf():
     assert ulps(apply("erf", x), expected) <= 2
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("opcode", "results"),
@@ -199,6 +203,7 @@ def test_special_numbers(opcode, results, dtype, isa):
     np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_special_powers(dtype, isa):
     special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 2.5, -2.5, 2.0**24, 1e30]
@@ -211,6 +216,7 @@ def test_special_powers(dtype, isa):
     np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("opcode", "exact"), [("floor", np.floor), ("ceil", np.ceil), ("round", np.rint)])
 def test_rounding(opcode, exact, dtype, isa):

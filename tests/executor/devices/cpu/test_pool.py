@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import value_of
 
 from graphkit.executor.devices.cpu import native
@@ -50,6 +51,7 @@ def data(shape, seed=3):
     return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("column_major", [False, True])
 def test_max(case, column_major):
@@ -72,6 +74,7 @@ FAR = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", [*FAR, *CASES[4:]], ids=str)
 def test_where_nothing_is_more_than_minus_infinity(case):
     """The first element of the window that is not padding counts; 0 where all is."""
@@ -111,6 +114,7 @@ def test_max_lets_nan_win():
     assert indices.tolist() == [[[[1, 6]]]]
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_max_gradient(case):
     shape, attrs = case
@@ -122,6 +126,7 @@ def test_max_gradient(case):
     np.testing.assert_array_equal(dx, MaxPoolGrad().reference(numpy_xp, dy, indices, x))
 
 
+@in_one_item()
 @pytest.mark.parametrize("bad", [-1, 16, 10**12])
 def test_max_gradient_refuses_indices_of_another_plane(bad):
     indices = np.zeros((1, 2, 1, 1), np.int64)
@@ -132,6 +137,7 @@ def test_max_gradient_refuses_indices_of_another_plane(bad):
         step([dy, indices], [dx])
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("include_pad", [False, True])
 def test_average_and_its_gradient(case, include_pad):
@@ -173,6 +179,7 @@ def with_channels(case, channels):
 CASES_OF_CHANNELS = [with_channels(case, (1, 3, 16, 20, 37)[i % 5]) for i, case in enumerate(CASES)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
 def test_max_with_taps_and_its_gradient(case, isa):
     shape, attrs = case
@@ -212,6 +219,7 @@ def test_taps_of_nan_and_infinity(isa):
     assert np.all(taps[0, 0, 0, 3:] == 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("include_pad", [False, True])
 @pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
 def test_gradient_of_averages_with_channels_last(case, include_pad, isa):
@@ -225,6 +233,7 @@ def test_gradient_of_averages_with_channels_last(case, include_pad, isa):
     np.testing.assert_allclose(dx, expected, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("p", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(12))
 def test_lp_pool(seed, p, isa):
@@ -255,6 +264,7 @@ HUGE = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", HUGE, ids=str)
 @pytest.mark.parametrize("op", [MaxPool, AveragePool, LpPool], ids=lambda c: c.name)
 def test_windows_much_larger_than_the_image(op, case):

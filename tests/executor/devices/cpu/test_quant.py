@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import at_page_end, run_kernel, unwritten
 
 import graphkit as gk
@@ -108,6 +109,7 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
+@in_one_item("values")
 @pytest.mark.parametrize("extreme", [False, True])
 @pytest.mark.parametrize(("left", "right"), [(a, b) for a in BYTES for b in BYTES])
 def test_sums_of_products(products: str, left: Any, right: Any, extreme: bool) -> None:
@@ -130,6 +132,7 @@ def test_sums_beyond_int16(products: str) -> None:
     check(MatMulInteger(), [x, -1 - w], packed=1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("result", BYTES)
 def test_quantised_products(products: str, result: Any) -> None:
     rng = np.random.default_rng(1)
@@ -165,6 +168,7 @@ def test_products_that_come_out_as_numbers(products: str) -> None:
         check(DynamicQuantizeMatMul(), [reals, w, f32(0.1), None, bias], packed=1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("transposes", [(False, False), (True, False), (False, True), (True, True)])
 def test_gemm(products: str, transposes: tuple[bool, bool]) -> None:
     rng = np.random.default_rng(3)
@@ -201,6 +205,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
+@in_one_item("values")
 @pytest.mark.parametrize("extreme", [False, True])
 @pytest.mark.parametrize(("left", "right"), [(a, b) for a in BYTES for b in BYTES])
 def test_convolutions(products: str, left: Any, right: Any, extreme: bool) -> None:
@@ -229,6 +234,7 @@ def test_convolutions_with_channels_first(products: str) -> None:
         check(QLinearConv(**attrs), [x, f32(0.1), zero, w, f32(0.02), np.array(1, np.int8), f32(1.5), zero], packed=3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("group", [1, 4])
 def test_convolutions_with_windows_beyond_int64(group: int) -> None:
     """Strides and dilations that move nothing are of any size; positions that int64 does not have are no kernel's."""
@@ -247,6 +253,7 @@ def test_convolutions_with_windows_beyond_int64(group: int) -> None:
         np.testing.assert_array_equal(y, sums if group == 4 else sums.sum(1, keepdims=True).repeat(4, 1))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("x", "w"), [((2, 4), (4, 0)), ((2, 0), (0, 3)), ((0, 4), (4, 3)), ((2, 4), (0, 4, 3)), ((0, 2, 4), (0, 4, 3))]
 )
@@ -260,6 +267,7 @@ def test_constant_weights_without_elements(x: tuple[int, ...], w: tuple[int, ...
 # --- element by element ---------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
 def test_quantisation(products: str, dtype: Any) -> None:
     rng = np.random.default_rng(6)
@@ -282,6 +290,7 @@ def test_quantisation(products: str, dtype: Any) -> None:
         check(DequantizeLinear(axis=axis), [np.zeros(shape, dtype), scale, zero])
 
 
+@in_one_item()
 @pytest.mark.parametrize("values", [[], [0.0], [3.0], [-3.0, np.nan, 5.0], [np.inf, 1.0], [-np.inf, np.inf], [1e-45]])
 def test_dynamic_quantisation(products: str, values: list[float]) -> None:
     node = F.dynamic_quantize_linear(Value(TensorType(dtype_of(np.dtype(np.float32)), (len(values),)), "x"))[0].node
@@ -290,6 +299,7 @@ def test_dynamic_quantisation(products: str, values: list[float]) -> None:
     check(node.op, [np.concatenate([many, np.array(values, np.float32)])])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("op", [QLinearAdd(), QLinearMul()], ids=lambda op: op.name)
 def test_sums_and_products_of_elements(products: str, op: Op, dtype: Any) -> None:
@@ -309,6 +319,7 @@ def test_sums_and_products_of_elements(products: str, op: Op, dtype: Any) -> Non
             check(op, [x, scales[0], zeros[0], y, scales[1], zeros[1], scales[2], zeros[2]])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", BYTES)
 def test_tables(products: str, dtype: Any) -> None:
     rng = np.random.default_rng(9)
@@ -320,6 +331,7 @@ def test_tables(products: str, dtype: Any) -> None:
 # --- weights of few bits --------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(("dtype", "bits"), [(np.uint8, 4), (np.int8, 4), (np.uint8, 8), (np.int8, 8)])
 def test_products_with_weights_of_few_bits(products: str, dtype: Any, bits: int) -> None:
     rng = np.random.default_rng(10)
@@ -356,6 +368,7 @@ def test_products_with_weights_of_few_bits(products: str, dtype: Any, bits: int)
             assert len(bits_found) == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_weights_of_few_bits_and_numbers_that_are_not_finite(products: str, value: float) -> None:
     rng = np.random.default_rng(11)

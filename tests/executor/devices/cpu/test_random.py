@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
@@ -28,9 +29,10 @@ def drawn(node, arrays, threads):
     return outputs
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.7, 3.1)])
-def test_uniform_numbers_are_the_same_bits(dtype, bounds, isa):
+def test_uniform_numbers_are_the_same_bits(dtype, bounds, every_isa):
     low, high = bounds
     for size in SIZES:
         node = F.random_uniform(rng_value(), shape=(size,), low=low, high=high, dtype=dtype, stream=9).node
@@ -39,6 +41,7 @@ def test_uniform_numbers_are_the_same_bits(dtype, bounds, isa):
             assert drawn(node, [STATE], threads)[0].tobytes() == expected.tobytes()
 
 
+@in_one_item()
 @pytest.mark.parametrize(("dtype", "ulps"), [("float32", 2), ("float64", 4), ("float16", 1), ("bfloat16", 1)])
 def test_normal_numbers(dtype, ulps, isa):
     for size in SIZES:
@@ -60,6 +63,7 @@ def test_normal_numbers_are_normal():
     assert 4 < np.abs(z).max() < 7
 
 
+@in_one_item()
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_dropout(dtype, ratio, isa):
@@ -88,6 +92,7 @@ def test_a_ratio_outside_its_range():
             kernel([x, np.array(ratio, np.float32), np.array(True), None], [x, None])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "bool", "int8", "uint64"])
 @pytest.mark.parametrize("given", FLOATS)
 def test_bernoulli(given, dtype):

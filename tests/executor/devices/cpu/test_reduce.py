@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops import registry
@@ -57,6 +58,7 @@ COVERED += [(f, t) for f in ALL for t in INTEGERS]
 COVERED += [(f, t) for f in ("Max", "Min") for t in ("int8", "uint8", "bool")]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("function", "name"), COVERED)
 def test_random_shapes_and_axes(function, name, isa):
     rng = np.random.default_rng([*function.encode(), *name.encode()])
@@ -78,6 +80,7 @@ def test_random_shapes_and_axes(function, name, isa):
 LARGE = [((300000,), (0,)), ((3, 100000), (1,)), ((100000, 3), (0,)), ((4000, 100), (0,)), ((50, 20, 700), (0, 2))]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axes"), [*LARGE, ((40, 3, 50, 60), (0, 2, 3)), ((7, 2000, 30), (1,))], ids=str)
 @pytest.mark.parametrize("function", ["Sum", "Mean", "Max", "L2", "LogSumExp"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int32"])
@@ -99,6 +102,7 @@ def test_sums_are_pairwise(isa):
     np.testing.assert_allclose(reduced("Sum", columns, (0,)), [np.float32(0.1) * 2.0**20] * 4, rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), [((5, 37), 1), ((37, 5), 0), ((3, 1000), 1), ((1000, 33), 0)])
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
 def test_nan_and_infinity_spread(shape, axis, name, isa):
@@ -111,6 +115,7 @@ def test_nan_and_infinity_spread(shape, axis, name, isa):
         np.testing.assert_array_equal(got[:3].astype(float), wanted[:3], err_msg=function)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int32", "bool"])
 def test_over_no_elements(name, isa):
     for function in ("Max", "Min") if name == "bool" else ("Sum", "Mean", "Max", "Min", "Prod", "L2"):

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import FLOATS, INTEGERS, run_native, value_of
 
 from graphkit.executor.devices.kernel import KernelContext
@@ -53,6 +54,7 @@ def resized_gradient(
 
 @DTYPES
 @INNER
+@in_one_item()
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_gradients_of_resizing(mode: str, inner: tuple[int, ...], dtype: str) -> None:
     for size, length in ((7, 300), (300, 7), (50, 61), (1, 200), (200, 1)):
@@ -61,6 +63,7 @@ def test_gradients_of_resizing(mode: str, inner: tuple[int, ...], dtype: str) ->
             compared(node, *arrays)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @INNER
 def test_all_of_the_result_from_one_place(inner: tuple[int, ...], dtype: str, isa: str) -> None:
@@ -73,6 +76,7 @@ def test_all_of_the_result_from_one_place(inner: tuple[int, ...], dtype: str, is
 
 @DTYPES
 @INNER
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
 def test_gradients_of_padding(mode: str, threads: int, inner: tuple[int, ...], dtype: str) -> None:
@@ -110,6 +114,7 @@ def resized(x, sizes, threads, **attrs):
     return run_native(node, [x], threads)[0], run_node(node, [x, None, None, np.array(sizes)])[0]
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def resized(x, sizes, threads, **attrs):
         ((1, 2, 9, 9, 9), (1, 2, 20, 5, 9)),
     ],
 )
-def test_resizing(mode, coordinates, shape, sizes, isa):
+def test_resizing(mode, coordinates, shape, sizes, every_isa):
     x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     for threads in (1, 3):
         got, expected = resized(x, sizes, threads, mode=mode, coordinate_transformation_mode=coordinates)
@@ -131,6 +136,7 @@ def test_resizing(mode, coordinates, shape, sizes, isa):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_resizing_every_number_type(mode, dtype):

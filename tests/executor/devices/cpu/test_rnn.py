@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 import pytest
+from combinations import in_one_item, seeds
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
@@ -90,16 +91,18 @@ ALL = ("b", "sequence_lens", "initial_h", "initial_c", "p")
 DIRECTIONS = ["forward", "reverse", "bidirectional"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("batch", [1, 3, 20])
 @pytest.mark.parametrize("optional", [(), ("b",), ALL], ids=["plain", "bias", "all"])
-def test_directions_and_operands(isa, kind, direction, batch, optional):
+def test_directions_and_operands(every_isa, kind, direction, batch, optional):
     layer = Layer(kind, 7, batch, 9, 21, optional=optional, direction=direction)
     layer.check(layer.run(layer.kernel()))
     layer.check(layer.run(layer.kernel(pack_w=True, pack_r=True)))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("kind", "attributes"),
     [
@@ -134,6 +137,7 @@ FUNCTIONS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_activations(isa, function):
     parameters = FUNCTIONS[function]
@@ -157,6 +161,7 @@ def test_functions_of_gates_far_out_and_near_zero(isa):
         np.testing.assert_allclose(y[0, 0], wide[0], rtol=4e-7, atol=1e-30)
 
 
+@in_one_item("values")
 @pytest.mark.parametrize(
     ("kind", "sizes", "shared"),
     [
@@ -182,7 +187,8 @@ def test_any_number_of_threads_gives_the_same_bits(isa, kind, sizes, shared, dir
                 np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(60, default=20))
 def test_random_layers(seed):
     rng = np.random.default_rng(seed)
     kind = str(rng.choice(list(KINDS)))
@@ -200,6 +206,7 @@ def test_random_layers(seed):
     layer.check(layer.run(layer.kernel(int(rng.integers(1, 5)), *flags)), 2e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [(0, 3, 4), (4, 0, 4), (4, 3, 0)], ids=["no steps", "no sequences", "no features"])
 def test_empty(kind, sizes):
@@ -254,6 +261,7 @@ def test_more_threads_than_cores_give_the_same_bits():
     assert all(np.array_equal(r, results[0]) for r in results)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_layouts(kind):
     layer = Layer(kind, 3, 2, 8, 8)
@@ -287,6 +295,7 @@ def test_the_executor_runs_two_layers_natively():
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item, seeds
 
 from graphkit.autodiff import gradient
 from graphkit.executor.devices.cpu import native
@@ -114,6 +115,7 @@ class Layer:
         return [*saved, *back]
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("batch", [1, 3, 20])
@@ -122,6 +124,7 @@ def test_directions_and_operands(isa, kind, direction, batch, optional):
     Layer(kind, 7, batch, 9, 21, optional=optional, direction=direction).check()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("kind", "attributes"),
     [
@@ -155,6 +158,7 @@ FUNCTIONS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("clip", [None, 0.75])
 def test_activations(isa, function, clip):
@@ -165,6 +169,7 @@ def test_activations(isa, function, clip):
     layer.check()
 
 
+@in_one_item()
 @pytest.mark.parametrize("hidden", [1, 4, 15, 16, 17, 40, 64, 65, 130])
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_any_number_of_units(isa, kind, hidden):
@@ -172,6 +177,7 @@ def test_any_number_of_units(isa, kind, hidden):
     Layer(kind, 3, 7, 3, hidden).check()
 
 
+@in_one_item("values")
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
@@ -196,7 +202,8 @@ def test_any_number_of_threads_gives_the_same_bits(isa, kind, sizes, direction):
     assert shared & {"units", "sequences"}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(40, default=20))
 def test_random_layers(seed):
     rng = np.random.default_rng(seed)
     kind = str(rng.choice(list(OPERATORS)))
@@ -212,6 +219,7 @@ def test_random_layers(seed):
     Layer(kind, *sizes, optional=optional, seed=seed, **attributes).check(int(rng.integers(1, 5)), 2e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("sizes", [(0, 3, 4), (4, 0, 4)], ids=["no steps", "no sequences"])
 def test_empty(kind, sizes):
@@ -227,6 +235,7 @@ def test_outputs_that_nobody_reads():
         np.testing.assert_array_equal(outputs[alone], whole[alone])
 
 
+@in_one_item()
 @pytest.mark.parametrize("linear", [False, True])
 def test_only_the_initial_state_is_read(linear):
     layer = Layer("GRU", 5, 3, 4, 10, linear_before_reset=linear)
@@ -291,6 +300,7 @@ def test_doubles_run_as_scans():
     assert "Scan" in [step.op for step in executor.plan.steps]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import OutOfMemory, RuntimeFailure
@@ -14,9 +15,10 @@ from graphkit.ops.xp import numpy_xp
 SEEDS = range(12)
 
 
-pytestmark = pytest.mark.usefixtures("isa")
+pytestmark = pytest.mark.usefixtures("every_isa")
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("seed", SEEDS)
@@ -55,6 +57,7 @@ def test_roi_align_of_what_cannot_be():
     assert y[0, 0, 0, 0] == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("ratio", [1 << 21, (1 << 31) - 1, 1 << 40])
 def test_more_samples_than_anybody_waits_for_are_refused(mode, ratio):
@@ -79,6 +82,7 @@ def operands(most, overlap, least):
     return [None if v is None else np.array([v], dtype) for v, dtype in given]
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_non_max_suppression(seed, threads):

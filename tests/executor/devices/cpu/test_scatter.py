@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import DTYPES, FLOATS, same_bits, small_integers
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops import F
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gather_gradient_adds_repeated_slices(dtype):
     rng = np.random.default_rng(dtype.num)
@@ -25,6 +27,7 @@ def test_gather_gradient_adds_repeated_slices(dtype):
         same_bits(lambda dy, x, i, axis=axis: F.gather_grad(dy, x, i, axis=axis), [dy, x, indices])
 
 
+@in_one_item()
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scatters(dtype, reduction):

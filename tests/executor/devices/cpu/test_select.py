@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import DTYPES, same_bits, small_integers
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops import F
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("upper", [True, False])
 def test_triangles(dtype, upper):
@@ -20,6 +22,7 @@ def test_triangles(dtype, upper):
     np.testing.assert_array_equal(x, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_positions_that_are_not_zero(dtype):
     rng = np.random.default_rng(1)
@@ -48,6 +51,7 @@ def test_positions_that_are_not_zero_of_all_bits():
         assert found.tolist() == [[0, 2, 4, 5]]
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_slices_that_a_condition_chooses(dtype):
     rng = np.random.default_rng(2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import run_native
 
 import graphkit as gk
@@ -47,6 +48,7 @@ def near(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
     np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=TOLERANCE[dtype])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_transforms_of_all_lengths(dtype: str, parts: int, isa: str) -> None:
@@ -60,6 +62,7 @@ def test_transforms_of_all_lengths(dtype: str, parts: int, isa: str) -> None:
         near(real[..., 0].astype(np.float64), np.fft.irfft(wide(x), n=n, axis=1), dtype)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_lengths_other_than_the_signals(dtype: str) -> None:
     """It is cut, or filled with zeros."""

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from kernel_runs import DTYPES, bit_patterns, run_native, value_of
 
 from graphkit.ops import F
 from graphkit.ops.evaluate import run_node
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_slices_and_their_gradients(dtype):
     rng = np.random.default_rng(dtype.num)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 
@@ -35,6 +36,7 @@ SOFTMAX_SHAPES += [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), SOFTMAX_SHAPES, ids=str)
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("name", FLOATS)
@@ -47,6 +49,7 @@ def test_softmax(shape, axis, log, name, isa):
     assert got.tobytes() == softmax(x, axis, log, threads=3).tobytes() == softmax(x, axis, log, inplace=True).tobytes()
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", [5, 128, 2000])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("log", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops import registry
@@ -28,6 +29,7 @@ def with_ties(rng, shape, name):
 SHAPES = [((9, 1), 1), ((5, 7), 1), ((4, 600), 1), ((2, 5000), 1), ((7, 5), 0), ((3, 9, 700), 1), ((1500, 2), 0)]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("last", [True, False])
@@ -44,6 +46,7 @@ def test_extreme_positions(shape, axis, largest, last, name, isa):
             np.testing.assert_array_equal(y, wanted)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("name", NUMERIC)
@@ -76,6 +79,7 @@ UNIQUE = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), UNIQUE, ids=str)
 @pytest.mark.parametrize("name", [*NUMERIC, "bool"])
 def test_unique(shape, axis, name):

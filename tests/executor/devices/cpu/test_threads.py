@@ -7,6 +7,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import config
@@ -25,6 +26,7 @@ def model():
     return gk.Model(gk.reduce_sum(gk.exp(h), axes=(1,), keepdims=False) + gk.reduce_max(h), name="net")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "ask",
     [
@@ -54,6 +56,7 @@ def test_too_many_by_the_environment_are_refused(monkeypatch):
         model().compile()
 
 
+@in_one_item()
 @pytest.mark.parametrize("workers", [0, -1, config.MOST_WORKERS + 1, 100_000])
 def test_engines_have_a_limited_number_of_workers(workers):
     with pytest.raises(UsageError, match=f"workers={workers}: expected a number from 1 to {config.MOST_WORKERS}"):
@@ -100,6 +103,7 @@ COMPARE = """
 """
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "environment",
     [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_MAX_ACTIVE_LEVELS": "0"}, {"OMP_NUM_THREADS": "100000"}],

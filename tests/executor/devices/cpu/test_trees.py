@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.random_trees import MODES, random_forest, rows
@@ -19,6 +20,7 @@ def forest(targets: int, trees: int, *, prefix: str = "target", seed: int = 0) -
     return random_forest(rng, prefix, targets, trees=trees, depth=6, features=5, missing=0.3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 9, 127, 128, 129, 300])
 @pytest.mark.parametrize(("targets", "aggregate"), [(1, "SUM"), (1, "MIN"), (3, "AVERAGE"), (3, "MAX")])
 def test_numbers_of_rows(count: int, targets: int, aggregate: str) -> None:
@@ -32,6 +34,7 @@ def test_numbers_of_rows(count: int, targets: int, aggregate: str) -> None:
     assert {step.kernel for step in executor.plan.steps} == {"native"}
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("count", [1, 5, 8, 300])
 def test_the_same_bits_for_any_number_of_threads(count: int, dtype: str) -> None:
@@ -43,6 +46,7 @@ def test_the_same_bits_for_any_number_of_threads(count: int, dtype: str) -> None
     assert len({result.tobytes() for result in results}) == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -101,6 +105,7 @@ def forest_of_many_targets(targets: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("count", [1, 7, 8, 20])
 def test_rows_with_so_many_results_that_blocks_are_small(count: int) -> None:
     targets = 30_000
@@ -114,6 +119,7 @@ def test_rows_with_so_many_results_that_blocks_are_small(count: int) -> None:
         assert {step.kernel for step in executor.plan.steps} == {"native"}
 
 
+@in_one_item()
 @pytest.mark.parametrize("count", [1, 64])
 def test_scratch_memory_of_many_results(count: int) -> None:
     targets, threads = 1 << 20, 4

@@ -1,0 +1,145 @@
+"""All combinations of a test's parameters in one pytest item, with a part of them in the default lane."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import combinations, product
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pytest
+from cases import each_case
+
+# Which combinations the default lane runs: all of them; enough that each pair of values of two parameters occurs; or
+# enough that each value occurs.
+Coverage = Literal["all", "pairs", "values"]
+
+
+class Combination(NamedTuple):
+    """Arguments of one call of a test, or of one mark for it."""
+
+    name: str
+    arguments: dict[str, Any]
+    full: bool
+    skipped: str | None = None  # why
+
+
+def seeds(count: int, default: int) -> list[Any]:
+    """The seeds below `count`, for `parametrize`. Those from `default` on belong to the full lane."""
+    return [pytest.param(seed, marks=() if seed < default else pytest.mark.full) for seed in range(count)]
+
+
+def in_one_item(
+    default: Coverage = "all", group: Callable[[dict[str, Any]], str] = lambda arguments: "all"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run all combinations of the `parametrize` marks below this decorator in one pytest item.
+
+    Fixtures, parametrized ones too, stay as they are and are set up once for the item: a test with fixtures that it
+    changes needs items of its own.
+
+    Args:
+        default: Which combinations the default lane runs. The others are run by the full lane.
+        group: The item's name for the arguments of a call.
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        marks = getattr(test, "pytestmark", [])
+        cases = _combinations([_choices(mark) for mark in reversed(marks) if mark.name == "parametrize"], default)
+        names = {name for case in cases for name in case.arguments}
+        signature = inspect.signature(test)
+        fixtures = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in signature.parameters.items()]
+
+        def run(case: Combination, **given: Any) -> None:
+            if case.skipped is not None:
+                pytest.skip(case.skipped)
+            test(**case.arguments, **given)
+
+        run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
+        run.__module__ = test.__module__
+        first = inspect.Parameter("case", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [first, *(p for p in fixtures if p.name not in names)]
+        )
+        run.pytestmark = [mark for mark in marks if mark.name != "parametrize"]  # type: ignore[attr-defined]
+        return each_case(cases, group=lambda case: group(case.arguments), full=lambda case: case.full)(run)
+
+    return decorate
+
+
+def _choices(mark: pytest.Mark) -> list[Combination]:
+    """The values of one `parametrize` mark."""
+    names, values = mark.args[0], list(mark.args[1])
+    names = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
+    ids = mark.kwargs.get("ids", mark.args[2] if len(mark.args) > 2 else None)
+    found = []
+    for number, value in enumerate(values):
+        is_full, title, reasons = False, None, []
+        if type(value).__name__ == "ParameterSet":  # of pytest.param
+            is_full = any(m.name == "full" for m in value.marks)
+            reasons = [m.kwargs["reason"] for m in value.marks if m.name == "skipif" and m.args[0]]
+            if any(m.name not in ("full", "skipif") for m in value.marks):
+                raise ValueError(f"{names} have a value with marks that one item cannot have")
+            title, value = value.id, value.values if len(names) > 1 else value.values[0]
+        given = tuple(value) if len(names) > 1 else (value,)
+        if title is None and ids is not None and not callable(ids):
+            title = str(ids[number])
+        if title is None:
+            parts = [ids(v) if callable(ids) else None for v in given]
+            title = "-".join(
+                _title(v, f"{n}{number}") if p is None else str(p) for n, v, p in zip(names, given, parts, strict=True)
+            )
+        found.append(Combination(title, dict(zip(names, given, strict=True)), is_full, next(iter(reasons), None)))
+    titles = [choice.name for choice in found]
+    repeated = {title for title in titles if titles.count(title) > 1}
+    return [c._replace(name=f"{c.name}#{i}") if c.name in repeated else c for i, c in enumerate(found)]
+
+
+def _title(value: Any, otherwise: str) -> str:
+    if value is None or isinstance(value, (str, int, float, bool, np.dtype, np.generic, tuple)):
+        return str(value)
+    return str(getattr(value, "__name__", otherwise))
+
+
+def _combinations(columns: Sequence[Sequence[Combination]], default: Coverage) -> list[Combination]:
+    if not columns:
+        raise ValueError("in_one_item belongs above the parametrize marks of a test")
+    sizes = [len(column) for column in columns]
+    places = list(product(*(range(size) for size in sizes)))
+    kept = {"all": lambda: set(places), "pairs": lambda: _pairs(places), "values": lambda: _values(sizes)}[default]()
+    found = []
+    for place in places:
+        chosen = [column[i] for column, i in zip(columns, place, strict=True)]
+        arguments = {name: value for choice in chosen for name, value in choice.arguments.items()}
+        is_full = place not in kept or any(choice.full for choice in chosen)
+        skipped = next((choice.skipped for choice in chosen if choice.skipped is not None), None)
+        found.append(Combination("-".join(c.name for c in chosen), arguments, is_full, skipped))
+    return found
+
+
+def _values(sizes: Sequence[int]) -> set[tuple[int, ...]]:
+    """As many places as the largest column has, in which each value of each column occurs."""
+    most = max(sizes)
+    order = sorted(range(len(sizes)), key=lambda column: -sizes[column])
+    # Columns count at different speeds, so that small ones do not run in step.
+    speeds, speed = {}, 1
+    for column in order[1:]:
+        speed = speed if speed * sizes[column] <= most else 1
+        speeds[column] = speed
+        speed *= sizes[column]
+    return {tuple(i // speeds.get(c, 1) % size for c, size in enumerate(sizes)) for i in range(most)}
+
+
+def _pairs(places: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Places in which each pair of values of two columns occurs."""
+    order = [places[i] for i in np.random.default_rng(0).permutation(len(places))]
+    seen: set[tuple[int, int, int, int]] = set()
+    kept = set()
+    for least in (1.0, 0.5, 0.0):  # which share of a place's pairs has to be new
+        for place in order:
+            pairs = {(i, place[i], j, place[j]) for i, j in combinations(range(len(place)), 2)}
+            new = len(pairs - seen)
+            if new and new >= least * len(pairs):
+                seen |= pairs
+                kept.add(place)
+    return kept or set(order)
