@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError
@@ -73,6 +74,7 @@ TOGETHER: dict[str, tuple[Callable[..., Any], list[list[Any]]]] = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", APART)
 def test_examples_that_stay_apart(name: str) -> None:
     body, shapes = APART[name]
@@ -82,6 +84,7 @@ def test_examples_that_stay_apart(name: str) -> None:
     assert batch.inputs == tuple(range(len(shapes)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", TOGETHER)
 def test_examples_that_do_not(name: str) -> None:
     body, shapes = TOGETHER[name]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from compiled_graph import Native, body, draw, value
 from onnx import TensorProto, helper
 
@@ -27,6 +28,7 @@ def boxes_of(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.concatenate([corners, corners + rng.uniform(1, 4, (1, count, 2))], axis=-1).astype(np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_sizes_that_change_from_run_to_run(optimize: bool) -> None:
     """None, all, more than ever before, and fewer again, with what follows."""
@@ -81,6 +83,7 @@ def test_unknown_rank() -> None:
         run(draw(rng, int(np.prod(shape))), np.array(shape))
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_in_branches(optimize: bool) -> None:
     p, x, c = value("p", dtype="bool"), value("x", 6, 3), value("c", 6, dtype="bool")
@@ -99,6 +102,7 @@ def test_in_branches(optimize: bool) -> None:
             run(taken, *arrays)
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_in_a_loop(optimize: bool) -> None:
     """A state that loses rows, a stack of rows of unknown length, and a branch inside."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from compiled_graph import COUNT, ROW, STACKING, Native, body, draw, value
 
 import graphkit as gk
@@ -18,6 +19,7 @@ from graphkit.ops import F
 pytestmark = pytest.mark.usefixtures("strict")
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_stacks_of_run_time_length(optimize: bool) -> None:
     """Zero trips, one, more than ever before, and fewer again, with what follows the stack in the graph."""
@@ -42,6 +44,7 @@ def test_a_condition_ends_the_loop() -> None:
         assert run(np.zeros(3, np.float32), np.full(3, step, np.float32))[1].shape == (trips, 3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("read", [0, 1])
 @pytest.mark.parametrize("written", [0, 1])
 def test_scan_over_a_stack(read: int, written: int) -> None:
@@ -107,6 +110,7 @@ def test_a_window_at_a_place_that_the_run_tells() -> None:
         run(draw(rng, 6, 3), trips)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_rows_of_a_stack(dtype: str) -> None:
     m, x, w, place = value("m", dtype="int64"), value("x", 3), value("w", 3), value("place", dtype=dtype)
@@ -166,6 +170,7 @@ def test_scan_outputs_that_change_their_shape_are_refused() -> None:
     run(1, np.ones(3, np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_branches_that_return_run_time_sizes(optimize: bool) -> None:
     p, m, x, w = value("p", dtype="bool"), value("m", dtype="int64"), value("x", 3), value("w", 3)
@@ -293,6 +298,7 @@ def test_rows_without_elements() -> None:
         run(trips, draw(rng, rows, 3))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool", "uint64", "float64"])
 def test_element_types(dtype: str) -> None:
     m, x = value("m", dtype="int64"), value("x", 2, 3, dtype=dtype)

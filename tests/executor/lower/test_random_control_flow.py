@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item, seeds
 
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -94,7 +95,8 @@ class Nest:
         return [*values[: len(states)], *sums]
 
 
-@pytest.mark.parametrize("seed", range(120))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(120, default=40))
 def test_random_nests(seed: int) -> None:
     nest = Nest(seed)
     x = Value(TensorType("float32", ("N", 3) if seed % 2 else SHAPE), "x")

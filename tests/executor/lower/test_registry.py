@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from compiled_graph import ROW, body, unknown_operator, value
 
 from graphkit.errors import RuntimeFailure
@@ -111,6 +112,7 @@ def test_interpreted_inside_a_loop() -> None:
         assert [(name.split("/")[1], node.op.name) for name, node, _ in graph.interpreted()] == [("body", "Unknown")]
 
 
+@in_one_item()
 @pytest.mark.parametrize("native", [True, False])
 def test_without_the_native_engine_every_node_is_interpreted(native: bool) -> None:
     x = value("x", 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from compiled_graph import Native, body, draw, value
 
 import graphkit as gk
@@ -68,6 +69,7 @@ def natively(case: Case, *, fed: bool) -> list[np.ndarray] | None:
 SAMPLED = [cls for cls in registry if with_constants(cls)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("cls", SAMPLED, ids=lambda cls: cls.name)
 def test_fed_operands_run_natively_where_constants_do(cls: type[Op]) -> None:
     for case in with_constants(cls):
@@ -101,6 +103,7 @@ def floats(*elements: float) -> np.ndarray:
     return np.array(elements, np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", MODES)
 def test_resize_by_fed_scales_and_sizes(mode: str) -> None:
     rng = np.random.default_rng(0)
@@ -114,6 +117,7 @@ def test_resize_by_fed_scales_and_sizes(mode: str) -> None:
             by_sizes(image(rng, *shape), np.array(wanted))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float64", "bfloat16"])
 def test_resize_of_other_types(dtype: str) -> None:
     rng = np.random.default_rng(1)
@@ -128,6 +132,7 @@ def test_resize_of_other_types(dtype: str) -> None:
         np.testing.assert_allclose(got.astype(float), wanted.astype(float), atol=tolerance)
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", MODES)
 def test_resize_behind_a_run_time_size(mode: str) -> None:
     """By constants, by what is fed, and by what is computed from the size itself; at a region that is fed."""
@@ -297,6 +302,7 @@ BEHIND: dict[str, tuple[Build, Sequence[Value], Arrays]] = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("name", BEHIND)
 def test_behind_a_run_time_size(name: str, looped: bool) -> None:
@@ -323,6 +329,7 @@ def test_behind_a_run_time_size(name: str, looped: bool) -> None:
 # --- Range and OneHot ------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["int16", "int32", "int64", "float32", "float64"])
 def test_ranges_of_fed_bounds(dtype: str) -> None:
     a, b, s = (value(name, dtype=dtype) for name in "abs")
@@ -352,6 +359,7 @@ def test_ranges_of_fed_bounds(dtype: str) -> None:
         assert got.tolist() == [big.max - 2]
 
 
+@in_one_item()
 @pytest.mark.parametrize("depth_dtype", ["int64", "int32", "float32", "uint8"])
 def test_one_hot_of_a_fed_depth(depth_dtype: str) -> None:
     indices, depth, values = value("i", "n", dtype="int64"), value("d", dtype=depth_dtype), value("v", 2)

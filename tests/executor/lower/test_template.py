@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
@@ -57,6 +58,7 @@ def compare(
 
 
 @pytest.mark.onednn
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_encoder(threads: int, deterministic: bool) -> None:
@@ -66,9 +68,13 @@ def test_an_encoder(threads: int, deterministic: bool) -> None:
 
 
 @pytest.mark.onednn
+@in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "mobilenetv2", "resnet"])
 def test_images_in_batches(name: str) -> None:
-    options: dict[str, Any] = {"mobilenetv2": {"image": (3, 32, 32), "classes": 7}, "resnet": {"layers": 18}}
+    options: dict[str, Any] = {
+        "mobilenetv2": {"image": (3, 32, 32), "classes": 7},
+        "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 7},
+    }
     net = gk.models.build(name, **options.get(name, {}))
     image = [int(d) for d in net.input_types["x"].known_shape[1:]]
     compare(net, [{"x": (n, *image)} for n in (2, 1, 5, 3)], threads=2)
@@ -85,6 +91,7 @@ def images() -> Value:
 
 
 @pytest.mark.onednn
+@in_one_item()
 @pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "VALID"])
 def test_images_of_any_size(auto_pad: str) -> None:
     pads = {"pads": (1, 1, 1, 1)} if auto_pad == "NOTSET" else {"auto_pad": auto_pad}
@@ -140,6 +147,7 @@ def by_itself(x: Value) -> Value:
 
 
 @pytest.mark.onednn
+@in_one_item()
 @pytest.mark.parametrize(
     "body",
     [pointwise, with_sizes, moved, broadcast, sliced, positions, normalised, by_itself],
@@ -189,6 +197,7 @@ def raised(executor: Executor, feeds: Mapping[str, np.ndarray]) -> type[BaseExce
     return None
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("body", "fits", "misfits"),
     [
@@ -238,6 +247,7 @@ def test_a_window_larger_than_the_image() -> None:
 
 
 @pytest.mark.onednn
+@in_one_item()
 @pytest.mark.parametrize("width", ["W", "?4", f"?{(1 << 40) + 3}"])
 def test_sizes_whose_expressions_are_large(width: str) -> None:
     """Branches that halve an image in two ways, layer after layer: each doubles what its size is called."""
@@ -275,6 +285,7 @@ def test_pools_that_round_up() -> None:
 # --- which graphs have one ----------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "make",
     [

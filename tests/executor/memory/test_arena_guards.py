@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
@@ -71,6 +72,7 @@ def test_guards_are_watched(overrun: list[str], monkeypatch: pytest.MonkeyPatch)
     assert overrun
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(40))
 def test_random_networks(overrun: list[str], seed: int) -> None:
     net, graph = build(seed, np.float32)
@@ -93,6 +95,7 @@ def mixed(x: Any, channels: int, stride: int, depthwise: int) -> Any:
     return gk.nn.linear(gk.flatten(gk.reduce_mean(h, np.array([2, 3]))), 5)
 
 
+@in_one_item("pairs")
 @pytest.mark.parametrize("size", [33, 64])
 @pytest.mark.parametrize("stride", [2, 3])
 @pytest.mark.parametrize(("channels", "depthwise"), [(3, 1), (7, 2), (16, 1)])
@@ -106,6 +109,7 @@ def test_steps_of_training(overrun: list[str], channels: int, depthwise: int, st
     assert not overrun
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options"),
     [

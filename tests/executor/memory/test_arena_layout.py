@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.planner import Request, aligned, fits, plan_memory
@@ -24,6 +25,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(40))
 def test_blocks_do_not_overlap(seed: int) -> None:
     rng = random.Random(seed)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item, seeds
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
@@ -59,6 +60,7 @@ def test_a_state_keeps_its_memory() -> None:
         assert not ex.params["s"].flags.writeable
 
 
+@in_one_item()
 @pytest.mark.parametrize("hold", [lambda a: a, lambda a: a[3:], lambda a: memoryview(a), lambda a: a.T.reshape(-1, 2)])
 def test_what_somebody_holds_keeps_its_values(hold: Any) -> None:
     ex = executor(counter())
@@ -127,6 +129,7 @@ def test_a_run_that_fails_leaves_states_usable() -> None:
     assert (ex.params["s"] == -2).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("between", [0, 1, 2])
 def test_a_run_that_fails_behind_the_new_value_leaves_the_old_one(between: int) -> None:
     """A step that may fail reads what is computed from the new value, so that this must not be written over the old."""
@@ -173,6 +176,7 @@ def test_states_in_one_array() -> None:
         np.testing.assert_array_equal(ex.params["b"], before * 2**factor)
 
 
+@in_one_item()
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda store: pickle.loads(pickle.dumps(store))])
 def test_a_copy_of_the_store_keeps_its_values(copied: Any) -> None:
     ex = executor(counter())
@@ -204,7 +208,8 @@ def random_update(seed: int) -> Graph:
     return Graph(states, [F.reduce_mean(pick()), pick()], updates, output_names=["mean", "value"])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(60, default=20))
 def test_random_updates_are_those_without_donation(seed: int) -> None:
     graph = random_update(seed)
     plain = executor(graph, seed, inplace=False)
@@ -225,6 +230,7 @@ def test_random_updates_do_donate() -> None:
     assert sum(len(donated(executor(random_update(seed), optimize=False))) for seed in range(60)) > 60
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1, momentum=0.9), gk.optim.Adam(0.01)])
 def test_training_keeps_one_buffer_for_each_state(optimizer: Any) -> None:
     net = gk.models.build("mlp", inputs=20, hidden=(30, 30), classes=5)

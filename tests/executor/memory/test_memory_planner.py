@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.memory.first_fit import FirstFit
 from graphkit.executor.memory.planner import ALIGNMENT, Layout, Request, aligned, plan_memory
@@ -57,6 +58,7 @@ def assert_sound(requests: list[Request], layout: Layout, *, inplace: bool) -> N
         assert offset + request.size <= layout.arena_bytes
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("inplace", "share"), SWITCHES)
 def test_layouts_are_sound(seed: int, inplace: bool, share: bool) -> None:
@@ -71,6 +73,7 @@ def test_layouts_are_sound(seed: int, inplace: bool, share: bool) -> None:
         assert layout.inplace_count == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(12))
 def test_each_technique_helps(seed: int) -> None:
     requests = random_requests(seed, 300)
@@ -80,12 +83,14 @@ def test_each_technique_helps(seed: int) -> None:
     assert arena[False, True] < arena[False, False]
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(12))
 def test_arena_is_near_the_lower_bound(seed: int) -> None:
     layout = plan_memory(random_requests(seed, 400))
     assert layout.arena_bytes <= 1.1 * layout.lower_bound
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(20))
 def test_first_fit_and_its_search_are_sound(seed: int) -> None:
     requests = random_requests(seed, 60 + 10 * seed)

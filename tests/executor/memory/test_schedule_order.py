@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.memory.planner import Request, aligned, plan_memory
 from graphkit.executor.memory.schedule import (
@@ -37,6 +38,7 @@ def recomputed_peak(tasks: list[Task], sizes: list[int], order: tuple[int, ...])
     return max(sum(size for first, last, size in lives if first <= step <= last) for step in range(len(order)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_order_is_topological_and_no_worse(seed: int) -> None:
     tasks, sizes = random_tasks(seed, 60)
@@ -106,6 +108,7 @@ def test_working_memory_counts_in_its_step() -> None:
     assert schedule(tasks, [100] * 3).peak_bytes == 600
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_the_planner_finds_the_same_peak(seed: int) -> None:
     tasks, sizes = random_tasks(seed, 60)
@@ -157,6 +160,7 @@ def test_updates_stand_at_the_end_where_there_is_memory_for_that() -> None:
     assert updates_last(tasks, sizes, plain).order == (0, 1, 3, 4, 5, 6, 2)
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_an_order_with_updates_last_is_one(seed: int) -> None:
     tasks, sizes = random_tasks(seed, 60)

@@ -7,12 +7,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.types import TensorType
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "array",
     [
@@ -34,6 +36,7 @@ def test_arrays_are_those_elements(array: np.ndarray) -> None:
     assert not memory.seen
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "derive",
     [

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, RuntimeFailure, TypeMismatch
@@ -52,6 +53,7 @@ def in_parts(exe: Executor) -> bool:
 
 
 @pytest.mark.onednn
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_batches_of_all_sizes(threads: int) -> None:
     model = network()
@@ -83,6 +85,7 @@ def test_results_that_are_inputs_and_constants_of_a_part() -> None:
     assert given.any()
 
 
+@in_one_item()
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_what_is_not_finite_stays_in_its_example(wrong: float) -> None:
     exe = network().compile(threads=2)

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from engine_operations import Gate, fail
 
 from graphkit.errors import RuntimeFailure, UsageError
@@ -17,6 +18,7 @@ from graphkit.executor.run.engine import Engine
 # --- order -----------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(20))
 def test_random_workloads_give_what_serial_execution_gives(seed: int) -> None:
     """Every operation mixes what it reads into what it writes; no two orders that break a dependency agree."""
@@ -262,6 +264,7 @@ def test_a_failure_without_variables_comes_out_of_wait_all(engine: Engine) -> No
         engine.wait_all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration, MemoryError])
 def test_any_exception_is_carried(engine: Engine, kind: type[BaseException]) -> None:
     def work() -> None:

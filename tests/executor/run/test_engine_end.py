@@ -168,26 +168,23 @@ def run_script(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        "lambda: time.sleep(1000)",  # blocked outside Python
-        "spin",  # asks for the GIL while the interpreter goes
-        "lambda: threading.Lock().acquire() and threading.Event().wait()",
-    ],
-)
-def test_the_process_ends_although_an_operation_does_not(operation: str) -> None:
-    done = run_script(f"""
-        def spin():
+def test_the_process_ends_although_operations_do_not() -> None:
+    done = run_script("""
+        def sleep():  # blocked outside Python
+            time.sleep(1000)
+        def spin():  # asks for the GIL while the interpreter goes
             while True:
                 time.sleep(0.0001)
+        def wait():
+            threading.Event().wait()
         engine.EXIT_SECONDS = 0.2
-        e = engine.Engine(2)
-        v = e.variable()
-        e.push({operation}, writes=[v])
-        e.push({operation})
-        for _ in range(100):
-            e.push(lambda: print("never"), writes=[v])
+        e = engine.Engine(6)
+        for operation in (sleep, spin, wait):
+            v = e.variable()
+            e.push(operation, writes=[v])
+            e.push(operation)
+            for _ in range(100):
+                e.push(lambda: print("never"), writes=[v])
         time.sleep(0.1)
         print("end")
     """)

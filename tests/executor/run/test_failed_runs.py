@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
@@ -175,6 +176,7 @@ def check_kept(graph: Graph, arrays: dict[str, np.ndarray], right: dict[str, Any
             np.testing.assert_array_equal(store[name], array)
 
 
+@in_one_item()
 @pytest.mark.parametrize("fused", [False, True])
 def test_what_writes_a_state_fails_itself(fused: bool) -> None:
     arrays = {"a": np.array([6, 7, 8, 9]), "b": np.array([60, 70, 80, 90])}

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import InputError
 from graphkit.executor.run.feeds import convert
@@ -26,6 +27,7 @@ def executor(**options: Any) -> Executor:
 IMAGE, MASK = np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
@@ -52,6 +54,7 @@ def test_lists_and_numbers() -> None:
     np.testing.assert_array_equal(found, np.array([[1, 2]], np.float32) * np.float32(0.1))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("dtype", "given", "fits"),
     [
@@ -157,6 +160,7 @@ def test_misaligned_arrays_are_copied() -> None:
     np.testing.assert_array_equal(target, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "made", [misaligned, lambda a: a.astype(">f4"), np.asfortranarray], ids=["aligned", "bytes", "order"]
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError
@@ -60,6 +61,7 @@ def test_the_plan_is_that_of_the_latest_run() -> None:
     assert plans[0].result_bytes == plans[2].result_bytes < plans[1].result_bytes
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

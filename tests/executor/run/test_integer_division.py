@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
@@ -20,6 +21,7 @@ def operands(dtype, shape=("N",)):
     return gk.input("a", shape, dtype=dtype), gk.input("b", shape, dtype=dtype)
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("function", DIVISIONS)
@@ -36,6 +38,7 @@ def test_a_zero_divisor_anywhere_is_an_error(function, dtype, optimize):
         assert (executor.run({"a": a, "b": b})["y"] == (2 if function == "div" else 1)).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("optimize", [True, False])
 def test_the_smallest_integer_by_minus_one_wraps_around(dtype, optimize):
@@ -73,6 +76,7 @@ def test_one_divisor_for_all_elements():
         net.run({**feeds, "b": np.array([[1], [2], [3], [-2], [-4]])})
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", [*DIVISIONS, "pow"])
 def test_constants_are_not_folded_to_zero(function):
     """The graph is built and compiled: a division that never runs harms nobody."""
@@ -103,6 +107,7 @@ def test_inside_of_a_loop():
         net.run({"n": np.array(4)})
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_powers_of_integers(optimize):
     a, b = operands("int64")

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure, UsageError
@@ -54,6 +55,7 @@ def test_every_run_has_its_own(model):
     assert executor.run({"x": ONES})["maps"] == HALVES
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "labels", [{"classlabels_int64s": [7, -1, 3]}, {"classlabels_strings": ["a", "", "ä"]}], ids=str
 )

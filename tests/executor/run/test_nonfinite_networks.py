@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ops.evaluate import evaluate
@@ -66,6 +67,7 @@ def spoiled(net: gk.Model, where: str, value: float) -> np.ndarray:
     return x
 
 
+@in_one_item("pairs")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["x", "first_weight", "first_bias"])
 @pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n not in NUMBERS_IN_ONNX_RUNTIME])
@@ -78,6 +80,7 @@ def test_perceptron_beside_onnx_runtime(name: str, where: str, value: float) -> 
         assert np.isnan(net.compile(threads=1).run({"x": x})["y"]).any()
 
 
+@in_one_item("pairs")
 @pytest.mark.parametrize("network", [perceptron, image_network])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["x", "first_bias"])
@@ -94,6 +97,7 @@ def test_network_beside_its_reference(name: str, where: str, value: float, netwo
                 np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("network", [perceptron, image_network])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gradients(name: str, network: Any) -> None:
@@ -118,6 +122,7 @@ ZOO: dict[str, dict[str, Any]] = {
 }
 
 
+@in_one_item("values")
 @pytest.mark.parametrize("where", ["input", "weight"])
 @pytest.mark.parametrize("name", ZOO)
 def test_zoo_beside_onnx_runtime(name: str, where: str) -> None:

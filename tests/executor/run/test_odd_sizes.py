@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -40,6 +41,7 @@ def by_onnx_runtime(file: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.n
     return found
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [["N", 8], ["N", "M", 8], ["N", 4, 8]], ids=str)
 def test_a_product_with_a_vector_at_one_size_after_another(shape: Shape, threads: int) -> None:
@@ -62,6 +64,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize(("w", "attributes"), CONVOLUTIONS, ids=str)
 def test_images_without_rows_or_columns(w: tuple[int, ...], attributes: dict[str, Any], optimize: bool) -> None:
@@ -84,6 +87,7 @@ def test_images_without_rows_or_columns(w: tuple[int, ...], attributes: dict[str
                 np.testing.assert_allclose(found, by_onnx_runtime(file, {"x": x}), rtol=1e-4, atol=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("queries", [1, 3, 5, 40])
 def test_attention_to_no_keys_is_zero(queries: int) -> None:
     nodes = [
@@ -98,6 +102,7 @@ def test_attention_to_no_keys_is_zero(queries: int) -> None:
         np.testing.assert_allclose(executor.run(feeds)["y"], by_onnx_runtime(file, feeds), rtol=1e-4, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("first", [(2, 3, 4, 4), None])
 @pytest.mark.parametrize("channels", [1, 7])
 def test_channels_that_a_normalisation_has_not(channels: int, first: tuple[int, ...] | None) -> None:
@@ -110,6 +115,7 @@ def test_channels_that_a_normalisation_has_not(channels: int, first: tuple[int, 
         executor.run({"x": draw(2, channels, 2, 2)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("nodes", "constants", "x"),
     [
@@ -142,6 +148,7 @@ def test_factors_stay_where_numbers_would_overflow(
     np.testing.assert_allclose(gk.load(file).compile().run({"x": x})["y"], values["y"], rtol=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_gradient_of_padding_that_does_not_fit(rows: int) -> None:
     """A file may have one without what it is the gradient of."""
@@ -153,6 +160,7 @@ def test_a_gradient_of_padding_that_does_not_fit(rows: int) -> None:
         executor.run({"x0": np.ones((rows, 6), np.float32), "x1": np.ones((2, 3), np.float32)})
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["RNNRecurrenceGrad", "GRURecurrenceGrad", "LSTMRecurrenceGrad"])
 def test_a_gradient_of_recurrence_in_more_directions_than_there_are(name: str) -> None:
     case = make_case(registry.get(DOMAIN, name), 2)

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UnsupportedError
@@ -66,6 +67,7 @@ def test_products_in_a_chain_hand_bfloat16_on() -> None:
 
 
 @needs_bfloat16
+@in_one_item()
 @pytest.mark.parametrize(("channels", "group"), [(3, 1), (4, 1), (6, 2), (4, 2)])
 def test_transposed_convolutions_over_an_odd_number_of_channels_stay_as_they_are(channels: int, group: int) -> None:
     rng = np.random.default_rng(0)
@@ -153,6 +155,7 @@ def test_refused_without_the_arithmetic(onednn: bool, who: str, monkeypatch: pyt
         Executor(graph, params, precision="bf16")
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "transformer_lm"])
 def test_deterministic_results_do_not_depend_on_threads(name: str) -> None:
     options: dict[str, Any] = {"vocab": 64, "width": 32, "heads": 2, "layers": 2, "length": 24}

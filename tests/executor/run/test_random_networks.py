@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item, seeds
 
 from graphkit.checks.random_network import Network
 from graphkit.checks.random_nodes import build
@@ -77,21 +78,24 @@ def failures(seed: int, dtype: Any = np.float32, runtime: bool = True, **options
     return wrong
 
 
-@pytest.mark.parametrize("seed", range(80))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(80, default=16))
 def test_random_networks(seed: int) -> None:
     assert failures(seed) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(20, default=4))
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, BFLOAT16], ids=str)
 def test_random_networks_of_other_types(seed: int, dtype: Any) -> None:
     assert failures(seed, dtype, runtime=dtype == np.float64) == []
 
 
-@pytest.mark.parametrize("seed", range(80, 110))
+@in_one_item()
+@pytest.mark.parametrize("seed", seeds(30, default=8))
 def test_deterministic_networks(seed: int) -> None:
     """The same bits for any number of threads."""
-    net, graph = build(seed)
+    net, graph = build(80 + seed)
     store, feeds = held(net, graph)
     results = [Executor(graph, store, threads=n, deterministic=True).run(feeds) for n in (1, 2, 3, 4)]
     for other in results[1:]:
@@ -100,6 +104,7 @@ def test_deterministic_networks(seed: int) -> None:
 
 
 @pytest.mark.full
+@in_one_item()
 @pytest.mark.parametrize("thousand", range(1, 21))
 def test_many_random_networks(thousand: int) -> None:
     found = {seed: wrong for seed in range(1000 * thousand, 1000 * (thousand + 1)) if (wrong := failures(seed))}
