@@ -15,8 +15,9 @@ from graphkit.dist.servers.server import Server
 from graphkit.dist.wire.mail import Mail
 from graphkit.errors import RuntimeFailure
 
-# After the last message: how long the core is only offered to others, and the pauses after that, in seconds.
-_EAGER, _PAUSE = 0.005, 2e-4
+# After the last message: how long the core is only offered to others, and the pauses after that, in seconds. A pause
+# is so small a part of the time since the last message that it delays nothing, and idle servers leave the core alone.
+_EAGER, _PAUSE, _LONGEST_PAUSE, _PART = 0.005, 2e-4, 5e-3, 1e-3
 # Between two looks for who is lost, and two at messages that leave while nobody waits, in seconds.
 _LOOK, _LEAVING = 0.05, 1e-3
 
@@ -67,7 +68,7 @@ class Correspondent:
         if now - self._heard < _EAGER:
             os.sched_yield()
         else:
-            time.sleep(_PAUSE)
+            time.sleep(min(max(_PAUSE, _PART * (now - self._heard)), _LONGEST_PAUSE))
         if now - self._looked > _LOOK:
             self._looked = now
             if (reason := self._company.lost()) is not None:
