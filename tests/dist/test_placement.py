@@ -121,6 +121,26 @@ def placed(monkeypatch, **environment):
 enough = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are divided")
 
 
+PLACED = """
+    import json, os
+    from pathlib import Path
+    from graphkit import config
+    masks = [sorted(os.sched_getaffinity(int(task.name))) for task in Path("/proc/self/task").iterdir()]
+    print(json.dumps([config.num_threads(), masks]))
+"""
+
+
+@enough
+def test_ranks_of_a_running_job_have_cores_of_their_own(jobs):
+    (threads, first), (more, second) = map(json.loads, jobs.run(PLACED))
+    assert threads == more == max(1, config.num_threads() // 2)
+    assert all(mask == first[0] for mask in first)
+    assert all(mask == second[0] for mask in second)
+    assert len(first[0]) == len(second[0]) == len(os.sched_getaffinity(0)) // 2
+    assert not set(first[0]) & set(second[0])
+
+
+@pytest.mark.full
 @enough
 def test_ranks_have_cores_and_threads_of_their_own(monkeypatch):
     mine = sorted(os.sched_getaffinity(0))

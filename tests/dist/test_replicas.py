@@ -222,6 +222,7 @@ def test_a_server_killed_at_any_point_of_a_history(history, servers):
             assert not net.warnings
 
 
+@pytest.mark.full
 def test_two_losses_one_behind_the_other():
     """The second one falls when the first is repaired; whatever is on its way then."""
     frames = frames_of(additions, 2, 3)
@@ -320,7 +321,7 @@ def bounded(bound):
     return history
 
 
-@pytest.mark.parametrize("bound", [0, 2])
+@pytest.mark.parametrize("bound", [2, pytest.param(0, marks=pytest.mark.full)])
 def test_staleness_is_its_bound_whoever_is_lost(bound):
     for at in range(1, frames_of(bounded(bound), 2, 2)):
         for victim in range(2):

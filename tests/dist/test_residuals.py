@@ -84,7 +84,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("hosts", [(), [(0, 1), (2,)]], ids=str)
+@pytest.mark.parametrize("hosts", [[(0, 1), (2,)], pytest.param((), marks=pytest.mark.full)], ids=str)
 def test_a_run_that_is_stopped_within_an_epoch_goes_on_to_the_bit(on_ranks, tmp_path, hosts):
     data = samples(60)
 

@@ -360,6 +360,7 @@ def test_workers_that_take_steps_of_their_own_are_refused(kind):
     assert over_processes(graph, None) is graph
 
 
+@pytest.mark.full
 def test_a_network_of_residuals(on_ranks):
     """Some normalisations of a ResNet lie on ways that part and join."""
 

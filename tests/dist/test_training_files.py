@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import graphkit as gk
 
@@ -20,6 +21,7 @@ def contents(folder, name):
     return {parameter: array.tobytes() for parameter, array in gk.load(folder / name).params.items()}
 
 
+@pytest.mark.full
 def test_two_processes_by_a_file_end_early_together_and_again(tmp_path):
     """All ranks end with the epoch after which rank 0 has no patience left, and a run by the run's file is the same."""
     rng = np.random.default_rng(5)
