@@ -34,6 +34,10 @@ def why_not() -> str:
 needs_card = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a card")
 
 
+# Of a sample's element types.
+FIRST, OTHERS = slice(1), slice(1, None)
+
+
 class CardCase(NamedTuple):
     name: str
     node: Node
@@ -65,10 +69,10 @@ def node_of(op: Op, *arrays: Any) -> Node:
     return Node(op, [None if a is None else Value(type_of_array(a)) for a in arrays])
 
 
-def cases_of(cls: type[Op]) -> Iterator[CardCase]:
-    """Of every way that there is to compute a sample."""
+def cases_of(cls: type[Op], types: slice = slice(None)) -> Iterator[CardCase]:
+    """Of every way that there is to compute a sample. types: which of the element types that a sample may have."""
     for number, sample in enumerate(samples_of(cls)):
-        for dtype in dtypes_of(cls, sample):
+        for dtype in dtypes_of(cls, sample)[types]:
             case = make_case(cls, number, dtype)
             arrays = [np.asarray(a) if isinstance(a, np.generic) else a for a in case.arrays]
             if not all(a is None or isinstance(a, np.ndarray) for a in arrays):

@@ -1,6 +1,6 @@
-"""One process of a job that trains on the stand-in for a card: card_job.py FOLDER KERNELS OPTIONS. Prints its results.
+"""One process of a job that trains on the stand-in for a card: card_job.py FOLDER KERNELS OPTIONS...
 
-The same steps are made on the processor; what is printed is how far parameters are apart.
+The same steps are made on the processor; what is printed, for each OPTIONS, is how far parameters are apart.
 """
 
 from __future__ import annotations
@@ -111,20 +111,25 @@ def end(how: str, trainer: gk.Trainer) -> None:
             launched_sum._named = lambda nodes: "another order"
 
 
-def main(folder: str, kernels: str, options: str) -> None:
-    given = json.loads(options)
-    job = Job(**{name: given.pop(name) for name in Job._fields if name in given})
+def main(folder: str, kernels: str, *options: str) -> None:
     kv = gk.kvstore.create("dist_sync")
+    emulator = Emulator(Path(kernels))
+    for number, text in enumerate(options):
+        print_facts(Path(folder) / str(number), emulator, json.loads(text), kv)
+
+
+def print_facts(folder: Path, emulator: Emulator, given: dict[str, Any], kv: Any) -> None:
+    """Train with the options of a Job and of a Trainer, and print a line of facts."""
+    folder.mkdir(exist_ok=True)
+    job = Job(**{name: given.pop(name) for name in Job._fields if name in given})
     if job.compression:
         kv.set_gradient_compression(job.compression)
-    own = Path(folder) / str(kv.rank)
-    own.mkdir()
-    card = Card(Emulator(Path(kernels)), place=job.places[kv.rank], early=job.early)
+    card = Card(emulator, place=job.places[kv.rank], early=job.early)
     cuda.device = cuda.card.device = lambda number=0: card
     cuda.cards = lambda: 1
     if job.swaps:
         swapping.LEAST_BYTES = swapping.COPIES = 0
-    library = Nccl([card], Path(folder) / "nccl")
+    library = Nccl([card], folder / "nccl")
     nccl.bindings = bindings_of(library if kv.rank in job.nccl else None)
     second = "cpu" if job.mixed and kv.rank == 0 else "cuda"
     here, there = (trained(device, kv, job, dict(given)) for device in ("cpu", second))
@@ -132,7 +137,8 @@ def main(folder: str, kernels: str, options: str) -> None:
     bits = hashlib.sha256(b"".join(there.params[name].tobytes() for name in sorted(there.params))).hexdigest()
     launched = [captured for made in library.made for captured, _ in made.launched]
     facts = {
-        "rank": kv.rank, "apart": apart, "total": there.total, "skipped": there.skipped, "replays": card.replays,
+        "rank": kv.rank, "job": int(folder.name),
+        "apart": apart, "total": there.total, "skipped": there.skipped, "replays": card.replays,
         "kinds": there.kinds, "launched": sorted({*card.launched}), "bits": bits, "staging": card.staging,
         "eager": launched.count(False), "captured": launched.count(True), "groups": len(library.made),
         "because": there.because,

@@ -1,10 +1,12 @@
 // CUDA's words for a C++ compiler, so that a kernel runs on the processor. host_threads.cpp runs its threads.
 #pragma once
 
-// It has few words: a compiler reads all of them again for every library.
+// It has few words, and C's math.h instead of C++'s: a compiler reads all of them again for every library.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
 #include "host_threads.h"
 

@@ -159,7 +159,7 @@ def test_floats_by_11_bits(size: Size, emulator: Emulator) -> None:
     assert any((mine != theirs).any() for mine, theirs in zip(found, computed(emulator, op, arrays), strict=True))
 
 
-@together()
+@together(full=lambda layout, output: layout == output == "NHLD")
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("output", ["NHLD", "NLHD"])
 def test_layouts(layout: str, output: str, emulator: Emulator) -> None:
@@ -340,7 +340,7 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     registers.check([*dict.fromkeys(sources)], architecture)
 
 
-@together()
+@together(full=lambda kind: kind == "float32")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
     registers.check(kernel_of(node(TILES[2], kind)).sources, "sm_90")

@@ -77,7 +77,7 @@ def geometries(channels: int, seeds: range) -> list[tuple[tuple[int, ...], tuple
 NAMES = {"gk_depthwise", "gk_depthwise_lines", "gk_depthwise_grad_data", "gk_depthwise_grad_weights"}
 
 
-@together()
+@together(full=lambda channels: channels == 6)
 @pytest.mark.parametrize("channels", [3, 6, 36])
 def test_any_window_with_channels_last(channels: int, emulator: Emulator) -> None:
     """Of one channel for each thread, of two and of four; filters in either order, which is one."""
@@ -176,7 +176,7 @@ def test_epilogue_in_place(strides: tuple[int, int], width: int, emulator: Emula
     np.testing.assert_allclose(residual, expected, rtol=1e-5, atol=1e-5)
 
 
-@together()
+@together(full=lambda kind: kind != "float16")
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 def test_every_filter_compiles_for_cards(kind: str, nvrtc: None) -> None:
     sources = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import registers
-from card_cases import OPERATORS, CardCase, cases_of, launched, needs_card, why_not
+from card_cases import FIRST, OPERATORS, OTHERS, CardCase, cases_of, launched, needs_card, why_not
 from emulator import Emulator, waits
 from stand_in import Card
 from together import together
@@ -54,10 +54,11 @@ def run(emulator: Emulator, case: CardCase) -> list[Any]:
     return [y for _, y in results]
 
 
-@together()
+@together(full=lambda cls, types: types != FIRST)
+@pytest.mark.parametrize("types", [FIRST, OTHERS], ids=["first type", "other types"])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
-def test_every_sample(cls: type[Op], emulator: Emulator, processor: Emulator) -> None:
-    cases = list(cases_of(cls))
+def test_every_sample(cls: type[Op], types: slice, emulator: Emulator, processor: Emulator) -> None:
+    cases = list(cases_of(cls, types))
     emulator.compile(source for case in cases for source in case.kernel.sources)
     for case in cases:
         compare(case, run(emulator, case))
@@ -65,11 +66,12 @@ def test_every_sample(cls: type[Op], emulator: Emulator, processor: Emulator) ->
         compare(case, launched(Card(processor), case))
 
 
-@together()
+@together(full=lambda cls, types: types != FIRST)
+@pytest.mark.parametrize("types", [FIRST, OTHERS], ids=["first type", "other types"])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
-def test_what_may_set_a_fault_says_so(cls: type[Op]) -> None:
+def test_what_may_set_a_fault_says_so(cls: type[Op], types: slice) -> None:
     """Steps that may fail come before those that write over states. Known operands do not, nor a MaxPool's indices."""
-    for case in cases_of(cls):
+    for case in cases_of(cls, types):
         known = any(v.tensor.constants is not None for v in case.node.operands[1:])
         is_right = known or cls.name in ("Dropout", "MaxPoolGrad")
         assert is_right or not case.kernel.fault or refusal(case.node) is not None, case.name

@@ -32,31 +32,39 @@ def mpiexec() -> str:
         pytest.skip(str(error))
 
 
-Job = Callable[[Path, dict[str, Any]], subprocess.CompletedProcess[str]]
+Options = dict[str, Any]
+Facts = list[dict[str, Any]]
+Job = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Runs `card_job.py` in two processes, with a folder of their own and with options."""
+    """Runs `card_job.py` in two processes, with a folder of their own, once for each of the options."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     kernels = shared_folder(tmp_path_factory.getbasetemp())
     text = f"import sys; sys.path.insert(0, {str(JOB.parent)!r}); import card_job; card_job.main(*sys.argv[1:])"
     command = [mpiexec(), "-n", "2", sys.executable, "-u", "-P", "-c", text]
 
-    def run(folder: Path, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        given = [str(folder), str(kernels), json.dumps(options)]
+    def run(folder: Path, *options: Options) -> subprocess.CompletedProcess[str]:
+        given = [str(folder), str(kernels), *map(json.dumps, options)]
         return subprocess.run([*command, *given], capture_output=True, text=True, timeout=240, check=False)
 
     return run
 
 
-def facts(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What both ranks print, in their order."""
+def facts(done: subprocess.CompletedProcess[str]) -> Facts:
+    """What both ranks print of the first options, in their order."""
+    return all_facts(done)[0]
+
+
+def all_facts(done: subprocess.CompletedProcess[str]) -> list[Facts]:
+    """What both ranks print of each options, in their order."""
     assert done.returncode == 0, done.stderr[-3000:]
-    ranks = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda facts: facts["rank"])
-    assert [rank["rank"] for rank in ranks] == [0, 1]
-    return ranks
+    lines = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda facts: facts["rank"])
+    found = [[line for line in lines if line["job"] == number] for number in range(1 + max(f["job"] for f in lines))]
+    assert all([rank["rank"] for rank in ranks] == [0, 1] for ranks in found)
+    return found
 
 
 def long(options: dict[str, Any]) -> Any:
@@ -67,11 +75,27 @@ def long_case(*case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.full)
 
 
+def test_training_in_one_job(job: Job, tmp_path: Path) -> None:
+    """One job trains in all ways that the tests below have more options for. Sums of gradients are copied through host
+    memory, but for the last ones."""
+    sharded = {"shard_optimizer": True, "early": True, "sizes": [[4, 4, 4, 4, 6], [3, 4, 4, 4, 5]]}
+    lazy, scaled = {"lazy": ["embed*"]}, {"precision": "f16"}
+    jobs = [{}, lazy, scaled, {"nccl": [0]}, sharded, {"nccl": [0, 1], **sharded}]
+    done = job(tmp_path, *jobs)
+    plain, of_rows, of_scaled, of_one, staged, captured = all_facts(done)
+    check_training(plain, {})
+    check_lazy(of_rows, lazy)
+    check_scaled(of_scaled, {})
+    assert "rank 1 has no NCCL (CuPy finds no NCCL)" in of_one[1]["because"]
+    check_training(staged, sharded)
+    check_same_sums(captured, staged)
+    check_captured(captured, sharded)
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"shard_optimizer": True},
+        long({"shard_optimizer": True}),
         long({"sync_batch_norm": True}),
         long({"compression": "fp16"}),
         long({"accumulate": 2}),
@@ -80,8 +104,10 @@ def long_case(*case: Any) -> Any:
     ids=str,
 )
 def test_training(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
-    done = job(tmp_path, options)
-    ranks = facts(done)
+    check_training(facts(job(tmp_path, options)), options)
+
+
+def check_training(ranks: Facts, options: Options) -> None:
     assert ranks[0]["total"] == ranks[1]["total"]
     for rank in ranks:
         rounded = "compression" in options or "precision" in options
@@ -90,33 +116,33 @@ def test_training(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
         assert "SgdUpdate" in rank["launched"]
 
 
-@pytest.mark.parametrize("options", [{}, long({"shard_optimizer": True})], ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=str)
 def test_a_processor_and_a_card(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     ranks = facts(job(tmp_path, {"mixed": True, **options}))
     assert sorted(bool(rank["launched"]) for rank in ranks) == [False, True]
     assert all(rank["apart"] < 1e-5 for rank in ranks)
 
 
-@pytest.mark.parametrize("options", [{}, long({"shard_optimizer": True}), long({"accumulate": 2})], ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{"shard_optimizer": True}, {"accumulate": 2}], ids=str)
 def test_scaled_losses(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     """All skip the same steps, whoever's gradients were too large; the losses of whole updates are larger ones."""
-    ranks = facts(job(tmp_path, {"precision": "f16", **options}))
+    check_scaled(facts(job(tmp_path, {"precision": "f16", **options})), options)
+
+
+def check_scaled(ranks: Facts, options: Options) -> None:
     assert ranks[0]["total"] == ranks[1]["total"]
     assert ranks[0]["skipped"] == ranks[1]["skipped"]
     assert (ranks[0]["skipped"] > 0) == ("accumulate" not in options)
 
 
-def compared(job: Job, options: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """What ranks print whose cards sum among themselves; sums by way of the host have the same bits."""
-    ranks = []
-    for taking_part, kind in (((0, 1), "nccl"), ((), "staged")):
-        own = folder / kind
-        own.mkdir()
-        ranks.append(facts(job(own, {"nccl": taking_part, **options})))
-        assert all(rank["kinds"] == [kind] for rank in ranks[-1])
-    assert all(one["staging"] < other["staging"] for one, other in zip(*ranks, strict=True))
-    assert [rank["bits"] for rank in ranks[0]] == [rank["bits"] for rank in ranks[1]]
-    return ranks[0]
+def check_same_sums(ranks: Facts, staged: Facts) -> None:
+    """ranks: of cards that sum among themselves. Sums that are copied through host memory have the same bits."""
+    for found, kind in ((ranks, "nccl"), (staged, "staged")):
+        assert all(rank["kinds"] == [kind] for rank in found)
+    assert all(one["staging"] < other["staging"] for one, other in zip(ranks, staged, strict=True))
+    assert [rank["bits"] for rank in ranks] == [rank["bits"] for rank in staged]
 
 
 @pytest.mark.full
@@ -138,7 +164,6 @@ def test_sums_beside_copies_to_the_host(early: bool, job: Job, tmp_path: Path) -
 @pytest.mark.parametrize(
     "options",
     [
-        {"shard_optimizer": True, "early": True, "sizes": [[4, 4, 4, 4, 6], [3, 4, 4, 4, 5]]},
         long({"sizes": [[4, 4, 4, 4, 6], [3, 0, 0, 4, 5]]}),
         long({"early": True, "sizes": [[4, 4, 4, 4, 6]] * 2}),
         long({"accumulate": 2, "sizes": [[4, 4, 4, 4, 4, 4], [3, 0, 4, 4, 0, 4]]}),
@@ -150,7 +175,12 @@ def test_sums_beside_copies_to_the_host(early: bool, job: Job, tmp_path: Path) -
 def test_cards_that_sum_among_themselves(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     """Where all ranks have met the same arrays twice, sums are in the recordings, which both make and replay alike: one
     of what comes before the update, and one of the update."""
-    ranks = compared(job, options, tmp_path)
+    staged, ranks = all_facts(job(tmp_path, {"nccl": (), **options}, {"nccl": (0, 1), **options}))
+    check_same_sums(ranks, staged)
+    check_captured(ranks, options)
+
+
+def check_captured(ranks: Facts, options: Options) -> None:
     for rank in ranks:
         # A processor skips no step.
         assert rank["skipped"] > 0 if "precision" in options else rank["apart"] < 1e-5
@@ -163,7 +193,7 @@ def test_cards_that_sum_among_themselves(options: dict[str, Any], job: Job, tmp_
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"nccl": [0]}, "rank 1 has no NCCL (CuPy finds no NCCL)"),
+        long_case({"nccl": [0]}, "rank 1 has no NCCL (CuPy finds no NCCL)"),
         long_case({"nccl": [0, 1], "places": ["here", "here"]}, "ranks 0, 1 have one card, here"),
         long_case({"nccl": [0, 1], "mixed": True}, "rank 0 computes on the processor"),
         long_case({"nccl": [0, 1], "sync_batch_norm": True}, "statistics of all samples are merged by processors"),
@@ -212,7 +242,6 @@ def test_who_does_not_come_ends_the_job(
 @pytest.mark.parametrize(
     "options",
     [
-        {"lazy": ["embed*"]},
         long({"lazy": ["embed*"], "clip_norm": 0.5, "sizes": [[4, 0, 6], [3, 5, 0]]}),
         long({"lazy": ["embed*"], "mixed": True}),
         long({"lazy": ["embed*"], "precision": "bf16", "nccl": [0, 1]}),
@@ -221,7 +250,10 @@ def test_who_does_not_come_ends_the_job(
 )
 def test_rows_of_tables_go_by_way_of_the_host(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     """Those that somebody has, also where a process has none; the rest of the step is recorded as always."""
-    ranks = facts(job(tmp_path, options))
+    check_lazy(facts(job(tmp_path, options)), options)
+
+
+def check_lazy(ranks: Facts, options: Options) -> None:
     assert max(rank["apart"] for rank in ranks) < (0.02 if "precision" in options else 1e-6)
     assert ranks[0]["bits"] == ranks[1]["bits"]
     assert ranks[1]["kinds"] == ["staged"]

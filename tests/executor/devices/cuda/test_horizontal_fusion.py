@@ -76,7 +76,7 @@ def test_one_too_far_back_is_not_looked_at() -> None:
     assert side_by_side(far)[0] == [0]
 
 
-@together()
+@together(full=lambda seed: seed > 15)
 @pytest.mark.parametrize("seed", range(40))
 def test_any_steps_come_to_the_same(seed: int) -> None:
     """Steps of a group one by one, forwards and backwards, as if they ran at once."""

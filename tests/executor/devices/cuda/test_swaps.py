@@ -363,7 +363,7 @@ def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.Monk
 # --- stacks of loops --------------------------------------------------------------------------------
 
 
-@together()
+@together(full=lambda early: early)
 @pytest.mark.parametrize("early", [False, True])
 def test_branches_between_rows(early: bool, card: Card) -> None:
     """What a condition chooses is part of the recording that has the copies, and copies nothing itself."""

@@ -6,13 +6,14 @@ import fnmatch
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cases as many
 import pytest
-from emulator import Emulator, NotCompiled
+from emulator import Emulator
 from fresh import FRESH
 
 
@@ -29,10 +30,9 @@ def together(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make one pytest item of all cases that `pytest.mark.parametrize` below this decorator gives a test.
 
-    The cases run until each has met a kernel that is not compiled yet. One call of the compiler compiles all of these
-    kernels, and the cases that lack one run again, until all have come to their end. So a test draws what it needs at
-    random from a generator of its own. A case has its own `card`, `cards`, `library`, `monkeypatch` and `tmp_path`. An
-    item's cases share all other fixtures.
+    The cases run until each needs a kernel that is not compiled yet. One call of the compiler compiles all of these
+    kernels, and the cases continue, until all have ended. A case has its own `card`, `cards`, `library`, `monkeypatch`
+    and `tmp_path`; a test with one of these begins again each time. An item's cases share all other fixtures.
 
     Args:
         full: Whether a case with these arguments is of the full lane, which has an item of its own for them. Cases
@@ -91,24 +91,15 @@ class _Call(NamedTuple):
             self.test(**case.arguments, **self.shared, **made)
 
 
+class _NotCompiled(BaseException):
+    """A case needs a kernel that is not compiled yet. Code under test must not handle it as an error of its own."""
+
+
 def _run(call: _Call, members: many.Cases) -> None:
-    """Run the selected cases in as many rounds as they need, then report them as `each_case` does."""
-    waiting = [case for case in members if fnmatch.fnmatchcase(case.name, many.selected_pattern)]
-    outcomes: dict[str, BaseException | None] = {}
-    while waiting:
-        lacking = []
-        for case in waiting:
-            try:
-                with call.processor.gathering():
-                    call(case)
-                outcomes[case.name] = None
-            except NotCompiled:
-                lacking.append(case)
-            except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001 - raised below
-                outcomes[case.name] = error
-        if lacking:
-            call.processor.compile_noted()
-        waiting = lacking
+    """Run the selected cases and report them as `each_case` does."""
+    chosen = [case for case in members if fnmatch.fnmatchcase(case.name, many.selected_pattern)]
+    run = _begin_again if call.fresh else _take_turns
+    outcomes = run(call, chosen)
 
     def report(case: Case) -> None:
         error = outcomes[case.name]
@@ -116,6 +107,86 @@ def _run(call: _Call, members: many.Cases) -> None:
             raise error
 
     many.run_all(report, members, lambda case: case.name, {})
+
+
+Outcomes = dict[str, BaseException | None]
+
+
+def _outcome(call: _Call, case: Case) -> BaseException | None:
+    """The error of a case. None if it passes."""
+    try:
+        call(case)
+    except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001 - `_run` raises it
+        return error
+    return None
+
+
+def _begin_again(call: _Call, waiting: list[Case]) -> Outcomes:
+    """Stop each case that lacks a kernel, and begin again with it when all kernels are compiled that others lack, too.
+
+    Cases that change the process (`card`, `monkeypatch`) cannot wait for each other in the middle.
+    """
+
+    def stop() -> None:
+        raise _NotCompiled
+
+    outcomes: Outcomes = {}
+    while waiting:
+        lacking = []
+        for case in waiting:
+            try:
+                with call.processor.gathering(stop):
+                    outcomes[case.name] = _outcome(call, case)
+            except _NotCompiled:
+                lacking.append(case)
+        if lacking:
+            call.processor.compile_noted()
+        waiting = lacking
+    return outcomes
+
+
+class _Turn(threading.Thread):
+    """A case in a thread of its own, which stops where the case lacks a kernel. One thread runs at a time."""
+
+    def __init__(self, call: _Call, case: Case):
+        super().__init__(daemon=True)
+        self.case, self.ended, self.outcome = case, False, None
+        self._call, self._resumed, self._stopped = call, threading.Semaphore(0), threading.Semaphore(0)
+
+    def run(self) -> None:
+        self._resumed.acquire()
+        try:
+            self.outcome = _outcome(self._call, self.case)
+        finally:
+            self.ended = True
+            self._stopped.release()
+
+    def stop(self) -> None:
+        self._stopped.release()
+        self._resumed.acquire()
+
+    def resume(self) -> None:
+        """Returns when the case stops or ends."""
+        with self._call.processor.gathering(self.stop):
+            self._resumed.release()
+            self._stopped.acquire()
+
+
+def _take_turns(call: _Call, cases: list[Case]) -> Outcomes:
+    """Run all cases until each has ended or lacks a kernel, compile these kernels, and continue."""
+    turns = [_Turn(call, case) for case in cases]
+    for turn in turns:
+        turn.start()
+    waiting = turns
+    while waiting:
+        for turn in waiting:
+            turn.resume()
+        waiting = [turn for turn in waiting if not turn.ended]
+        if waiting:
+            call.processor.compile_noted()
+    for turn in turns:
+        turn.join()
+    return {turn.case.name: turn.outcome for turn in turns}
 
 
 def _cases_of(marks: list[pytest.Mark], full: Callable[..., bool]) -> Iterator[Case]:
