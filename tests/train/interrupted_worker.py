@@ -24,6 +24,8 @@ from graphkit.train.metrics import Accuracy
 from graphkit.train.progress import JsonLog
 
 EPOCHS = 3
+# The first signals of the first cases, at events that every run has: each signal interrupts a run.
+FIRST = (signal.SIGKILL, signal.SIGINT)
 
 
 class Running(gk.Callback):
@@ -188,9 +190,14 @@ def main(root, cases, seed):
         folder = root / f"case{case}"
         every, by_clock = draw.choice([1, 1, 2, None]), draw.random() < 0.5
         stops = draw.choice([1, 2, 3])
+        first = FIRST[case] if case < len(FIRST) else None
+        if first:
+            by_clock, stops = False, max(stops, 2)
         done = []
         for _ in range(stops):
             number = draw.choice([signal.SIGINT, signal.SIGKILL])
+            if first and not done:
+                number = first
             if by_clock:
                 stop = {"delay": draw.uniform(0.1, 1.0) * seconds[variant]}
             else:

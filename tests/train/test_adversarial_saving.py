@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -66,19 +66,42 @@ def test_what_is_saved_by_hand_is_taken_over(tmp_path):
     assert first.step(images(8).inputs) == second.step(images(8).inputs), "the same noise is drawn"
 
 
+# One process imports graphkit, and forks another for each run. Prints the exit codes as JSON.
 WORKER = """
-import sys
+import json, os, signal, sys, time, traceback
 from graphkit.errors import UsageError
 sys.path.append(sys.argv[2])
 from test_adversarial_saving import EPOCHS, images, trainer
-player = trainer()
-try:
-    player.resume(sys.argv[1])
-except UsageError as error:
-    assert "holds no checkpoint" in str(error), error
-print("begins", flush=True)
-player.fit(images(), epochs=EPOCHS - player.epochs, batch_size=8, folder=sys.argv[1])
-print("done", player.epochs, flush=True)
+
+def train(folder, begins):
+    player = trainer()
+    try:
+        player.resume(folder)
+    except UsageError as error:
+        assert "holds no checkpoint" in str(error), error
+    os.write(begins, b"!")
+    player.fit(images(), epochs=EPOCHS - player.epochs, batch_size=8, folder=folder)
+
+def attempt(folder, moment):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            train(folder, writing)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        pipe.read(1)
+    if moment is not None:
+        time.sleep(moment)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+trainer()  # what it imports is there for the children
+print(json.dumps([attempt(sys.argv[1], moment) for moment in [*map(float, sys.argv[3:]), None]]))
 """
 
 
@@ -87,20 +110,13 @@ print("done", player.epochs, flush=True)
 )
 def test_a_killed_run_goes_on(tmp_path, whole, moments):
     """Killed at several moments, the first at once; the folder always has a checkpoint that is whole, or none."""
-    killed = 0
-    for _ in range(40):
-        command = [sys.executable, "-P", "-c", WORKER, str(tmp_path / "run"), str(Path(__file__).parent)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
-            assert run.stdout.readline() == "begins\n"
-            if killed < len(moments):
-                time.sleep(moments[killed])
-                run.send_signal(signal.SIGKILL)
-            run.wait()
-        if run.returncode == 0:
-            break
-        assert run.returncode == -signal.SIGKILL
-        killed += 1
-    assert killed, "nothing was killed: the test proves nothing"
+    command = [sys.executable, "-P", "-c", WORKER, tmp_path / "run", Path(__file__).parent, *map(str, moments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    *killed, last = json.loads(done.stdout)
+    assert killed[0] == -signal.SIGKILL, "nothing was killed: the test proves nothing"
+    assert set(killed) <= {-signal.SIGKILL, 0}, done.stderr
+    assert last == 0, done.stderr
     player = trainer()
     player.resume(tmp_path / "run")
     assert held(player) == whole[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ import graphkit as gk
 from graphkit import config
 
 NETWORKS = {
+    "resnet20": lambda: gk.models.build("resnet", layers=20, classes=5, image=(3, 13, 13)),
     "resnet": lambda: gk.models.build("resnet", layers=18, classes=5, image=(3, 33, 33)),
     "bottlenecks": lambda: gk.models.build("resnet", layers=50, classes=5, image=(3, 33, 33)),
     "mobilenetv2": lambda: gk.models.build("mobilenetv2", classes=5, image=(3, 33, 33), dropout=0.0),
@@ -18,8 +22,13 @@ NETWORKS = {
 
 def batch(name: str) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    shape = (8, 1, 28, 28) if name == "lenet" else (8, 3, 33, 33)
+    shape = {"lenet": (8, 1, 28, 28), "resnet20": (8, 3, 13, 13)}.get(name, (8, 3, 33, 33))
     return rng.standard_normal(shape, dtype=np.float32), rng.integers(0, 5, 8)
+
+
+def by_lane(names: Iterable[str]) -> list[Any]:
+    """Deep networks are of the full lane."""
+    return [pytest.param(n, marks=pytest.mark.full) if n in ("resnet", "bottlenecks") else n for n in names]
 
 
 def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], dict[str, np.ndarray]]:
@@ -30,7 +39,7 @@ def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], di
     return losses, {key: np.array(value) for key, value in net.params.items()}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", by_lane(NETWORKS))
 def test_a_step_is_that_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {key: np.array(value) for key, value in NETWORKS[name]().params.items()}
     with monkeypatch.context() as patch:
@@ -45,7 +54,9 @@ def test_a_step_is_that_of_the_reference(name: str, monkeypatch: pytest.MonkeyPa
     assert wrong <= 1e-4 * total
 
 
-@pytest.mark.parametrize("name", ["resnet", "mobilenetv2", "lenet"])
+@pytest.mark.parametrize(
+    "name", [*by_lane(["resnet20", "resnet", "lenet"]), pytest.param("mobilenetv2", marks=pytest.mark.full)]
+)
 def test_deterministic_steps_do_not_depend_on_threads(name: str) -> None:
     first, *others = (train(name, steps=2, threads=n, deterministic=True) for n in (1, 2, 4))
     for losses, params in others:

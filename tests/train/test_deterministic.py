@@ -43,7 +43,7 @@ PRECISIONS = [
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n == "resnet" else n for n in NETWORKS])
 def test_steps_do_not_depend_on_threads(name: str, precision: str) -> None:
     build, batch = NETWORKS[name]
     runs = []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+from cases import each_case
 
 import graphkit as gk
 from graphkit import cli
@@ -29,11 +33,38 @@ def trainer(net: gk.Model, loss: str) -> gk.Trainer:
     return gk.Trainer(net, loss, gk.optim.SGD(0.0))
 
 
-@pytest.mark.parametrize("loss", [*REGRESSIONS, "sigmoid_binary_cross_entropy"])
-@pytest.mark.parametrize("outputs", [None, 1], ids=["[N]", "[N, 1]"])
-@pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 1, 1)], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8", "bool", "list"])
-def test_one_number_per_sample(loss, outputs, shape, dtype):
+DTYPES = ("float32", "float64", "float16", "int64", "uint8", "bool", "list")
+
+
+class Given(NamedTuple):
+    """Targets of one number for each sample, as a caller may give them."""
+
+    loss: str
+    outputs: int | None
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.loss}, [N{', 1' * bool(self.outputs)}], {self.shape}, {self.dtype}"
+
+    @property
+    def is_full(self) -> bool:
+        """The default lane has every type with one loss, and every loss with one type."""
+        return self.dtype != "float64" and self.loss != "huber"
+
+
+GIVEN = [
+    Given(*case)
+    for case in itertools.product(
+        [*REGRESSIONS, "sigmoid_binary_cross_entropy"], [None, 1], [(8,), (8, 1), (8, 1, 1)], DTYPES
+    )
+]
+
+
+@each_case(GIVEN, group=lambda given: given.loss, full=lambda given: given.is_full)
+def test_one_number_per_sample(case):
+    loss, outputs, shape, dtype = case
     target = SIGNS.reshape(shape)
     given = target.astype(int).tolist() if dtype == "list" else target.astype(dtype)
     net = network(outputs)

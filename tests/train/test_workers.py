@@ -37,8 +37,9 @@ def bits(found):
 OPTIONS = {"epochs": 3, "batch_size": 8, "metrics": ["accuracy"]}
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("workers", "prefetch"), [(3, 2), *(pytest.param(*c, marks=pytest.mark.full) for c in ((1, 0), (1, 2), (3, 0)))]
+)
 def test_bits_of_training(sets, workers, prefetch):
     train, valid = sets.Rusty(50, ()).split(0.2, stratify=False)
     straight = trainer()
