@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
@@ -34,6 +35,7 @@ def check(graph, casts):
     return made
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("read_elsewhere", [False, True])
 def test_forward(kind, read_elsewhere):
@@ -47,6 +49,7 @@ def test_forward(kind, read_elsewhere):
     assert norm.outputs[0].dtype is (DType.FLOAT32 if read_elsewhere else kind)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient(kind):
     dy, x = value("dy", 4, 3, 2, kind=kind), value("x", 4, 3, 2, kind=kind)
@@ -76,6 +79,7 @@ def test_results_stay_what_they_are():
     check(Graph([x, *vectors], [y]), 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_layer_norm(kind, bias):
@@ -93,6 +97,7 @@ def test_layer_norm(kind, bias):
     assert fuse_norm_casts(graph) is graph, "nobody casts"
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradient(kind):
     """Also where the scores were widened in another shape, and somebody else reads them so."""

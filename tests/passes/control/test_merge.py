@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
@@ -56,6 +57,7 @@ def looping(count: int) -> Graph:
     return Graph([m, x], [v for values in results for v in values])
 
 
+@in_one_item()
 @pytest.mark.parametrize(("build", "first", "left"), [(branching, np.array(True), 1), (looping, np.array(3), 2)])
 def test_results_are_those_of_the_graph_as_it_stands(build: Callable[[int], Graph], first: Any, left: int) -> None:
     graph = build(7)
@@ -74,6 +76,7 @@ def test_equal_results_are_computed_once() -> None:
     assert sum(n.op.name == "Mul" for n in graph.nodes) == 6
 
 
+@in_one_item()
 @pytest.mark.parametrize("build", [branching, looping])
 def test_work_is_linear(build: Callable[[int], Graph], steps: Any) -> None:
     few, many = build(20), build(80)

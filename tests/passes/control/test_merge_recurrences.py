@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.executor.devices.loading import load_device
@@ -38,6 +39,7 @@ def merged(graph: Graph) -> Graph:
     return merge_recurrences(expand_composites(run_passes(graph, CLEANUP), whole))
 
 
+@in_one_item()
 @pytest.mark.parametrize("absent", [0, 2])
 def test_a_layer_takes_the_results_of_its_recurrence(absent: int) -> None:
     values = operands()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph, Node, Value
@@ -48,6 +49,7 @@ def scan(reverse: bool = False) -> tuple[list[Value], Any]:
 ROWS = np.arange(12.0).reshape(4, 3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan(reverse: bool) -> None:
     inputs, ((kept, _), (sines, _)) = scan(reverse)
@@ -94,6 +96,7 @@ def test_the_condition_of_a_loop_keeps_its_states() -> None:
     assert [v.name for v in node.inputs[2:] if v is not None] == ["x"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("taken", [True, False])
 def test_if(taken: bool) -> None:
     p, x, w = Value(FLAG, "p"), Value(VECTOR, "x"), Value(VECTOR, "w")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -33,6 +34,7 @@ def scanned(axis: int, out_axis: int, backwards: bool = False) -> tuple[Graph, l
     return Graph([h, x], [last, states]), arrays
 
 
+@in_one_item()
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("out_axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("axis", [0, 1, 2, -2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
@@ -38,6 +39,7 @@ def _inputs(value: Value) -> list[Value]:
     return seen
 
 
+@in_one_item()
 @pytest.mark.parametrize("swapped", [False, True])
 def test_factors_come_in_either_order(swapped: bool):
     x = data(3)

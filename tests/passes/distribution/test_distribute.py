@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -243,6 +244,7 @@ def test_an_order_among_what_one_rank_computes():
     assert not made(second, "After")
 
 
+@in_one_item()
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_without_a_part(ranks):
     x = gk.input("x", ["N", 4])

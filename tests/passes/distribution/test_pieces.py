@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph, Value
@@ -176,6 +177,7 @@ def test_an_order_between_pieces_copies_nothing() -> None:
     assert [(piece.place, [v.name for v in piece.inputs]) for piece in found] == [(1, ["x"]), (0, ["x"])]
 
 
+@in_one_item()
 @pytest.mark.parametrize("default", [None, 1])
 def test_a_graph_in_one_place_is_one_piece(default: int | None) -> None:
     x = x_of("N", 3)

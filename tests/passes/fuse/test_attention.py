@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
@@ -54,6 +55,7 @@ FORMS: list[Callable[[Any, Any], Any]] = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_the_scale(apply: Any, form: Any) -> None:
     inputs = operands()
@@ -69,6 +71,7 @@ def test_forms_of_the_scale(apply: Any, form: Any) -> None:
     assert again["FusedAttention"] == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(2, 1, 1, 5), (2, 2, 4, 5), (4, 5), (5,), (1, 1, 4, 1)])
 @pytest.mark.parametrize("boolean", [False, True, None])
 def test_masks(apply: Any, shape: tuple[int, ...], boolean: bool | None) -> None:
@@ -96,6 +99,7 @@ def test_a_mask_that_would_broadcast_the_scores(apply: Any) -> None:
     assert apply([*inputs, mask], y, fuse_attention)["FusedAttention"] == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("boolean", [False, True])
 def test_a_constant_triangle_is_causal(apply: Any, boolean: bool) -> None:
     inputs = [data(2, n, HEADS * WIDTH, name=name) for name, n in (("q", 3), ("k", 5), ("v", 5))]
@@ -152,6 +156,7 @@ def test_what_is_no_attention(apply: Any) -> None:
     assert apply([inputs[0], single, inputs[2]], y, fuse_attention, **SIZES)["FusedAttention"] == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_other_types_are_for_devices_that_compute_them(dtype: str) -> None:
     q, k, v = (data(2, HEADS, 5, WIDTH, name=name, dtype=dtype) for name in "qkv")
@@ -160,6 +165,7 @@ def test_other_types_are_for_devices_that_compute_them(dtype: str) -> None:
     assert "FusedAttention" in fuse_attention(graph, kinds=FLOATS).operators
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", [DType.FLOAT16, DType.BFLOAT16])
 def test_a_rounded_mask_stays_finite(kind: DType) -> None:
     """A query that sees nothing has equal weights, where minus infinity would make NaN of it."""

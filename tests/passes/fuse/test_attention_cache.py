@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph, Value
@@ -76,6 +77,7 @@ def _read_after_it(keys: Any, values: Any, y: Any) -> list[Any]:
     return [F.add(y, F.slice(values, np.array([0]), np.array([1]), np.array([2]))), keys, values]
 
 
+@in_one_item()
 @pytest.mark.parametrize("results", [_read_besides, _not_returned, _read_after_it])
 def test_what_others_read_is_joined_before(apply: Any, results: Callable[..., list[Any]]) -> None:
     given = q, k, v, past_k, past_v = inputs()
@@ -136,6 +138,7 @@ def feeds_of(heads: int, groups: int, batch: int, rows: int, past: int) -> dict[
     return {name: rng.standard_normal((batch, *size, 8)).astype(np.float32) for name, size in sizes.items()}
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("heads", "groups", "options"),

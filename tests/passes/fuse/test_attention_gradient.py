@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.ir.graph import Graph, Value
@@ -97,6 +98,7 @@ FORMS: list[Callable[[Any, Any, Any], Any]] = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: Any) -> None:
     inputs = operands()
@@ -107,6 +109,7 @@ def test_forms(form: Any) -> None:
     assert "Transpose" not in graph.operators
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(2, 1, 1, 5), (2, 2, 4, 5), (5,)])
 @pytest.mark.parametrize("kind", ["added", "kept", "hidden"])
 def test_masks(shape: tuple[int, ...], kind: str) -> None:
@@ -124,6 +127,7 @@ def test_masks(shape: tuple[int, ...], kind: str) -> None:
     assert op.mask_value == (-np.inf if kind == "added" else -1e4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("layout", [False, True], ids=["heads first", "heads behind"])
 def test_three_axes(layout: bool) -> None:
     q, k, v = inputs = [
@@ -225,6 +229,7 @@ def test_bodies_of_loops() -> None:
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", [DType.FLOAT16, DType.BFLOAT16])
 def test_both_operators_are_rounded(kind: DType) -> None:
     """Statistics are float32; what stands in the place of a hidden score is the same number in both."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.ir.graph import Graph, Node, Value
@@ -86,6 +87,7 @@ def check_equal(before: Graph, after: Graph) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(want).max())))
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training_graphs(name: str) -> None:
     build, gone = NETWORKS[name]
@@ -112,6 +114,7 @@ def test_a_residual_that_comes_later_stays_outside() -> None:
     assert fused(after)[0].activation == ("Relu" if absorbed else "")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "build",
     [

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.ir import context
@@ -38,6 +39,7 @@ def rewritten(graph: Graph) -> Graph:
     return run_passes(graph, (float8_products, *CLEANUP))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("a", "b", "attrs", "taken"),
     [
@@ -82,6 +84,7 @@ def test_other_types_stay() -> None:
     assert float8_products(graph) is graph
 
 
+@in_one_item()
 @pytest.mark.parametrize("beta", [1.0, 0.0, 0.5])
 def test_what_is_added(beta: float) -> None:
     """A Gemm whose third operand is no plain bias stays."""

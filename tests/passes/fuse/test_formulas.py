@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
@@ -30,6 +31,7 @@ K, C = math.sqrt(2.0 / math.pi), 0.044715
 ROOT = math.sqrt(2.0)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "gelu",
     [
@@ -46,6 +48,7 @@ def test_gelu(apply: Any, gelu: Callable[[Any], Value]) -> None:
     assert apply([x, b], gelu(x + b), fuse_gelu, N=4) == {"Add": 1, "Gelu": 1}
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "gelu",
     [
@@ -90,6 +93,7 @@ def layer_norm(x: Any, axes: tuple[int, ...], form: str, epsilon: float = 1e-5) 
     return centred / F.sqrt(spread)
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["divide", "square", "reciprocal", "power", "quotient"])
 def test_layer_norm(apply: Any, form: str) -> None:
     x, w, b = data("N", "T", 6), parameter(6), parameter(6, name="b")
@@ -159,6 +163,7 @@ def test_gradients_of_softmax(apply: Any) -> None:
     assert apply([x, row], row - F.exp(x) * F.reduce_sum(row, along), fuse_softmax_grad, N=2)["SoftmaxGrad"] == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "left"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.autodiff import gradient
@@ -31,6 +32,7 @@ def names(graph: Graph) -> Counter[str]:
     return Counter(node.op.name for node in graph.nodes)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"ignore_index": -1}, {"ignore_index": 2}])
 @pytest.mark.parametrize("shape", [(6, 5), (1, 3), (40, 1000), (3, 40000)])
 @pytest.mark.parametrize("threads", [1, 2])
@@ -59,6 +61,7 @@ def test_probabilities_that_vanish_have_a_finite_loss() -> None:
     np.testing.assert_array_equal(found["dscores"], np.array([[-0.5, 0.5, 0], [0, 0, 0]], np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "graph", [training((2, 4, 3)), training(reduction="none"), training(log_prob=True)], ids=["pixels", "none", "read"]
 )

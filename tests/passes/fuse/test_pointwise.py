@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
@@ -132,6 +133,7 @@ UNARY = [F.exp, F.neg, F.tanh, F.relu, F.sigmoid, F.abs]
 BINARY = [F.add, F.mul, F.sub, F.max, F.min]
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(30))
 def test_random_graphs(seed: int) -> None:
     """Random graphs of pointwise nodes, reductions, transposes and products give the same results."""

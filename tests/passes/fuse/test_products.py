@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
@@ -45,6 +46,7 @@ ACTIVATIONS: list[Callable[[Any], Any]] = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_conv_takes_bias_residual_and_activation(apply: Any, activation: Any) -> None:
     x, w, b, r = data("N", 3, 5, 5), parameter(4, 3, 3, 3), parameter(4, 1, 1, name="b"), data("N", 4, 3, 3, name="r")
@@ -59,6 +61,7 @@ def test_conv_takes_bias_residual_and_activation(apply: Any, activation: Any) ->
     assert kept[1].nodes[-1].op.residual_last
 
 
+@in_one_item()
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_product_takes_bias_residual_and_activation(apply: Any, activation: Any) -> None:
     x, w, b, r = data("N", 5, 3), parameter(3, 4), parameter(4, name="b"), data("N", 5, 4, name="r")
@@ -128,6 +131,7 @@ def test_flattened_rows(apply: Any) -> None:
     assert apply([x, w, b], split, fuse_matmul, N=2, T=3) == {"Gemm": 1, "Reshape": 2}
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "left"),
     [
@@ -196,6 +200,7 @@ PRODUCTS: list[tuple[Callable[..., Value], tuple[int, ...], tuple[int, ...], boo
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("constant", [False, True], ids=["parameters", "constants"])
 @pytest.mark.parametrize(("product", "x_shape", "w_shape", "bias"), PRODUCTS)
 def test_batch_norm_in_weights(

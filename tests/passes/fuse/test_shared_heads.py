@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph, Value
@@ -51,6 +52,7 @@ def attended(q: Any, k: Any, v: Any, cap: bool = False) -> Any:
     return F.mat_mul(F.softmax(F.tanh(scores) if cap else scores, axis=-1), v)
 
 
+@in_one_item()
 @pytest.mark.parametrize("repeat", [expanded, tiled])
 def test_attention(apply: Any, repeat: Callable[..., Any]) -> None:
     given = q, k, v = inputs()
@@ -67,6 +69,7 @@ def test_attention_with_heads_last(apply: Any) -> None:
     assert apply(given, attended(q, k, v), fuse_attention, share_heads, **SIZES) == {"FusedAttention": 1}
 
 
+@in_one_item()
 @pytest.mark.parametrize("repeat", [expanded, tiled])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_products_that_are_not_attention(apply: Any, repeat: Callable[..., Any], scaled: bool) -> None:
@@ -78,6 +81,7 @@ def test_products_that_are_not_attention(apply: Any, repeat: Callable[..., Any],
     assert not {"Expand", "Tile"} & found.keys()
 
 
+@in_one_item()
 @pytest.mark.parametrize("cap", [False, True])
 def test_rows_below_each_other(apply: Any, cap: bool) -> None:
     """As graphkit writes shared heads itself: attention, or the same products as before."""
@@ -114,6 +118,7 @@ def test_what_is_no_repetition_of_heads(apply: Any) -> None:
     assert (found["Tile"], found["Expand"]) == (1, 1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("layers", ["attention", "softcap"])
 def test_training(layers: str) -> None:
     """Gradients of shared keys are the sums over the heads of queries that have them."""

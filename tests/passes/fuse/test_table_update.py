@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
@@ -45,6 +46,7 @@ def names(graph: Graph) -> list[str]:
     return [node.op.name for node in graph.nodes]
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_gradient_of_a_table_is_fused(name: str) -> None:
     graph = step_of(model(), OPTIMIZERS[name])
@@ -54,6 +56,7 @@ def test_the_gradient_of_a_table_is_fused(name: str) -> None:
     assert names(graph).count("GatherGrad") == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("optimizer", "rule"),
     [(gk.optim.SGD(0.1), {"clip_norm": 1.0}), (gk.optim.Lamb(0.1), {})],
@@ -93,6 +96,7 @@ def test_bits_are_those_of_the_whole_gradient(name: str, rows: int, width: int, 
             np.testing.assert_array_equal(found[key], array, err_msg=key)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(5, 0), (0, 3)])
 def test_empty_tables_stay(shape: tuple[int, ...]) -> None:
     kind = TensorType("float32", shape)
@@ -114,6 +118,7 @@ def table_update(index_dtype: str) -> Executor:
     return Executor(graph, ParamStore({"table": kind}, {"table": np.zeros((9, 2), np.float32)}), threads=2)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_rows_are_added_at_their_indices(dtype: str) -> None:
     ex = table_update(dtype)
@@ -128,6 +133,7 @@ def test_rows_are_added_at_their_indices(dtype: str) -> None:
     np.testing.assert_array_equal(ex.params["table"], wanted)
 
 
+@in_one_item()
 @pytest.mark.parametrize("bad", [9, -10])
 def test_an_index_outside_of_the_table_changes_nothing(bad: int) -> None:
     ex = table_update("int64")

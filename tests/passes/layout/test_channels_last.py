@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.errors import CheckFailed
@@ -80,6 +81,7 @@ MIDDLES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", MIDDLES)
 def test_the_layout_is_carried_on(name: str) -> None:
     graph = converted(two_convolutions_with(MIDDLES[name]))
@@ -89,6 +91,7 @@ def test_the_layout_is_carried_on(name: str) -> None:
     assert names[0] == names[-1] == "Transpose"
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "middle",
     [
@@ -113,6 +116,7 @@ def test_an_operand_of_unknown_rank_leaves_the_standard_order() -> None:
     np.testing.assert_allclose(evaluate(result, arrays)[0], evaluate(graph, arrays)[0], rtol=1e-4, atol=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("rank", [1, 3])
 def test_one_and_three_spatial_axes(rank: int) -> None:
     graph = converted(lambda x: conv(F.relu(conv(x, 5, 3, 2, rank)), 4, 5, 2, rank), ("N", 3, *(5,) * rank))
@@ -181,6 +185,7 @@ TRAINED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("filters_last", [False, True])
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_keep_the_layout(name: str, filters_last: bool) -> None:
@@ -225,6 +230,7 @@ def test_windows_of_many_elements_keep_the_standard_pool() -> None:
     assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build, (1, 3, 18, 17))))
 
 
+@in_one_item()
 @pytest.mark.parametrize("target", [(2, 3, 7, 6), (7, 6)], ids=str)
 def test_what_is_spread_over_positions(target: tuple[int, ...]) -> None:
     def build(x: Value) -> Value:
@@ -251,6 +257,7 @@ def test_gradients_in_double_precision_stay() -> None:
     assert ops(channels_last(graph)) == ["ConvGradInput"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_types_that_are_not_asked_for_keep_the_standard_order(kind: str) -> None:
     x = Value(TensorType(kind, ("N", 3, 9, 8)), "x")

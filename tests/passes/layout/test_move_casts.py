@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
@@ -60,6 +61,7 @@ MOVES: dict[str, Callable[[Value], Sequence[Value]]] = {
 PARTS = ("slice", "gather")
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MOVES)
 def test_what_was_widened_and_is_rounded_again(name: str, kind: DType) -> None:
@@ -67,6 +69,7 @@ def test_what_was_widened_and_is_rounded_again(name: str, kind: DType) -> None:
     check([x], [F.cast(v, to=kind) for v in MOVES[name](wide(x))])
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MOVES)
 def test_what_is_rounded_behind(name: str, kind: DType) -> None:
@@ -77,6 +80,7 @@ def test_what_is_rounded_behind(name: str, kind: DType) -> None:
     assert is_first or name in PARTS
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_rounding_of_several_shapes_is_one(kind: DType) -> None:
     x = value(DType.FLOAT32, 2, 3, 4)
@@ -84,6 +88,7 @@ def test_the_same_rounding_of_several_shapes_is_one(kind: DType) -> None:
     check([x], rounded, Cast=1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_joins_of_what_was_widened(kind: DType) -> None:
     """Also where somebody reads them in float32: that is what they were."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph, Node, Value
@@ -65,6 +66,7 @@ MIDDLES = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", MIDDLES)
 def test_no_transposes_in_the_middle(name: str) -> None:
     def network(x: Value) -> Value:
@@ -88,6 +90,7 @@ def test_means_end_such_a_part() -> None:
     assert "ChannelsLastQLinearGlobalAveragePool" in converted(network)
 
 
+@in_one_item()
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_all_numbers_of_axes(rank: int) -> None:
     found = converted(lambda x: F.conv_integer(x, drawn(4, 3, *(2,) * rank)), ("N", 3, *(5,) * rank))

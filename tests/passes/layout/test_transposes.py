@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
@@ -35,6 +36,7 @@ def nchw(x: Any) -> Any:
 VECTOR = np.arange(4, dtype=np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "left"),
     [
@@ -85,6 +87,7 @@ def test_a_transposed_tensor_with_other_readers_stays(apply: Any) -> None:
     assert apply([cube], y, eliminate_transpose) == {"Transpose": 2, "Exp": 1, "Add": 1}
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "left"),
     [

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
@@ -37,6 +38,7 @@ def built(
     return Graph(inputs, [F.conv_transpose(*inputs, **attrs)]), arrays
 
 
+@in_one_item()
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize(("shape", "weights", "attrs"), CASES)
 def test_the_same_results(shape: Any, weights: Any, attrs: Any, bias: bool) -> None:
@@ -49,6 +51,7 @@ def test_the_same_results(shape: Any, weights: Any, attrs: Any, bias: bool) -> N
     np.testing.assert_allclose(evaluate(after, arrays)[0], evaluate(graph, arrays)[0], rtol=1e-12, atol=1e-12)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "attrs",
     [
@@ -64,6 +67,7 @@ def test_others_stay(attrs: dict[str, Any]) -> None:
     assert [node.op.name for node in unstride_transposed(graph).nodes] == ["ConvTranspose"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("shape", "weights", "attrs", "kept"),
     [
@@ -81,6 +85,7 @@ def test_where_products_are_fewer_it_stays(shape: Any, weights: Any, attrs: dict
     assert ("ConvTranspose" in [node.op.name for node in unstride_transposed(graph).nodes]) is kept
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_only_those_of_our_own_kernel_stay(dtype: str) -> None:
     graph, _ = built((1, 21, 8, 8), (21, 10, 5, 5), False, dtype)

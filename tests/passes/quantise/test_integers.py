@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph
@@ -68,6 +69,7 @@ def test_convolutions_with_bias_and_activation():
     check(qdq(F.relu(y), 0.05, 0), 2, 3, 8, 8, QLinearConv=1)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("low", "high", "left"), [(0.0, 6.0, ["Max", "Min"]), (-9.0, 1.0, ["Min"]), (None, 99.0, [])])
 def test_bounds_behind_a_convolution(low, high, left):
     y = F.clip(F.conv(image(), weight(4, 3, 3, 3)), low, np.float32(high))
@@ -80,6 +82,7 @@ def test_bounds_that_are_no_numbers_stay():
     assert after(gk.Model({"y": qdq(y, 0.05, 100)}))["Conv"] == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize("operator", [F.add, F.mul, F.mat_mul])
 @pytest.mark.parametrize(
     ("of_a", "of_y"),
@@ -98,6 +101,7 @@ def test_scales_whose_quotients_are_no_numbers(operator, of_a, of_y):
     np.testing.assert_array_equal(net.compile().run(given)["y"], expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("scale", [np.inf, np.nan, 3e38, -1.0, 0.0, 1e-45, 0.5])
 @pytest.mark.parametrize("between", ["nothing", "pad", "argmax", "maxpool"])
 def test_moves_under_any_scale(between, scale):
@@ -190,6 +194,7 @@ def test_graphs_that_write_states_are_left_alone():
     assert integers(graph) is graph
 
 
+@in_one_item()
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 def test_dynamic_quantisation(shared):
     q, scale, zero = F.dynamic_quantize_linear(gk.input("x", ["N", 8]))

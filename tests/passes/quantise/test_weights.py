@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ops import F
@@ -49,6 +50,7 @@ KEPT = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", [*FUSED, *KEPT])
 def test_products(name: str) -> None:
     net = of({**FUSED, **KEPT}[name]())

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
@@ -57,6 +58,7 @@ def test_attributes_stay() -> None:
     assert not last.meta
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_same_results(case: Case) -> None:
     graph = case.graph()

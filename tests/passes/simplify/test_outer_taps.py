@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -35,6 +36,7 @@ def kernel(graph: Graph) -> tuple[int, ...]:
     return conv.inputs[1].tensor.static_shape[2:]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("shape", "weights", "attrs", "left"),
     [
@@ -83,12 +85,14 @@ def test_every_geometry_of_a_line() -> None:
     assert cut > 50
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(1, 2, "H", 4), (1, 2, 40, 40), (1, 2, 0, 40)], ids=str)
 def test_others_stay(shape: Any) -> None:
     graph, _ = built(shape, (3, 2, 3, 3), dilations=(12, 12), pads=(12, 12, 12, 12))
     assert drop_outer_taps(graph) is graph
 
 
+@in_one_item()
 @pytest.mark.parametrize("weight", [np.nan, np.inf])
 def test_a_tap_beside_padding_counts_as_nothing_whatever_its_weight(weight: float) -> None:
     graph, (x, w) = built((1, 1, 3), (1, 1, 3), dilations=(4,), pads=(4, 4))
@@ -125,6 +129,7 @@ def pyramid() -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
+@in_one_item()
 @pytest.mark.parametrize("images", [1, 3])
 def test_as_onnx_runtime_computes_it(images: int) -> None:
     model = pyramid()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError
@@ -158,6 +159,7 @@ NETWORKS = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("batch", ["N", 3])
 @pytest.mark.parametrize("build", NETWORKS, ids=lambda f: f.__name__)
 def test_nothing_of_a_sequence_is_left(build: Any, batch: Any, strict: None) -> None:
@@ -195,6 +197,7 @@ def test_a_long_chain_is_read_in_steps_that_grow_with_it(steps: Any) -> None:
     assert left["SequenceAt"] == left["ConcatFromSequence"] == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("fill", [True, False])
 def test_sequences_of_a_loop_are_resolved_in_steps_that_grow_with_them(fill: bool, steps: Any) -> None:
     """Lists that a loop fills, and lists of one element that it changes; captured ones beside them."""
@@ -255,6 +258,7 @@ def test_rows_whose_size_grows_are_no_rows_of_one_tensor() -> None:
         assert found.shape == ((2, 7) if trips is net else (2, 3))
 
 
+@in_one_item()
 @pytest.mark.parametrize("split", [None, 1, 2])
 def test_an_axis_of_any_size(split: int | None, steps: Any) -> None:
     """A file may say what it likes of the number of parts: it takes no time and no memory."""

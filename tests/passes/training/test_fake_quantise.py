@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ops import F
@@ -31,6 +32,7 @@ def by_formula(x, dy, scale, zero, least, most):
     return dy * inside, dy * error
 
 
+@in_one_item()
 @pytest.mark.parametrize(("dtype", "zero", "least", "most"), [(np.uint8, 120, 0, 255), (np.int8, -5, -128, 127)])
 def test_gradients_of_one_scale(dtype, zero, least, most):
     scale = np.array(0.02, np.float32)

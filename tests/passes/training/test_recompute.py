@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -62,6 +63,7 @@ def feeds_of(net: gk.Model, loss: str) -> dict[str, np.ndarray]:
     return {"x": x, "target": target, "learning_rate": np.float32(0.1)}
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize(
     ("net", "loss"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import cli
@@ -22,6 +23,7 @@ def gradient_of(build, **options):
     return gk.grad(net, wrt=["x"], with_outputs=True, allow_unused=True, **options), net
 
 
+@in_one_item()
 @pytest.mark.parametrize("rounding", [gk.round, gk.floor, gk.ceil, gk.sign], ids=lambda f: f.__name__)
 def test_rounding_passes_gradients_on_when_asked(rounding):
     plain, net = gradient_of(rounding)
