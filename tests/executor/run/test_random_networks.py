@@ -104,9 +104,8 @@ def test_deterministic_networks(seed: int) -> None:
 
 
 @pytest.mark.full
-@in_one_item()
-@pytest.mark.parametrize("thousand", range(1, 21))
-def test_many_random_networks(thousand: int) -> None:
-    found = {seed: wrong for seed in range(1000 * thousand, 1000 * (thousand + 1)) if (wrong := failures(seed))}
+@pytest.mark.parametrize("first", range(1000, 4000, 100))
+def test_many_random_networks(first: int) -> None:
+    found = {seed: wrong for seed in range(first, first + 100) if (wrong := failures(seed))}
     # ONNX Runtime does not broadcast matrices over an empty axis.
     assert not {s: w for s, w in found.items() if not all("cannot broadcast on dim" in text for text in w)}

@@ -331,7 +331,7 @@ def test_random_shapes_with_avx2():
 def test_many_shapes(isa, dtype):
     if dtype == "bfloat16" and "avx512bw" not in native.cpu_features():
         pytest.skip("no bfloat16 implementations")
-    swept(isa, dtype, 3, 60, 3)
+    swept(isa, dtype, 3, 30, 2)
 
 
 # x [N, C, H, W] of the transposed convolution, w, strides: each has channels and taps in several groups.
