@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from cases import each_case
-from jobs import finish, start
+from job_server import command
 from settings import covering
 from test_shared_step import assert_same, net, samples, trained
 
@@ -235,22 +235,25 @@ def test_ranks_that_divide_states_compute_the_same(jobs, processes):
 
 
 @pytest.mark.full
-def test_the_command_divides_states(tmp_path):
+def test_the_command_divides_states(jobs, tmp_path):
     x = gk.input("x", ["N", 1, 8, 8])
     hidden = gk.relu(gk.nn.linear(gk.flatten(x), 64))
     gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")
-    code = f"""
-    import sys
-    from graphkit.cli import main
-    sys.argv = ["graphkit", "train", {str(tmp_path / "net.json")!r}, "--data", "digits", "--epochs", "2", "--optimizer",
-        "adam", "--lr", "0.003", "--kvstore", "dist_sync", "--batch-size", "32", "--deterministic", "--seed", "1", "-o",
-        {str(tmp_path)!r} + "/FOLDER", *MORE]
-    main()
-    """
+    train = [
+        "train",
+        tmp_path / "net.json",
+        "--data",
+        "digits",
+        "--epochs",
+        "2",
+        "--optimizer",
+        "adam",
+        "--lr",
+        "0.003",
+    ]
+    train += ["--kvstore", "dist_sync", "--batch-size", "32", "--deterministic", "--seed", "1", "-o"]
     for folder, more in (("divided", ["--shard-optimizer"]), ("plain", [])):
-        told = code.replace("FOLDER", folder).replace("MORE", repr(more))
-        status, _, errors = finish(start(3, told, before=""), 120)
-        assert status == 0, errors
+        jobs.run(command(*train, tmp_path / folder, *more), 3)
     divided, plain = (gk.load(tmp_path / folder / "model.json") for folder in ("divided", "plain"))
     for name, array in plain.params.items():
         np.testing.assert_array_equal(divided.params[name], array)

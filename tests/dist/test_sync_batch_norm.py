@@ -1,14 +1,13 @@
 """Statistics of BatchNormalization over the samples of all processes."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from job_server import command
 from settings import covering
 
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient
+from graphkit.cli import invoke
 from graphkit.dist.kvstore import REMOTE, KVStore
 from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.executor.run.params import ParamStore
@@ -417,19 +416,18 @@ def test_processes_are_one(jobs, tmp_path, sizes):
 
 
 @pytest.mark.full
-def test_from_the_command_line_with_an_end_of_one_sample(tmp_path):
+def test_from_the_command_line_with_an_end_of_one_sample(jobs, tmp_path):
     """97 samples, 24 in a step: at the end of an epoch two of three processes have none."""
     rng = np.random.default_rng(5)
     x = gk.input("x", ["N", 6])
     h = gk.tanh(gk.nn.batch_norm(gk.nn.linear(x, 8, bias=False, name="fc1"), name="bn"))
     gk.Model({"y": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0).save(tmp_path / "net.json")
     np.savez(tmp_path / "data.npz", x=rng.standard_normal((97, 6), np.float32), y=rng.integers(0, 3, 97))
-    train = [sys.executable, "-P", "-m", "graphkit", "train", tmp_path / "net.json", "--data", tmp_path / "data.npz"]
-    train += ["--epochs", "2", "--seed", "1", "--threads", "1", "-o"]
-    together = ["--batch-size", "8", "--processes", "3", "--kvstore", "dist_sync", "--sync-batch-norm"]
-    for command in ([*train, tmp_path / "one", "--batch-size", "24"], [*train, tmp_path / "three", *together]):
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
+    train = ["train", tmp_path / "net.json", "--data", tmp_path / "data.npz", "--epochs", "2", "--seed", "1"]
+    train += ["--threads", "1", "-o"]
+    assert invoke([*map(str, train), str(tmp_path / "one"), "--batch-size", "24"]) == 0
+    together = ["--batch-size", "8", "--kvstore", "dist_sync", "--sync-batch-norm"]
+    jobs.run(command(*train, tmp_path / "three", *together), 3)
     one, three = gk.load(tmp_path / "one"), gk.load(tmp_path / "three")
     for name, array in one.params.items():
         assert np.linalg.norm(three.params[name] - array) <= 1e-5 * np.linalg.norm(array), name

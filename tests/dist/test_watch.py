@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from clocks import Clock, wait_until
 from job_server import command
-from jobs import FAILED, finish, start
+from jobs import FAILED, TRAINER, finish, start
 
 import graphkit as gk
 from graphkit import config
@@ -182,7 +182,7 @@ def test_a_rank_that_does_not_come_ends_the_job(soon, how, ranks):
 @pytest.mark.full
 def test_a_rank_that_stops_inside_of_a_collective_ends_the_job(soon):
     where = "kv._communicator.allreduce = lambda *_: act('stop')"
-    status, _, errors = finish(start(2, failing("stop", where)))
+    status, _, errors = finish(start(2, failing("stop", where), TRAINER))
     assert status in FAILED
     assert re.search(r"graphkit: rank 0: rank 1 .* no sign of life", errors)
 
