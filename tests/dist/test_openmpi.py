@@ -48,11 +48,12 @@ def openmpi(tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("file", JOBS)
-def test_jobs_of_open_mpi(openmpi, file):
-    pytest_ = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(HERE.parent / file)]
-    done = subprocess.run(pytest_, env=openmpi, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+def test_jobs_of_open_mpi(openmpi):
+    """In one run, so that jobs that run the code of many tests are started once."""
+    pytest_ = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    files = [str(HERE.parent / file) for file in JOBS]
+    done = subprocess.run([*pytest_, *files], env=openmpi, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 @pytest.mark.full
