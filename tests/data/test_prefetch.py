@@ -31,7 +31,7 @@ def slowly(count: int, made: list[int] | None = None) -> Iterator[int]:
 
 def workers_become(count: int) -> bool:
     """Whether the process comes to have so many threads of engines."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         names = []
         for task in Path("/proc/self/task").glob("*/comm"):

@@ -57,7 +57,7 @@ def meshes():
         each.close(1)
 
 
-def received(one, count, seconds=20):
+def received(one, count, seconds=60):
     found, end = [], time.monotonic() + seconds
     while len(found) < count and time.monotonic() < end:
         found += one.receive(0.05)

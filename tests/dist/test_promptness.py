@@ -53,7 +53,7 @@ def test_the_thread_of_sums_is_prompt(on_ranks):
         store.init("x", np.zeros(3))
         store.set_updater(updater)
         store.push("x", np.ones(3))
-        for _ in range(1000):
+        for _ in range(6000):
             if seen:
                 break
             threading.Event().wait(0.01)

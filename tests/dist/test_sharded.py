@@ -239,19 +239,8 @@ def test_the_command_divides_states(jobs, tmp_path):
     x = gk.input("x", ["N", 1, 8, 8])
     hidden = gk.relu(gk.nn.linear(gk.flatten(x), 64))
     gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")
-    train = [
-        "train",
-        tmp_path / "net.json",
-        "--data",
-        "digits",
-        "--epochs",
-        "2",
-        "--optimizer",
-        "adam",
-        "--lr",
-        "0.003",
-    ]
-    train += ["--kvstore", "dist_sync", "--batch-size", "32", "--deterministic", "--seed", "1", "-o"]
+    train = ["train", tmp_path / "net.json", "--data", "digits", "--epochs", "2", "--optimizer", "adam"]
+    train += ["--lr", "0.003", "--kvstore", "dist_sync", "--batch-size", "32", "--deterministic", "--seed", "1", "-o"]
     for folder, more in (("divided", ["--shard-optimizer"]), ("plain", [])):
         jobs.run(command(*train, tmp_path / folder, *more), 3)
     divided, plain = (gk.load(tmp_path / folder / "model.json") for folder in ("divided", "plain"))
