@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits, printing
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
-from graphkit.ir.origin import titled
+from graphkit.ir.origin import signature, titled
 from graphkit.ir.pickling import Packed, pack, unpack
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
@@ -26,6 +26,7 @@ from graphkit.passes.control.merge import merge_control
 from graphkit.passes.control.prune import prune_control
 from graphkit.passes.training.randomness import bind_nested
 from graphkit.passes.training.separate_roles import separate_roles
+from graphkit.text import described, human
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -355,8 +356,13 @@ class Model:
         sys.stdout.write(self.to_text() + "\n")
 
     def __repr__(self) -> str:
-        signature = f"({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
-        return f"<Model {self.name!r}: {signature}, {self.num_parameters} parameters>"
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.name)
+        yield signature(self.graph)
+        yield f"{self.num_parameters} parameters"
+        yield human(self.params.nbytes)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the line of `repr`, and the graph drawn."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 # What a terminal obeys, or shows in another place than it has: control characters, and those that turn the direction.
 _COMMANDS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
@@ -14,6 +16,45 @@ _OF_TEXT = {code: escape for code, escape in _COMMANDS.items() if chr(code) not 
 def printable(text: str, line: bool = False) -> str:
     """Anybody's text as a terminal may show it, control characters escaped. line: ends of lines as well."""
     return text.translate(_COMMANDS if line else _OF_TEXT)
+
+
+# A `repr` is one line of at most so many characters.
+_LONGEST = 200
+
+
+def described(item: object, facts: Iterator[str]) -> str:
+    """A `repr`: `<Model 'lenet': (x) -> (y), 10 parameters>`, one line of at most 200 characters, which never fails.
+
+    facts: what to say, in order, as a generator, so that it begins in here. The first stands behind the class, and may
+    be "". If the generator raises, because the object is half built or closed, the rest is left out.
+    """
+    found: list[str] = []
+    try:
+        for fact in facts:
+            found.append(fact)
+            if sum(map(len, found)) > _LONGEST:
+                break
+    except Exception as error:  # noqa: BLE001 - whatever state the object is in, it can be printed
+        found += ([] if found else [""]) + [f"no more is known ({type(error).__name__})"]
+    head = f" {found[0]}" if found and found[0] else ""
+    rest = f": {', '.join(found[1:])}" if len(found) > 1 else ""
+    line = printable(f"{type(item).__name__}{head}{rest}", line=True)
+    # Unpaired surrogates, which no stream takes.
+    line = line.encode(errors="backslashreplace").decode()
+    return f"<{line}>" if len(line) <= _LONGEST - 2 else f"<{line[: _LONGEST - 5]}...>"
+
+
+def listed(items: Iterable[Any], count: int, most: int = 3) -> str:
+    """The first of `count` items: `a, b, c and 97 more`."""
+    shown = ", ".join(str(item) for item in itertools.islice(items, most))
+    return shown if count <= most else f"{shown} and {count - most} more"
+
+
+def settings(item: object) -> Iterator[str]:
+    """`name=value` of the public attributes that are numbers, texts, switches or None, for `described`."""
+    for name, value in list(vars(item).items()):
+        if not name.startswith("_") and (value is None or isinstance(value, (bool, int, float, str))):
+            yield f"{name}={value!r}"
 
 
 def human(size: int) -> str:

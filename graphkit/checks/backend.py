@@ -18,6 +18,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model, load
+from graphkit.text import described
 
 _DEVICES = {"CPU": "cpu"}
 
@@ -53,6 +54,9 @@ class GraphkitRep(BackendRep):
         if is_bits and isinstance(declared, TensorType) and declared.dtype is DType.BFLOAT16:
             return value.view(DType.BFLOAT16.numpy)
         return value
+
+    def __repr__(self) -> str:
+        return described(self, (f"of {self.model!r}" for _ in (0,)))
 
 
 class GraphkitBackend(Backend):

@@ -11,7 +11,7 @@ per element, or, for large inputs, along random directions: of one input at a ti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,6 +26,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_floats
+from graphkit.text import described, listed
 
 STEP = 1e-4
 # Above this many elements in all, directions are checked instead of elements.
@@ -46,6 +47,9 @@ class GradientEntry:
     numeric: float
     symbolic: float
     checked: int
+
+    def __repr__(self) -> str:
+        return described(self, (str(self) for _ in (0,)))
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else "FAILED"
@@ -76,6 +80,16 @@ class GradientReport:
         """Raise CheckFailed with the failing entries."""
         if not self.passed:
             raise CheckFailed("gradients differ: " + "; ".join(str(e) for e in self.entries if not e.passed))
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield "PASSED" if self.passed else "FAILED"
+        yield f"{len(self.entries)} inputs"
+        failed = [item.name for item in self.entries if not item.passed]
+        if failed:
+            yield f"failed: {listed(failed, len(failed))}"
 
     def __str__(self) -> str:
         verdict = "PASSED" if self.passed else "FAILED"

@@ -13,6 +13,7 @@ from graphkit.checks.maps import as_table
 from graphkit.checks.noise import EPSILON, Noise, in_double_precision, judge, measurable
 from graphkit.errors import CheckFailed, GraphkitError, RuntimeFailure, UsageError
 from graphkit.ir.types import FLOATS, DType, dtype_of
+from graphkit.text import described, listed
 
 # (rtol, atol) by the element type of an output, when none are given. Anything that is not listed must be equal.
 TOLERANCES: Mapping[DType, tuple[float, float]] = {
@@ -51,6 +52,9 @@ class OutputReport:
     @property
     def formula(self) -> str:
         return f"|a-b| <= {self.atol:g} + {self.rtol:g} * |b|"
+
+    def __repr__(self) -> str:
+        return described(self, (str(self) for _ in (0,)))
 
     def __str__(self) -> str:
         verdict = "PASSED" if self.passed else "FAILED"
@@ -91,6 +95,16 @@ class Report:
             "guesses": dict(self.guesses),
             "outputs": [{**asdict(o), "formula": o.formula} for o in self.outputs],
         }
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield "PASSED" if self.passed else "FAILED"
+        yield f"{len(self.outputs)} outputs"
+        failed = [item.name for item in self.outputs if not item.passed]
+        if failed:
+            yield f"failed: {listed(failed, len(failed))}"
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.outputs), "PASSED" if self.passed else "FAILED"])

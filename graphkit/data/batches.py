@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.text import described
 
 if TYPE_CHECKING:
     from graphkit.data.dataset import Dataset
@@ -30,6 +31,16 @@ class Batch:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.inputs, self.targets))
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"of {self.size} samples" + (f" of {self.global_size}" if self.global_size != self.size else "")
+        arrays = self.inputs.items() if isinstance(self.inputs, Mapping) else [("inputs", self.inputs)]
+        for name, array in (*arrays, ("targets", self.targets)):
+            if array is not None:
+                yield f"{name} {getattr(array, 'dtype', type(array).__name__)}{list(np.shape(array))}"
 
 
 class Batches:
@@ -121,5 +132,10 @@ class Batches:
         return whole[low:high], len(whole)
 
     def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"of {self.dataset.name!r}"
         shard = f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""
-        return f"<Batches of {self.dataset.name!r}: {len(self)} of {self.batch_size}{shard}, at {self.position}>"
+        yield f"{len(self)} of {self.batch_size}{shard}"
+        yield f"at {self.position}"

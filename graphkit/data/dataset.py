@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from graphkit.data import order
 from graphkit.data.batches import Batches
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.text import described
 
 if TYPE_CHECKING:
     from graphkit.data.images.preprocess import Preprocess
@@ -197,8 +198,13 @@ class Dataset:
         return Batches(self, batch_size, **options)
 
     def __repr__(self) -> str:
-        arrays = ", ".join(f"{label} {array.dtype}{list(array.shape)}" for label, array in self._labelled())
-        return f"<Dataset {self.name!r}: {arrays}>"
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.name)
+        yield f"{len(self)} samples"
+        for label, array in self._labelled():
+            yield f"{label} {array.dtype}{list(array.shape)}"
 
 
 class Splits(NamedTuple):

@@ -13,6 +13,7 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.lazy import LazyDataset
 from graphkit.data.stacking import arrays, leaves, stacked
 from graphkit.errors import InputError, UsageError
+from graphkit.text import described
 
 
 def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated:
@@ -99,6 +100,9 @@ class Iterated:
     def _gathered(self, samples: Iterator[tuple[Any, Any]], batch_size: int) -> Iterator[tuple[Any, Any]]:
         while group := list(itertools.islice(samples, batch_size)):
             yield stacked(group, self.name)
+
+    def __repr__(self) -> str:
+        return described(self, (repr(self.name) for _ in (0,)))
 
 
 def _pair(source: str, item: Any, inputs: tuple[str, ...]) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.making import Making
 from graphkit.data.stacking import Rows, leaves, without_samples
 from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageError
+from graphkit.text import described
 
 if TYPE_CHECKING:
     from graphkit.data.workers.pool import Workers
@@ -182,7 +183,11 @@ class LazyDataset(Dataset):
         return self._pools.get(chosen)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}: {len(self)} samples>"
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.name)
+        yield f"{len(self)} samples"
 
 
 class _Pools(dict[int, "Workers"]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from graphkit.dist.hosts.group import Levels
 from graphkit.dist.rounds.posted import Action, Pending, alone, placed
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import UsageError
+from graphkit.text import described
 
 
 class Communicator(Protocol):
@@ -162,3 +163,9 @@ class LocalCommunicator:
 
     def fail(self, reason: str) -> None:
         raise UsageError(f"a local store has nobody to tell: {reason}")
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"rank {self.rank} of {self.size}"

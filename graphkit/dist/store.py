@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from graphkit.dist.sums.slices import Slices
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
+from graphkit.text import described, human
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -484,6 +485,19 @@ class KVStore:
 
         found: list[np.ndarray] = self._communicator.perform(f"{call} {names}", arrays, send)
         return found
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.type)
+        yield f"rank {self.rank} of {self.num_workers}"
+        values = list(self._values.values())
+        yield f"{len(values)} keys, {human(sum(value.nbytes for value in values))}"
+        if self._updater is not None:
+            yield f"updater {type(self._updater).__name__}"
+        if self._compressed is not None:
+            yield "compressed"
 
 
 def _itself(total: Any) -> Any:

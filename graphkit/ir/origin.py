@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from graphkit.text import listed
 
 if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 # How many nodes are looked at to find one that has a name.
 _FARTHEST = 1000
+# How many operands an error lists.
+_MOST_OPERANDS = 16
 
 
 def described(node: Node) -> str:
@@ -55,6 +59,24 @@ def titled(graph: Graph, kind: str = "graph") -> str:
     return f"the {kind} of input{'s' * (len(names) > 1)} {', '.join(names[:3])}{more}"
 
 
+def graph_facts(graph: Graph) -> Iterator[str]:
+    """What the `repr` of a graph says: name, numbers, signature. Asks for no names, which takes as long as a graph."""
+    yield repr(graph.name) if graph.name else ""
+    yield f"{len(graph.inputs)} inputs"
+    yield f"{len(graph.nodes)} nodes"
+    yield f"{len(graph.outputs)} outputs"
+    yield signature(graph)
+
+
+def signature(graph: Graph) -> str:
+    """`(x: float32[N, 3]) -> (y: float32[N, 10])`: the data inputs and outputs, the first three of each."""
+    data = [v for v in graph.inputs if v.role == "data"]
+    names = graph._output_names or [v.name or (v.node.name if v.node else "") or "output" for v in graph.outputs[:3]]
+    results = (f"{name}: {v.type}" for name, v in zip(names, graph.outputs, strict=False))
+    given = listed((f"{v.name or 'input'}: {v.type}" for v in data), len(data))
+    return f"({given}) -> ({listed(results, len(graph.outputs))})"
+
+
 def origin(node: Node, place: str = "") -> str:
     """What made a node, and the nearest node or input before it that has a name; "" if nothing is known.
 
@@ -76,7 +98,7 @@ def _made(node: Node, place: str) -> str:
 
 
 def _line(node: Node, output_names: Sequence[str], made: str | None) -> str:
-    operands = ", ".join("-" if v is None else str(v) for v in node.inputs)
+    operands = listed(("-" if v is None else str(v) for v in node.inputs), len(node.inputs), _MOST_OPERANDS)
     domain = f"{node.op.domain}." if node.op.domain else ""
     call = f"{domain}{node.op.name}({operands})"
     if node.name:

@@ -15,12 +15,14 @@ import resource
 import stat
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import FileChanged, RuntimeFailure
+from graphkit.text import described, human
 
 # Arrays below so many bytes are not worth a read of their own.
 LARGE = 1 << 16
@@ -99,6 +101,20 @@ class StoredFile:
         found = os.fstat(self._descriptor)
         return found.st_size, found.st_mtime_ns
 
+    @property
+    def path(self) -> Path:
+        """Where the file was opened."""
+        return self._path
+
+    def __repr__(self) -> str:
+        return described(self, self._told())
+
+    def _told(self) -> Iterator[str]:
+        yield repr(str(self._path))
+        yield human(self.size)
+        if not self._close.alive:
+            yield "closed"
+
 
 def _pages(size: int) -> mmap.mmap:
     """Memory that goes back to the system as soon as nobody refers to it; freed blocks of the heap may not."""
@@ -144,3 +160,12 @@ class StoredArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.array, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield ""
+        yield f"{self.dtype}{list(self.shape)}"
+        yield f"{human(self.nbytes)} at {self._offset}"
+        yield f"file {self._file.path}"

@@ -293,7 +293,8 @@ class SequenceType:
     def __str__(self) -> str:
         return f"sequence({self.element})" + ("" if self.length is None else f"{{{self.length}}}")
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"SequenceType({self})"
 
 
 class OptionalType:
@@ -317,7 +318,8 @@ class OptionalType:
     def __str__(self) -> str:
         return f"optional({self.element})"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"OptionalType({self})"
 
 
 class MapType:
@@ -344,7 +346,8 @@ class MapType:
     def __str__(self) -> str:
         return f"map({self.key}, {self.element})"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"MapType({self})"
 
 
 Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType

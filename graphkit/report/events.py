@@ -20,6 +20,7 @@ import numpy as np
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.ir.graph import Graph
 from graphkit.report.png import encode
+from graphkit.text import described
 
 # Bins of a histogram, and how many values are looked at together.
 _BINS, _PART = 64, 1 << 16
@@ -138,6 +139,9 @@ class EventFile:
             yield
         except OSError as error:
             raise RuntimeFailure(f"{self.folder}: events cannot be written: {error.strerror or error}") from error
+
+    def __repr__(self) -> str:
+        return described(self, (repr(str(self.folder)) for _ in (0,)))
 
 
 def _finite_parts(flat: np.ndarray) -> Iterator[np.ndarray]:

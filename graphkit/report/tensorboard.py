@@ -17,6 +17,7 @@ from graphkit.report.png import is_picture, pixels
 from graphkit.report.predictions import Predictions, predict
 from graphkit.report.runs import flat
 from graphkit.report.samples import arrays_of, said, text_of, tokens_of
+from graphkit.text import described
 from graphkit.train import losses
 from graphkit.train.arguments import integer
 from graphkit.train.callbacks import Callback, Numbers
@@ -153,6 +154,10 @@ class TensorBoard(Callback):
             return
         named = {name: found[f"{name}_grad"] for name in trainer.trained}
         _histograms(file, "gradients", trainer.trained, named, updates)
+
+    def __repr__(self) -> str:
+        folder = (str(self.folder) if self.folder is not None else "the run's" for _ in (0,))
+        return described(self, (f"folder {name}, every {self.every} updates" for name in folder))
 
 
 def _scalars(numbers: Numbers) -> Iterator[tuple[str, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
+from graphkit.text import described
 from graphkit.train import adversarial_saving, finite
 from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
@@ -242,6 +243,13 @@ class AdversarialTrainer:
         Raises UsageError where there is none, InvalidModel where it is damaged or of other networks or optimizers.
         """
         self._executor.rng = adversarial_saving.read(self, self._store, Path(folder))
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"{self.generator.name!r} against {self.discriminator.name!r}"
+        yield f"{type(self.optimizers[0]).__name__} and {type(self.optimizers[1]).__name__}"
 
 
 # --- pieces -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from graphkit.data.employed import employed
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.atomic import write_whole
+from graphkit.text import described
 from graphkit.train import defaults
 from graphkit.train.arguments import POSITIVE, integer, real
 from graphkit.train.background import length_of
@@ -45,6 +46,16 @@ class RateCurve:
     smoothed: tuple[float, ...]
     suggestion: float | None
     diverged: bool
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield ""
+        yield f"{len(self.rates)} rates from {self.rates[0]:.3g} to {self.rates[-1]:.3g}" if self.rates else "no rates"
+        yield "no suggestion" if self.suggestion is None else f"suggestion {self.suggestion:.3g}"
+        if self.diverged:
+            yield "diverged"
 
     def save(self, path: str | Path) -> None:
         """Write a .csv file: learning_rate, loss, smoothed_loss."""

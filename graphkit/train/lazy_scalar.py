@@ -19,5 +19,9 @@ class LazyScalar:
     def __format__(self, spec: str) -> str:
         return format(float(self), spec)
 
+    def __str__(self) -> str:
+        return str(float(self))
+
     def __repr__(self) -> str:
-        return repr(float(self))
+        """`LazyScalar(0.5)`; of an array that is not in this process's memory nothing is read."""
+        return f"LazyScalar({float(self)})" if isinstance(self._array, np.ndarray) else "LazyScalar(?)"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.text import described, settings
 from graphkit.train.targets import aligned
 
 
@@ -39,7 +40,20 @@ def value_of(metric: Metric) -> float:
         raise UsageError(f"the value of metric {metric.name!r} is a number, not {metric.value!r}") from None
 
 
-class _Average:
+class _Shown:
+    """A metric's `repr`: its name and what it counts."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.name)
+        yield from (fact for fact in settings(self) if not fact.startswith("name="))
+
+
+class _Average(_Shown):
     """A sum of per-sample scores over a count; NaN before the first update."""
 
     name = ""
@@ -113,7 +127,7 @@ class TopK(_Average):
         self.add((rank < self.k) & np.isfinite(at_target[..., 0]))
 
 
-class F1:
+class F1(_Shown):
     """F1 = 2 TP / (2 TP + FP + FN) of predicted classes (van Rijsbergen, 1979); a class without any of them has 0.
 
     output: [..., classes] for int targets [...]: of more than two classes the mean over those that occur ("macro"), of
@@ -166,7 +180,7 @@ class F1:
         return float(scores[1] if len(scores) == 2 else np.mean(scores[total > 0]))
 
 
-class AUC:
+class AUC(_Shown):
     """Area under the ROC curve: the share of pairs (positive, negative) in which the positive scores higher.
 
     Ties count half (Hanley and McNeil, 1982). output: one score per sample, or [..., 2] logits, of which the

@@ -11,6 +11,7 @@ from typing import Any
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.atomic import write_whole
+from graphkit.text import described
 
 
 class ProgressBar:
@@ -64,6 +65,9 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.update(self._task, advance=1, state=state)
 
+    def __repr__(self) -> str:
+        return described(self, ("shown" if self._enabled else "hidden" for _ in (0,)))
+
 
 class JsonLog:
     """One JSON object a line, appended to FOLDER/log.jsonl; without a folder it only keeps the time."""
@@ -103,6 +107,9 @@ class JsonLog:
             return self._path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RuntimeFailure(f"{self._path} cannot be read: {error}") from error
+
+    def __repr__(self) -> str:
+        return described(self, ("" if self._path is None else repr(str(self._path)) for _ in (0,)))
 
 
 def _is_before(line: str, epoch: int, updates: int) -> bool:

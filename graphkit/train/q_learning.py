@@ -7,7 +7,7 @@ target, optimizer slots and memory are states of the graph, carried through the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ from graphkit.ir.subgraph import inline
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F, as_value
+from graphkit.text import described
 from graphkit.train.losses import huber
 from graphkit.train.optim import Adam, Optimizer
 from graphkit.train.step import LEARNING_RATE, STEP
@@ -331,6 +332,14 @@ class QLearner:
             return max(0.05, 1 - 2 * i / episodes)
 
         return [self.episode((epsilon or falling)(i)) for i in range(episodes)]
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.net.name)
+        yield type(self.world).__name__
+        yield type(self.optimizer).__name__
 
 
 # --- pieces -----------------------------------------------------------------------------------------

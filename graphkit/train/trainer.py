@@ -29,6 +29,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
+from graphkit.text import described
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
@@ -214,6 +215,7 @@ class Trainer:
             "device": devices.chosen(device, graph, kvstore),
             "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,
         }  # fmt: skip
+        self._chosen = f"device {options['device']}, {config.num_threads(threads)} threads, precision {precision}"
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference: Executor | PipelineInference | DistributedInference
@@ -533,6 +535,20 @@ class Trainer:
         for an update that this trainer does not make; nothing is changed then.
         """
         saving.resume(self, folder)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.net.name)
+        yield f"update {self.updates}, epoch {self.epoch}"
+        if self.torn:
+            yield "stopped in the middle of a step"
+        yield self._chosen
+        yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
+        yield f"{self.net.num_parameters} parameters"
+        if self.kvstore is not None:
+            yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
 
 
 def _patterns(given: Sequence[str]) -> Sequence[str]:

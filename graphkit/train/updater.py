@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
+from graphkit.text import described
 from graphkit.train.average import AVERAGE, EMA
 
 if TYPE_CHECKING:
@@ -206,6 +207,13 @@ class OptimizerUpdater:
                 averages[key] = arrays.pop()
             updates[key], slots[key] = int(count), arrays
         self._slots, self._averages, self._updates = slots, averages, updates
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"of {type(self.optimizer).__name__}"
+        yield f"{len(self._slots)} keys"
 
 
 def _name(key: Key) -> str:

@@ -85,7 +85,11 @@ def test_a_graph_of_many_long_edges_stays_bounded():
 
 def test_text_is_asked_for(capsys):
     net = branches(1)
-    assert str(net) == repr(net) == "<Model 'model': (x) -> (y, last), 0 parameters>"
+    assert (
+        str(net)
+        == repr(net)
+        == "<Model 'model': (x: float32[N, 8]) -> (y: float32[N, 8], last: float32[N, 8]), 0 parameters, 0 B>"
+    )
     net.show()
     assert capsys.readouterr().out == net.to_text() + "\n"
     assert net.to_text().count("\n") > 5

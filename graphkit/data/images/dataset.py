@@ -16,6 +16,7 @@ from graphkit.data.images.decode import Picture, of_pixels, opened
 from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.lazy import LazyDataset
 from graphkit.errors import DamagedSample, InputError
+from graphkit.text import described
 
 
 class Store(Protocol):
@@ -42,6 +43,9 @@ class Files:
     def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
         return opened(self.path(number))
 
+    def __repr__(self) -> str:
+        return described(self, (f"{len(self)} files of {self.folder}" for _ in (0,)))
+
 
 class Pixels:
     """Pictures in memory: uint8 [N, H, W] or [N, H, W, 3]."""
@@ -54,6 +58,9 @@ class Pixels:
 
     def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
         return contextlib.nullcontext(of_pixels(self.pixels[number]))
+
+    def __repr__(self) -> str:
+        return described(self, (f"{self.pixels.dtype}{list(self.pixels.shape)}" for _ in (0,)))
 
 
 class Joined:
@@ -69,6 +76,9 @@ class Joined:
     def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
         place = int(np.searchsorted(self._ends, number, side="right"))
         return self.stores[place].open(number - int(self._ends[place - 1] if place else 0))
+
+    def __repr__(self) -> str:
+        return described(self, (f"{len(self)} pictures of {len(self.stores)} stores" for _ in (0,)))
 
 
 class Pictures(LazyDataset):

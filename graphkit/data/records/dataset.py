@@ -17,6 +17,7 @@ from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.records.header import SIZE, IRHeader, unpack
 from graphkit.data.records.reading import RecordFile
 from graphkit.errors import InputError
+from graphkit.text import described
 
 
 class RecordPictures:
@@ -35,6 +36,9 @@ class RecordPictures:
         except InputError as error:
             raise error if str(error).startswith(name) else InputError(f"{name}: {error}") from None
         return opened(bytes(data), name)
+
+    def __repr__(self) -> str:
+        return described(self, (f"{len(self)} of {self.records.path}" for _ in (0,)))
 
 
 def load(

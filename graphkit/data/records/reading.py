@@ -12,6 +12,7 @@ from graphkit.data.records.framing import HEAD, LONGEST, MAGIC, MAGIC_BYTES, Dam
 from graphkit.data.records.index import index_of, read_index
 from graphkit.errors import InputError
 from graphkit.ir.stored import StoredFile
+from graphkit.text import described
 
 # So much is read at once: enough that the calls do not count, little enough to stay in a core's cache.
 BLOCK = 1 << 20
@@ -94,6 +95,9 @@ class RecordStream:
         self._place = place
         return place
 
+    def __repr__(self) -> str:
+        return described(self, (f"{str(self.path)!r} at {self.position}" for _ in (0,)))
+
 
 class RecordFile:
     """The records of a .rec file by number, in the order of its .idx, or of the file where it has none.
@@ -155,6 +159,9 @@ class RecordFile:
         self._file = opened(self.path)
         if self._file.size != size:
             raise InputError(f"{self.path} has {self._file.size} bytes, and had {size} when it was opened first")
+
+    def __repr__(self) -> str:
+        return described(self, (f"{str(self.path)!r}, {len(self)} records" for _ in (0,)))
 
 
 def opened(path: Path) -> StoredFile:

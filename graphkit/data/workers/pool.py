@@ -12,6 +12,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import UsageError
+from graphkit.text import described
 
 if TYPE_CHECKING:
     from graphkit.data.lazy import LazyDataset
@@ -100,7 +101,12 @@ class Workers:
         return Workers, (0,)
 
     def __repr__(self) -> str:
-        return f"<Workers: {self.count}, {'running' if self.pids else 'not started'}>"
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield ""
+        yield str(self.count)
+        yield "running" if self.pids else "not started"
 
 
 class Made(NamedTuple):

@@ -33,6 +33,7 @@ from graphkit.dist.wire.exchange import MOST, Exchange
 from graphkit.dist.wire.mail import Mail
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
+from graphkit.text import described
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
@@ -371,6 +372,13 @@ class MpiCommunicator:
         for tell in self._tells_of_abort:
             tell(code)
         self._job.Abort(code)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"rank {self.rank} of {self.size}"
+        yield f"{self.servers} servers"
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

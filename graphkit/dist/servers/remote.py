@@ -31,6 +31,7 @@ from graphkit.dist.sums.rows import row_ids as ids_of
 from graphkit.dist.wire.packing import pack, pack_named, unpack
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 from graphkit.ir.weights import read_arrays, write_arrays
+from graphkit.text import human
 
 # Bytes that a worker pushes without an answer from the servers.
 WINDOW = 64 << 20
@@ -426,6 +427,14 @@ class RemoteStore(KVStore):
     def _stored(self, key: Key) -> np.ndarray:
         spec = self._spec(key)
         return np.broadcast_to(np.zeros((), spec.dtype), spec.shape)
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.type)
+        yield f"rank {self.rank} of {self.num_workers}"
+        yield f"{self._servers.servers} servers"
+        specs = list(self._specs.values())
+        yield f"{len(specs)} keys, {human(sum(spec.size * spec.dtype.itemsize for spec in specs))}"
+        yield f"staleness {self.staleness}" + ("" if self._bound is None else f" of {self._bound}")
 
 
 def _state_name(key: Key) -> str:

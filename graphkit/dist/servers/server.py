@@ -19,6 +19,7 @@ from graphkit.dist.sums import compression
 from graphkit.dist.sums.rows import RowSparse, rows_of
 from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
+from graphkit.text import described
 
 Key: TypeAlias = int | str
 
@@ -278,6 +279,15 @@ class Server:
     def _end(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         self.ended = True
         return pack({})
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"of {self._workers} workers"
+        yield f"{len(self._held)} keys"
+        if self.ended:
+            yield "ended"
 
 
 _CALLS: Mapping[str, Callable[[Server, int, Mapping[str, Any], list[np.ndarray]], np.ndarray]] = {

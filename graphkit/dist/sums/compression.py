@@ -6,6 +6,7 @@ convergence: Karimireddy et al., ICML 2019. What is not a number arrives as such
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, UsageError, did_you_mean
 from graphkit.executor.devices.loading import load_device, native_module
+from graphkit.text import described, settings
 
 
 class Compression(ABC):
@@ -31,6 +33,9 @@ class Compression(ABC):
     @abstractmethod
     def add(self, packed: np.ndarray, total: np.ndarray) -> None:
         """Add what the bytes say to `total`, in place."""
+
+    def __repr__(self) -> str:
+        return described(self, itertools.chain(("",), settings(self)))
 
 
 class Halves(Compression):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.devices.loading import DeviceName
 from graphkit.ir.context import GROUP
+from graphkit.text import described
 
 
 class GroupDevices:
@@ -22,6 +23,16 @@ class GroupDevices:
         self.groups = dict(groups)
         self.default = default
         self.homes: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield ""
+        for group, position in self.groups.items():
+            yield f"{group} on {self.devices[position]}"
+        if self.default is not None:
+            yield f"the rest on {self.devices[self.default]}"
 
 
 # The device of a whole graph, or those of its groups; None is for nodes in no group.

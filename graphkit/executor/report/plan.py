@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from graphkit.executor.report.plan_data import Operand, PlanData, PlanStep
 from graphkit.executor.report.plan_page import page
-from graphkit.text import format_table, human
+from graphkit.text import described, format_table, human, listed
 
 
 class Plan(PlanData):
@@ -59,6 +59,17 @@ class Plan(PlanData):
             rows = [[*row, step.device] for row, step in zip(rows, self.steps, strict=True)]
         table = format_table(columns, rows)
         return f"{table}\n\n{self.summary()}"
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield ""
+        kinds = Counter(step.kernel for step in self.steps)
+        yield f"{len(self.steps)} steps ({listed((f'{n} {kind}' for kind, n in kinds.most_common()), len(kinds), 9)})"
+        yield f"arena {human(self.arena_bytes)}"
+        yield f"parameters {human(self.parameter_bytes)}"
+        yield f"results {human(self.result_bytes)}"
 
     def summary(self) -> str:
         """The numbers, without the steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,8 @@ from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
 from graphkit.ir import limits
 from graphkit.ir.graph import Graph
 from graphkit.ir.limits import Limits
+from graphkit.ir.origin import signature
+from graphkit.text import described, human
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -137,6 +139,14 @@ class BaseProgram(ABC):
 
         return describe(self.lowered)
 
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.graph.name)
+        yield f"{len(self.placement.steps)} steps"
+        yield f"arena {human(self.arena_bytes)}"
+
 
 class InstancedProgram(BaseProgram):
     """A program whose runs each have an instance, and an arena, for themselves. grows: whether there may be values of
@@ -236,6 +246,11 @@ class InstancedProgram(BaseProgram):
             raise failure_of(error) from error
         finally:
             self.interruptible = None
+
+    def _facts(self) -> Iterator[str]:
+        yield from super()._facts()
+        yield f"{self.threads} threads"
+        yield signature(self.graph)
 
 
 def _limit(instance: Instance, grows: bool) -> None:

@@ -20,6 +20,7 @@ from graphkit.executor.memory.resident import Resident
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
+from graphkit.text import described, human
 
 # Of so many lists of names a joint store knows which are whose.
 _DIVIDED = 16
@@ -230,8 +231,17 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return name in self._types
 
     def __repr__(self) -> str:
-        size = sum(kind.nbytes for kind in (self._arrays | self._stored | self._resident).values())
-        return f"<ParamStore: {len(self)} arrays, {size} bytes>"
+        return described(self, self._facts())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that are here, in memory, in files or on a device."""
+        return sum(kind.nbytes for kind in (self._arrays | self._stored | self._resident).values())
+
+    def _facts(self) -> Iterator[str]:
+        yield ""
+        yield f"{len(self)} arrays"
+        yield human(self.nbytes)
 
 
 class ParameterArray:
@@ -254,6 +264,9 @@ class ParameterArray:
     def resident(self, device: Device) -> Resident | None:
         """See ParamStore."""
         return self._store.resident(self._name, device)
+
+    def __repr__(self) -> str:
+        return described(self, (repr(self._name) for _ in (0,)))
 
 
 class JointStore(ParamStore):

@@ -27,7 +27,7 @@ from graphkit.executor.run import base_program as programs
 from graphkit.executor.run import engine
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.ir.atomic import write_whole
-from graphkit.text import format_table, human
+from graphkit.text import described, format_table, human
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -205,6 +205,13 @@ class Profile:
             _describe(program.lowered, "", {s.node: s.live_bytes for s in program.plan.steps}, found)
             self._steps[program] = found
         return self._steps[program]
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield ""
+        yield f"{len(self._runs)} runs of {len({id(run.program) for run in list(self._runs)})} programs"
 
 
 class _Recording:

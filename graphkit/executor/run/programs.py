@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from graphkit import config
 from graphkit.errors import TypeMismatch
@@ -18,6 +18,7 @@ from graphkit.executor.run.base_program import InstancedProgram
 from graphkit.executor.run.batched_program import BatchedProgram, Parts
 from graphkit.executor.run.compile import SingleProgram, compile_graph, find_batch, make_template, sized_program
 from graphkit.executor.run.selection import Key, Selection
+from graphkit.text import described, human
 
 # The most recently used programs stay however large they are: training takes turns with evaluation, and the last batch
 # is a smaller one.
@@ -159,3 +160,11 @@ class Programs:
             self._templates[key.group] = make_template(selection.graph, fixed, self._settings)
         template = self._templates[key.group]
         return None if template is None else sized_program(template, selection.shapes(key), fixed, self._pools)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"of {self._settings.device}"
+        yield f"{len(self._kept)} kept"
+        yield f"about {human(self._bytes)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -39,12 +39,14 @@ from graphkit.ir import limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.places import groups_of
 from graphkit.passes.training.randomness import bind_rng
+from graphkit.text import described, human
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -102,6 +104,7 @@ class Executor:
     ):
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
+        self._chosen = f"device {device}, {threads} threads, precision {precision}"
         device = grouped(device, groups_of(graph))
         self._declared = Declared(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
@@ -151,6 +154,17 @@ class Executor:
             "an Executor holds memory and native code of this process and cannot be copied or pickled: copy or pickle "
             "the Model, and compile() that"
         )
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self._graph.name)
+        yield self._chosen
+        yield f"{len(self._graph.nodes)} nodes"
+        yield f"{len(self._programs)} programs"
+        yield f"parameters {human(self.params.nbytes)}"
+        yield signature(self._graph)
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -27,8 +27,10 @@ from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.arrays.instance import ArrayInstance
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.origin import signature
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.sequence.elements import holds_maps
+from graphkit.text import described, human
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -116,6 +118,16 @@ class ArrayProgram:
         from graphkit.executor.report.describe import describe
 
         return describe(self.lowered)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.graph.name)
+        yield f"device {self.device.name}"
+        yield f"{len(self.placement.steps)} steps"
+        yield f"arena {human(self.lowered.memory.layout.arena_bytes)}"
+        yield signature(self.graph)
 
 
 def _check_lowered(lowered: LoweredGraph, device: Device) -> None:

@@ -6,7 +6,7 @@ for that. When all that can fail is done, and looked at, the parts that write st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +21,9 @@ from graphkit.executor.run.compile import SingleProgram
 from graphkit.executor.run.divided.division import Division, Part
 from graphkit.executor.run.divided.run import DividedRun
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
+from graphkit.text import described
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -110,6 +112,14 @@ class DividedProgram:
                 raise UnsupportedError(f"no plan: only a run tells sizes of what {part.site.name} gets from elsewhere")
             plans.append(PartPlan(part.site.name, program.plan, self._division.moves(part, self._types)))
         return join(plans)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield repr(self.graph.name)
+        yield f"{len(self._division.parts)} parts"
+        yield signature(self.graph)
 
 
 # The program of a graph, on one device or on several.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.device import Device
@@ -17,6 +17,7 @@ from graphkit.executor.run.divided.program import DividedProgram
 from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Key, Selection
 from graphkit.passes.core.bind import bind
+from graphkit.text import described
 
 # Programs that are kept: they hold types, and find those of their parts among their devices' own.
 _KEPT = 64
@@ -78,3 +79,10 @@ class DividedPrograms:
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return program
+
+    def __repr__(self) -> str:
+        return described(self, self._facts())
+
+    def _facts(self) -> Iterator[str]:
+        yield f"of {', '.join(map(str, self._devices.devices))}"
+        yield f"{len(self._kept)} kept"
