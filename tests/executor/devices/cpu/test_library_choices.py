@@ -293,9 +293,9 @@ BFLOAT16 = pytest.param(
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 def test_random_shapes(dtype):
     sweep = Sweep(dtype, seed=1, times=1)
-    sweep.random(8)
+    sweep.random(5)
     assert not sweep.wrong, "\n".join(sweep.wrong)
-    assert len(sweep.seen) > 30
+    assert len(sweep.seen) > 20
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
 def test_gradients_of_wide_windows(case, last, dtype, isa):

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from cases import each_case
 from combinations import in_one_item
-from instruction_sets import BEST_ISA
 from kernel_runs import run_kernel
 
 from graphkit.checks.samples import Case, all_cases
@@ -86,15 +85,19 @@ def float_cases(cls: type[Op]) -> Iterator[Case]:
             yield case
 
 
-def planted(case: Case) -> Iterator[tuple[str, Case]]:
-    """The case with one element of a float operand replaced, or with all of them."""
+def planted(case: Case, every_place: bool) -> Iterator[tuple[str, Case]]:
+    """The case with one element of a float operand replaced, or with all of them.
+
+    every_place: whether each value is put to the first, the middle and the last place, or each to another of them.
+    """
     for position, array in enumerate(case.arrays):
         if array is None or array.dtype == object or dtype_of(array.dtype) not in TOLERANCE or not array.size:
             continue
         if case.is_constant[position] or differs(case, position):
             continue
-        for value in (np.nan, np.inf, -np.inf, SMALLEST[dtype_of(array.dtype)], -0.0):
-            for place in sorted({0, array.size // 2, array.size - 1}):
+        places = sorted({0, array.size // 2, array.size - 1})
+        for number, value in enumerate((np.nan, np.inf, -np.inf, SMALLEST[dtype_of(array.dtype)], -0.0)):
+            for place in places if every_place else [places[(number + position) % len(places)]]:
                 changed = array.copy()
                 changed.reshape(-1)[place] = value
                 yield f"input {position}[{place}] = {value}", _with(case, position, changed)
@@ -123,11 +126,11 @@ def run_native(node: Node, arrays: list[Any], threads: int = 1) -> list[np.ndarr
     return run_kernel(kernel, node, [None if a is None else np.asarray(a, order="C") for a in arrays])
 
 
-def compare(case: Case) -> None:
+def compare(case: Case, every_place: bool) -> None:
     node = case.graph().nodes[-1]  # behind constants, which say what shapes are
     if not all(v.tensor.is_static for v in node.outputs) or run_native(node, list(case.arrays)) is None:
         return
-    for what, changed in planted(case):
+    for what, changed in planted(case, every_place):
         outputs = run_native(node, list(changed.arrays))
         assert outputs is not None
         with np.errstate(all="ignore"):
@@ -139,15 +142,14 @@ def compare(case: Case) -> None:
 def test_samples(cls: type[Op]) -> None:
     for case in float_cases(cls):
         if case.dtype is DType.FLOAT32:
-            compare(case)
+            compare(case, every_place=False)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("cls", OPERATORS_OF_FLOATS, ids=lambda cls: cls.name)
 def test_samples_of_all_types(cls: type[Op], isa: str) -> None:
     for case in float_cases(cls):
-        if isa != BEST_ISA or case.dtype is not DType.FLOAT32:  # the default lane's
-            compare(case)
+        compare(case, every_place=True)
 
 
 # --- vectors and their tails ----------------------------------------------------------------------
