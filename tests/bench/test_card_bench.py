@@ -82,7 +82,9 @@ def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "needs CuPy" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("precision", "second"), [("f32", "tf32"), ("bf16", "fp8")])
+@pytest.mark.parametrize(
+    ("precision", "second"), [pytest.param("f32", "tf32", marks=pytest.mark.full), ("bf16", "fp8")]
+)
 def test_networks_beside_their_peers(precision: str, second: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the stand-in graphkit runs, and every other engine is there with what it could not do."""
     for module in (bench.cuda, bench.cuda.card):

@@ -52,6 +52,10 @@ _FLAGS = (
 _PREFIX = f'#include "{_HERE / "host_cuda.h"}"\n{PRELUDE}'
 
 
+class CompilerError(AssertionError):
+    """The compiler refuses a source, with its message."""
+
+
 class Emulator:
     """Compiles kernels, each once for all processes that use `folder`, and runs their launches."""
 
@@ -80,14 +84,18 @@ class Emulator:
             self._when_missing = None
 
     def compile_noted(self) -> None:
-        """Compile and load all sources that were noted."""
+        """Compile and load all sources that were noted. Raises CompilerError if the compiler refuses one of them."""
         with self._compiling:
-            new = [source for source in self._wanted if not self._load(source)]
+            noted = list(self._wanted)
             # A source that the compiler refuses does not fail the next library, too.
             self._wanted.clear()
-            if new:
-                self._make_library(new)
-            assert all(map(self._load, new))
+            self._compile_now(noted)
+
+    def _compile_now(self, sources: Sequence[Source]) -> None:
+        new = [source for source in sources if not self._load(source)]
+        if new:
+            self._make_library(new)
+        assert all(map(self._load, new))
 
     def _load(self, source: Source) -> bool:
         """Load the function of a source. False if no process has compiled it."""
@@ -175,15 +183,19 @@ class Emulator:
         with self._compiling:
             if all(map(self._load, sources)):
                 return
-        if self._when_missing is not None:
-            self._when_missing()
-        self.compile_noted()
+        if self._when_missing is None:
+            self.compile_noted()
+            return
+        self._when_missing()
+        with self._compiling:
+            self._compile_now(sources)
 
 
 def _call_compiler(*arguments: str) -> None:
     command = [str(COMPILER), *_FLAGS, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:5000]
+    if done.returncode != 0:
+        raise CompilerError(done.stderr[:5000])
 
 
 def shared_folder(base: Path) -> Path:

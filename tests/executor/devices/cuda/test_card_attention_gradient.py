@@ -340,7 +340,8 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     registers.check([*dict.fromkeys(sources)], architecture)
 
 
-@together(full=lambda kind: kind == "float32")
+@together()
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
     registers.check(kernel_of(node(TILES[2], kind)).sources, "sm_90")

@@ -122,7 +122,8 @@ def channels_last(kind: str, x: tuple[int, ...], w: tuple[int, ...], attrs: dict
     return [node, Node(data, [dy, filters, image]), Node(weights, [image, dy, filters])]
 
 
-@together(full=lambda kind: kind != "float16")
+@together()
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 def test_every_tile_compiles_for_cards(kind: str, nvrtc: None) -> None:
     sources = [*kernel_of(tall(kind)).sources]

@@ -176,7 +176,8 @@ def test_epilogue_in_place(strides: tuple[int, int], width: int, emulator: Emula
     np.testing.assert_allclose(residual, expected, rtol=1e-5, atol=1e-5)
 
 
-@together(full=lambda kind: kind != "float16")
+@together()
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 def test_every_filter_compiles_for_cards(kind: str, nvrtc: None) -> None:
     sources = []

@@ -15,7 +15,7 @@ from graphkit.ops.evaluate import run_node
 SIZES = [1, 31, 40, 256, 257, 2000, 2100]
 
 
-@together(full=lambda size: size in (31, 256, 2000))
+@together(full=lambda size: size not in (40, 257, 2100))
 @pytest.mark.parametrize("size", SIZES)
 def test_layer_normalization(size: int, emulator: Emulator) -> None:
     rng = np.random.default_rng(size)
@@ -69,7 +69,7 @@ def test_factors_of_any_shape(
             np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
-@together(full=lambda size: size in (31, 256, 2000))
+@together(full=lambda size: size not in (1, 256, 2000))
 @pytest.mark.parametrize("size", SIZES)
 def test_rms_normalization(size: int, emulator: Emulator) -> None:
     rng = np.random.default_rng(size)

@@ -59,9 +59,12 @@ SHAPES = [
 ]
 
 
-@together()
+TYPES = [np.float32, np.float16, np.int8, np.float64]
+
+
+@together(full=lambda shapes, dtype: SHAPES.index(shapes) % 4 != TYPES.index(dtype))
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.float64], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda d: np.dtype(d).name)
 def test_operands_are_repeated(shapes: Any, dtype: Any, emulator: Emulator) -> None:
     rng = np.random.default_rng(3)
     arrays = [rng.integers(-9, 9, shape).astype(dtype) for shape in shapes]
@@ -70,7 +73,7 @@ def test_operands_are_repeated(shapes: Any, dtype: Any, emulator: Emulator) -> N
         np.testing.assert_array_equal(run(emulator, node, list(order)), run_node(node, order)[0])
 
 
-@together()
+@together(full=lambda seed: seed > 4)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_shapes(seed: int, emulator: Emulator) -> None:
     draw, rng = random.Random(seed), np.random.default_rng(seed)

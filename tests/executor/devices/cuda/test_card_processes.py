@@ -218,11 +218,9 @@ def test_one_that_cannot_and_what_cards_do_not_sum(
 @pytest.mark.parametrize(
     ("ends", "messages"),
     [
-        (
+        long_case(
             "stopped in a step",
-            [
-                r"rank 0: rank 1 on .* has shown no sign of life for \d+ s; it was last seen in step 5, behind sums",
-            ],
+            [r"rank 0: rank 1 on .* has shown no sign of life for \d+ s; it was last seen in step 5, behind sums"],
         ),
         long_case("stopped", [r"rank 0: rank 1 on .* has shown no sign of life for \d+ s; it was last seen in step 4"]),
         long_case("fails in a step", ["rank 1: ValueError: a step that fails; this ends the job"]),

@@ -40,7 +40,8 @@ def _nodes(batch: int, size: int) -> list[tuple[str, dict[str, Any], list[Any]]]
     ]
 
 
-@together(full=lambda batch, size: batch > 2)
+@together()
+@pytest.mark.full
 @pytest.mark.parametrize(("batch", "size"), [(2, 70000), (1 << 15, 1 << 17)])
 def test_slices_compile_for_cards(batch: int, size: int) -> None:
     try:

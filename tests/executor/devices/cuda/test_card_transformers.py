@@ -49,8 +49,15 @@ def fed(net: gk.Model, batch: int, length: int) -> dict[str, np.ndarray]:
     return feeds
 
 
-@pytest.mark.parametrize("name", ["bert", "transformer_lm"])
-@pytest.mark.parametrize("precision", ["f32", "tf32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("bert", "f16"),
+        ("transformer_lm", "tf32"),
+        *(pytest.param("bert", precision, marks=pytest.mark.full) for precision in ("f32", "tf32", "bf16")),
+        *(pytest.param("transformer_lm", precision, marks=pytest.mark.full) for precision in ("f32", "f16", "bf16")),
+    ],
+)
 def test_inference(name: str, precision: str, card: Card, steps: list[Node]) -> None:
     """Of the first sequence bert sees nothing: its keys weigh the same, though no float16 is as small as the mask's."""
     net = gk.models.build(name, **SIZES)
@@ -113,7 +120,7 @@ def test_training(name: str, precision: str, card: Card, steps: list[Node]) -> N
     assert not card.interpreted
 
 
-@pytest.mark.parametrize("precision", ["f16", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("f16", marks=pytest.mark.full), "bf16"])
 def test_what_is_added_to_scores_stays_float32(precision: str, card: Card, steps: list[Node]) -> None:
     """Distances up to 300 (Press et al. 2022, arXiv:2108.12409) would be off by 1 in bfloat16."""
     q, k, v = (gk.input(name, ["N", 2, "T", 8]) for name in "qkv")
@@ -166,7 +173,7 @@ def test_the_standard_operator(dtype: str, card: Card, steps: list[Node]) -> Non
     assert not card.interpreted
 
 
-@pytest.mark.parametrize("precision", ["f16", "bf16"])
+@pytest.mark.parametrize("precision", ["f16", pytest.param("bf16", marks=pytest.mark.full)])
 def test_moves_of_half_floats(precision: str, card: Card, steps: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """They leave half of the casts, and every bit as it was."""
     tokens = np.arange(24).reshape(2, 12) % 11

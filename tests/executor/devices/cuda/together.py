@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cases as many
 import pytest
-from emulator import Emulator
+from emulator import CompilerError, Emulator
 from fresh import FRESH
 
 
@@ -139,10 +139,19 @@ def _begin_again(call: _Call, waiting: list[Case]) -> Outcomes:
                     outcomes[case.name] = _outcome(call, case)
             except _NotCompiled:
                 lacking.append(case)
-        if lacking:
-            call.processor.compile_noted()
+        if not _compile_for_all(call.processor):
+            return outcomes | {case.name: _outcome(call, case) for case in lacking}
         waiting = lacking
     return outcomes
+
+
+def _compile_for_all(processor: Emulator) -> bool:
+    """False if the compiler refuses a source. Then each case compiles its own, and the one with that source fails."""
+    try:
+        processor.compile_noted()
+    except CompilerError:
+        return False
+    return True
 
 
 class _Turn(threading.Thread):
@@ -182,8 +191,7 @@ def _take_turns(call: _Call, cases: list[Case]) -> Outcomes:
         for turn in waiting:
             turn.resume()
         waiting = [turn for turn in waiting if not turn.ended]
-        if waiting:
-            call.processor.compile_noted()
+        _compile_for_all(call.processor)
     for turn in turns:
         turn.join()
     return {turn.case.name: turn.outcome for turn in turns}

@@ -1,0 +1,103 @@
+"""Many cases of a test compile their kernels together, and each case still has its own result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulator import COMPILER, Emulator
+from stand_in import Card
+from together import together
+
+from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, source_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+
+
+def run(emulator: Emulator, number: int) -> int:
+    """The result of a kernel of its own."""
+    source = source_of("number", ["gk_i32* y"], [f"y[0] = {number};"])
+    y = np.zeros(1, np.int32)
+    emulator.run(CardKernel((Launch(source, 1, (Output(0),)),)), [], [y])
+    return int(y[0])
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Emulator:
+    return Emulator(tmp_path)
+
+
+def libraries(folder: Path) -> int:
+    """How many libraries were compiled."""
+    return len(list(folder.glob("*.cpp")))
+
+
+def items(test: object) -> list[object]:
+    """What each pytest item of a test gives its argument `members`."""
+    (mark,) = (mark for mark in test.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
+    return [item.values[0] for item in mark.args[1]]
+
+
+def test_waiting_cases_share_a_library_and_run_once(alone: Emulator, tmp_path: Path) -> None:
+    begun = []
+
+    @together()
+    @pytest.mark.parametrize("number", range(10))
+    def test(number: int) -> None:
+        begun.append(number)
+        assert run(alone, number) == number
+        assert run(alone, 100 + number) == 100 + number
+
+    (members,) = items(test)
+    test(members=members, processor=alone, tmp_path=tmp_path)
+    assert begun == [*range(10)]
+    assert libraries(tmp_path) == 2
+
+
+def test_cases_with_a_card_begin_again(alone: Emulator, tmp_path: Path) -> None:
+    cards = []
+
+    @together()
+    @pytest.mark.parametrize("number", range(3))
+    def test(number: int, card: Card) -> None:
+        cards.append(card)
+        assert run(alone, number) == number
+
+    (members,) = items(test)
+    test(members=members, processor=alone, tmp_path=tmp_path)
+    assert len(set(map(id, cards))) == 6
+    assert libraries(tmp_path) == 1
+
+
+def test_failing_cases_are_named(alone: Emulator, tmp_path: Path) -> None:
+    @together(full=lambda number: number > 3)
+    @pytest.mark.parametrize("number", range(6))
+    def test(number: int) -> None:
+        assert run(alone, number) != 2
+
+    default, full = items(test)
+    test(members=full, processor=alone, tmp_path=tmp_path)
+    with pytest.raises(pytest.fail.Exception, match="1 of 4 cases failed\n\n2\n"):
+        test(members=default, processor=alone, tmp_path=tmp_path)
+
+
+def test_a_source_with_an_error_fails_its_own_case(alone: Emulator, tmp_path: Path) -> None:
+    @together()
+    @pytest.mark.parametrize("number", ["1", "2", "a mistake"])
+    def test(number: str) -> None:
+        source = source_of("number", ["gk_i32* y"], [f"y[0] = {number};"])
+        y = np.zeros(1, np.int32)
+        alone.run(CardKernel((Launch(source, 1, (Output(0),)),)), [], [y])
+
+    (members,) = items(test)
+    with pytest.raises(pytest.fail.Exception, match="1 of 3 cases failed\n\na mistake\n"):
+        test(members=members, processor=alone, tmp_path=tmp_path)
+
+
+def test_processes_share_compiled_kernels(alone: Emulator, tmp_path: Path) -> None:
+    assert run(alone, 1) == 1
+    before = libraries(tmp_path)
+    other = Emulator(tmp_path)
+    assert run(other, 1) == 1
+    assert libraries(tmp_path) == before
