@@ -331,8 +331,11 @@ class Builder:
         limits.check_time()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
         try:
-            with context.made_by(where, told=True):
+            if (raw.name or any(raw.outputs)) and not raw.regions:
                 results = self.results(raw, names, setting, where)
+            else:
+                with context.made_by(where, told=True):
+                    results = self.results(raw, names, setting, where)
         except GraphkitError as error:
             if str(error).startswith(self.label):
                 raise

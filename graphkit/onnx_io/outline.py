@@ -56,7 +56,7 @@ def outline(source: str | os.PathLike[str] | bytes | ModelProto) -> Outline:
     for node in top.nodes:
         first = next(filter(None, node.outputs), "")
         operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        entries.append(Entry(node.name or first, operator, _declared(results.get(first), label)))
+        entries.append(Entry(node.name or first or str(node), operator, _declared(results.get(first), label)))
     return Outline(
         graph.name,
         {name: _declared(proto, label) for name, proto in top.inputs if name not in tensors},

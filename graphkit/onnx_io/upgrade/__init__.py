@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.errors import InvalidModel
+from graphkit.ir import context
 from graphkit.ir.graph import Value
 from graphkit.ops import constant
 
@@ -140,7 +141,8 @@ def run(view: NodeView) -> Results | None:
     """Apply every rule that `view` needs; returns the results when a rule built them, else None."""
     version = view.version
     while (rule := next_rule(view.domain, view.op_type, version)) is not None:
-        results = rule.apply(view)
+        with context.made_by(view.label, told=True):
+            results = rule.apply(view)
         if results is not None:
             return results
         version = rule.below
