@@ -103,11 +103,17 @@ COMPARE = """
 """
 
 
-@in_one_item()
+FEWER_THREADS = {"OMP_THREAD_LIMIT": "1", "OMP_DYNAMIC": "true", "OMP_MAX_ACTIVE_LEVELS": "0"}
+
+
 @pytest.mark.parametrize(
     "environment",
-    [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_MAX_ACTIVE_LEVELS": "0"}, {"OMP_NUM_THREADS": "100000"}],
-    ids=lambda e: next(iter(e)),
+    [
+        FEWER_THREADS,
+        {"OMP_NUM_THREADS": "100000"},
+        *(pytest.param({name: value}, marks=pytest.mark.full) for name, value in FEWER_THREADS.items()),
+    ],
+    ids=lambda e: "-".join(e),
 )
 def test_what_openmp_is_told_changes_nothing(environment):
     done = python(COMPARE, **environment)
