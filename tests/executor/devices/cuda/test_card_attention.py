@@ -286,7 +286,7 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
     registers.check([*dict.fromkeys(sources)], architecture)
 
 
-@together()
+@together(full=lambda kind: kind == "bfloat16")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_tiles_compile_for_a_card(kind: str, nvrtc: None) -> None:
     kernels = [kernel_of(node(size, kind), tf32) for size in TILES[2:4] for tf32 in (False, True)]

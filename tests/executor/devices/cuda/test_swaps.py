@@ -349,7 +349,7 @@ def looped(loop: str, swap_memory: bool, length: int = 2) -> gk.Model:
 
 
 @together()
-@pytest.mark.parametrize("loop", ["scan", pytest.param("fold", marks=pytest.mark.full), "while"])
+@pytest.mark.parametrize("loop", ["scan", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("fold", "while"))])
 def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks are swapped as all values are."""
     monkeypatch.setattr(swapping, "COPIES", 2)
