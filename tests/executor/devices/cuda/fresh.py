@@ -45,8 +45,8 @@ def make_library(processor: Emulator | None, monkeypatch: pytest.MonkeyPatch, fo
     return made
 
 
-# By the name of the fixture. folder: the item's temporary folder.
-FRESH: dict[str, Callable[[Emulator, pytest.MonkeyPatch, Path], Any]] = {
+# By the name of the fixture. processor: None if the test has no other fixture that needs one.
+FRESH: dict[str, Callable[[Any, pytest.MonkeyPatch, Path], Any]] = {
     "card": make_card,
     "cards": make_cards,
     "library": make_library,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cases as many
+import on_a_card
 import pytest
 from emulator import CompilerError, Emulator
 from fresh import FRESH
@@ -25,8 +26,12 @@ class Case(NamedTuple):
     full: bool
 
 
+# Tests with none of these fixtures compile nothing.
+_COMPILING = {"processor", "emulator", "card", "cards"}
+
+
 def together(
-    full: Callable[..., bool] = lambda **arguments: False, by: str | None = None
+    full: Callable[..., bool] = lambda **arguments: False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make one pytest item of all cases that `pytest.mark.parametrize` below this decorator gives a test.
 
@@ -37,36 +42,27 @@ def together(
     Args:
         full: Whether a case with these arguments is of the full lane, which has an item of its own for them. Cases
             with the mark `full` are, too.
-        by: An argument. Each of its values makes an item.
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         marks = list(getattr(test, "pytestmark", []))
         found = list(_cases_of([mark for mark in marks if mark.name == "parametrize"], full))
-        groups: dict[tuple[str, bool], list[Case]] = {}
-        for case in found:
-            title = "cases" if by is None else _name(by, case.arguments[by], 0)
-            groups.setdefault((title, case.full), []).append(case)
-        items = [
-            pytest.param(
-                many.Cases(members), id=f"{title}-full" if is_full else title, marks=pytest.mark.full if is_full else ()
-            )
-            for (title, is_full), members in groups.items()
-        ]
+        default, long = ([case for case in found if case.full is is_full] for is_full in (False, True))
+        items = [pytest.param(many.Cases(default), id="cases")] if default else []
+        items += [pytest.param(many.Cases(long), id="cases-full", marks=pytest.mark.full)] if long else []
         given = {name for case in found for name in case.arguments}
         fixtures = [p for p in inspect.signature(test).parameters if p not in given]
         shared = [name for name in fixtures if name not in FRESH]
 
         def run(**arguments: Any) -> None:
-            members, processor = arguments.pop("members"), arguments.pop("processor")
-            folder = arguments.pop("tmp_path")
-            kept = {name: arguments[name] for name in shared if name in arguments}
-            kept |= {"processor": processor} if "processor" in shared else {}
-            _run(_Call(test, [name for name in fixtures if name in FRESH], kept, processor, folder), members)
+            kept = {name: arguments[name] for name in shared}
+            fresh = [name for name in fixtures if name in FRESH]
+            call = _Call(test, fresh, kept, arguments.get("processor"), arguments["tmp_path"])
+            _run(call, arguments["members"])
 
         functools.update_wrapper(run, test)
         del run.__wrapped__  # type: ignore[attr-defined]
-        asked = dict.fromkeys(("members", "processor", "tmp_path", *shared))
+        asked = dict.fromkeys(("members", "tmp_path", *(["processor"] if _COMPILING & {*fixtures} else []), *shared))
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in asked]
         )
@@ -77,12 +73,13 @@ def together(
 
 
 class _Call(NamedTuple):
-    """A test with its fixtures. fresh: names of those that each case has for itself."""
+    """A test with its fixtures. fresh: names of those that each case has for itself. processor: None if the test
+    compiles nothing."""
 
     test: Callable[..., None]
     fresh: list[str]
     shared: dict[str, Any]
-    processor: Emulator
+    processor: Emulator | None
     folder: Path
 
     def __call__(self, case: Case) -> None:
@@ -98,8 +95,11 @@ class _NotCompiled(BaseException):
 def _run(call: _Call, members: many.Cases) -> None:
     """Run the selected cases and report them as `each_case` does."""
     chosen = [case for case in members if fnmatch.fnmatchcase(case.name, many.selected_pattern)]
-    run = _begin_again if call.fresh else _take_turns
-    outcomes = run(call, chosen)
+    outcomes: Outcomes
+    if call.processor is None or on_a_card.WANTED:
+        outcomes = {case.name: _outcome(call, case) for case in chosen}
+    else:
+        outcomes = (_begin_again if call.fresh else _take_turns)(call, call.processor, chosen)
 
     def report(case: Case) -> None:
         error = outcomes[case.name]
@@ -121,7 +121,7 @@ def _outcome(call: _Call, case: Case) -> BaseException | None:
     return None
 
 
-def _begin_again(call: _Call, waiting: list[Case]) -> Outcomes:
+def _begin_again(call: _Call, processor: Emulator, waiting: list[Case]) -> Outcomes:
     """Stop each case that lacks a kernel, and begin again with it when all kernels are compiled that others lack, too.
 
     Cases that change the process (`card`, `monkeypatch`) cannot wait for each other in the middle.
@@ -135,11 +135,11 @@ def _begin_again(call: _Call, waiting: list[Case]) -> Outcomes:
         lacking = []
         for case in waiting:
             try:
-                with call.processor.gathering(stop):
+                with processor.gathering(stop):
                     outcomes[case.name] = _outcome(call, case)
             except _NotCompiled:
                 lacking.append(case)
-        if not _compile_for_all(call.processor):
+        if not _compile_for_all(processor):
             return outcomes | {case.name: _outcome(call, case) for case in lacking}
         waiting = lacking
     return outcomes
@@ -157,10 +157,12 @@ def _compile_for_all(processor: Emulator) -> bool:
 class _Turn(threading.Thread):
     """A case in a thread of its own, which stops where the case lacks a kernel. One thread runs at a time."""
 
-    def __init__(self, call: _Call, case: Case):
+    def __init__(self, call: _Call, processor: Emulator, case: Case):
         super().__init__(daemon=True)
-        self.case, self.ended, self.outcome = case, False, None
-        self._call, self._resumed, self._stopped = call, threading.Semaphore(0), threading.Semaphore(0)
+        self.case, self.ended = case, False
+        self.outcome: BaseException | None = None
+        self._call, self._processor = call, processor
+        self._resumed, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
 
     def run(self) -> None:
         self._resumed.acquire()
@@ -176,14 +178,14 @@ class _Turn(threading.Thread):
 
     def resume(self) -> None:
         """Returns when the case stops or ends."""
-        with self._call.processor.gathering(self.stop):
+        with self._processor.gathering(self.stop):
             self._resumed.release()
             self._stopped.acquire()
 
 
-def _take_turns(call: _Call, cases: list[Case]) -> Outcomes:
+def _take_turns(call: _Call, processor: Emulator, cases: list[Case]) -> Outcomes:
     """Run all cases until each has ended or lacks a kernel, compile these kernels, and continue."""
-    turns = [_Turn(call, case) for case in cases]
+    turns = [_Turn(call, processor, case) for case in cases]
     for turn in turns:
         turn.start()
     waiting = turns
@@ -191,7 +193,7 @@ def _take_turns(call: _Call, cases: list[Case]) -> Outcomes:
         for turn in waiting:
             turn.resume()
         waiting = [turn for turn in waiting if not turn.ended]
-        _compile_for_all(call.processor)
+        _compile_for_all(processor)
     for turn in turns:
         turn.join()
     return {turn.case.name: turn.outcome for turn in turns}
