@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import threading
 
 import pytest
 
@@ -78,6 +79,33 @@ def test_a_terminal_that_is_closed_ends_the_job(launcher, handled, name, said):
     launcher(f'trap "exit {said + number}" {name}\nkill -{name} $PPID\nwhile true; do sleep 0.01; done')
     assert launch.run_processes(2, []) == 128 + number
     assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_signal_that_another_thread_gets_ends_the_job(launcher, handled, monkeypatch, tmp_path):
+    """The main thread, which waits for the job, is not interrupted."""
+    handled(signal.SIGHUP, signal.SIG_DFL)
+    launcher(f"""
+        trap "exit 129" HUP
+        while [ ! -e {tmp_path}/blocked ]; do sleep 0.01; done
+        kill -HUP $PPID
+        for look in $(seq 2000); do sleep 0.01; done
+    """)
+    go_to, over = launch._Signals.go_to, threading.Event()
+
+    def go_to_and_block(signals, job):
+        go_to(signals, job)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        (tmp_path / "blocked").touch()
+
+    monkeypatch.setattr(launch._Signals, "go_to", go_to_and_block)
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        assert launch.run_processes(2, []) == 128 + signal.SIGHUP
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        over.set()
+        other.join()
 
 
 def test_a_job_that_is_to_outlive_its_terminal_does(launcher, handled):

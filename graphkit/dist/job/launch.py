@@ -26,6 +26,8 @@ _UNLESS_TAKEN = (signal.SIGHUP, signal.SIGQUIT)
 _OWN = (130, 143)
 # What MPICH's launcher leaves with may be all statuses of its processes in one number, bit by bit: 2 and 5 are 7.
 _COMBINED = (6, 7, 11, 13)
+# Seconds. A wait with a bound, however long, looks at the job every 50 ms, and handlers of signals run then.
+_BOUND = 60.0
 # What Open MPI's launcher leaves with that was told to end.
 _ENDED_BY_LAUNCHER = 1
 
@@ -97,7 +99,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         # A group in the background must not read from the terminal.
         job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
         signals.go_to(job)
-        status = job.wait()
+        status = _wait(job)
     sent = signals.sent
     if status < 0:
         return 128 - status
@@ -111,6 +113,17 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         print(f"graphkit: a process of the job was ended by {number.name}{several}", file=sys.stderr)
         return RuntimeFailure.exit_code
     return status
+
+
+def _wait(job: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of the job, and let Python's handlers of signals run meanwhile.
+
+    A wait without a bound would never end by a signal that comes just before it blocks, or that the system gives to
+    another thread of this process: Python calls handlers in the main thread alone, between two of its instructions.
+    """
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return job.wait(_BOUND)
 
 
 def _signal_of(status: int) -> signal.Signals | None:
