@@ -277,11 +277,21 @@ def on_ranks() -> Callable[..., list[Any]]:
         for thread in threads:
             thread.join(300)
             assert not thread.is_alive(), "a rank does not end"
+        for rank in ranks:
+            _release(rank)
         if failed:
             raise failed[0]
         return found
 
     return run
+
+
+def _release(rank: Rank) -> None:
+    """Let the thread of the rank's channel end once it has nothing to do. It would keep all that the rank has made."""
+    channel = rank.channel
+    with channel._news.lock:
+        channel._closed = True
+        channel._news.tell()
 
 
 @pytest.fixture

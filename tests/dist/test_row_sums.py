@@ -321,8 +321,8 @@ def ratings_of_large(step):
     ("processes", "per_host", "steps"),
     [
         (2, None, 5),
-        pytest.param(4, None, 50, marks=pytest.mark.full),
-        pytest.param(4, 2, 50, marks=pytest.mark.full),
+        pytest.param(4, None, 20, marks=pytest.mark.full),
+        pytest.param(4, 2, 20, marks=pytest.mark.full),
     ],
 )
 def test_processes_reach_the_weights_of_one(jobs, tmp_path, processes, per_host, steps):

@@ -70,13 +70,13 @@ STALE = """
             time.sleep(0.002)
         kv.push("w", np.full(10, float(step)))
     kv.barrier()
-    print(kv.staleness)
+    print(f"staleness {{kv.staleness}}\\n", end="")  # in one write: lines of processes do not mix
 """
 
 
 def test_workers_are_ahead_by_the_bound_and_no_more(jobs, tmp_path):
     found = jobs.run(STALE.format(bound=3, folder=str(tmp_path)), 3, store="dist_bounded", servers=1)
-    assert found[1] == "3\n"
+    assert found[1] == "staleness 3\n"
 
 
 @pytest.mark.full
@@ -89,7 +89,10 @@ def test_staleness_is_never_above_its_bound(tmp_path, bound):
     code = textwrap.dedent(store) + textwrap.dedent(STALE).format(bound=bound, folder=str(tmp_path))
     status, out, errors = finish(start(4, code, before=""))
     assert (status, errors) == (0, "")
-    assert sorted(out.split()[1:]) == [str(bound)] * 2
+    found = [int(text) for text in re.findall(r"staleness (\d+)", out)]
+    assert len(found) == 3
+    assert max(found) == bound
+    assert found.count(bound) >= 2, "those that are ahead of the first worker"
 
 
 ELASTIC = """
@@ -129,8 +132,9 @@ def net(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kvstore", ["dist_async", "dist_bounded", "elastic"])
+@pytest.mark.parametrize("kvstore", ["dist_async"])
 def test_digits_are_learnt(net, kvstore):
+    """The other kinds: `test_digits_are_learnt_with_averages_and_groups_of_batches`."""
     done = digits(net, kvstore)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (net / kvstore / "log.jsonl").read_text().splitlines()]
@@ -189,7 +193,7 @@ TABLES = """
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["dist_async", "dist_bounded", "elastic"])
+@pytest.mark.parametrize("kind", ["dist_bounded", "elastic"])
 def test_tables_are_learnt_and_workers_end_with_the_same(kind, tmp_path):
     code = TABLES.format(kind=kind, folder=str(tmp_path / "run"))
     status, out, errors = finish(start(4, code, before=""))

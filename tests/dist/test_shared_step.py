@@ -296,8 +296,8 @@ JOB = """
     ("name", "processes", "steps"),
     [
         ("lstm_lm", 2, 5),
-        pytest.param("lenet", 4, 50, marks=pytest.mark.full),
-        pytest.param("lstm_lm", 4, 50, marks=pytest.mark.full),
+        pytest.param("lenet", 4, 20, marks=pytest.mark.full),
+        pytest.param("lstm_lm", 4, 20, marks=pytest.mark.full),
     ],
 )
 def test_processes_reach_the_weights_of_one(jobs, tmp_path, name, processes, steps):
