@@ -117,7 +117,7 @@ def steps(one):
 step(calm), step(hasty)
 interrupted = 0
 rng = np.random.default_rng(2)
-while interrupted < TIMES:
+while interrupted < TIMES or steps(hasty) < 3:
     try:
         with Alarm(float(rng.uniform(0.001, 0.06))):
             while True:
