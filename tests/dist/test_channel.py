@@ -363,6 +363,7 @@ def test_sums_of_pushes_have_their_closed_form(jobs, processes):
         assert jobs.run(CLOSED_FORM.format(overlap=overlap), processes) == ["done\n"] * processes
 
 
+@pytest.mark.full
 def test_a_push_that_nobody_else_makes_is_named_at_the_end():
     status, _, errors = finish(
         start(

@@ -8,9 +8,18 @@ import sys
 import textwrap
 
 import pytest
+from job_server import running
 from jobs import FAILED, finish, start
 
 import graphkit as gk
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """As for all tests; jobs with servers, which look for messages all the time, end with this file."""
+    with running() as found:
+        yield found
+
 
 CLOSED = """
     import numpy as np, graphkit as gk
