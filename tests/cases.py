@@ -12,6 +12,15 @@ import pytest
 
 # Glob pattern of the cases to run, set by `pytest --case PATTERN`; all by default.
 selected_pattern = "*"
+
+
+def not_excused(error: BaseException) -> str:
+    """Why a failure counts as a skipped test; "" if it does not."""
+    return ""
+
+
+# What is asked about each failure; `tests/conftest.py` sets it.
+excused: Callable[[BaseException], str] = not_excused
 # The longest text of one failing case, and how many failing cases are printed whole.
 _LONGEST, _PRINTED = 4000, 5
 
@@ -89,6 +98,9 @@ def run_all(
         except pytest.skip.Exception as reason:
             skipped.append(f"{name(case)}: {reason}")
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - raised again below, with the others
+            if reason := excused(error):
+                skipped.append(f"{name(case)}: {reason}")
+                continue
             # The first frame is this function.
             trace = error.__traceback__ and error.__traceback__.tb_next
             text = "".join(traceback.format_exception(type(error), error, trace))

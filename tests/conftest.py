@@ -22,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import cases
 from lanes import LaneReport
+from trimming import pytest_runtest_teardown
+
+__all__ = ["pytest_runtest_teardown"]
 
 # A job in the background ignores Ctrl-C, and its children with it, unless it is told otherwise; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    cases.excused = only_onednn_is_missing
     cases.selected_pattern = config.getoption("--case")
     config.pluginmanager.register(LaneReport(config), "lane_report")
 
@@ -58,16 +62,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("built without oneDNN")
 
 
+def only_onednn_is_missing(error: BaseException) -> str:
+    """Why a failure under GRAPHKIT_STRICT counts as a skipped test; "" if something else than oneDNN is missing."""
+    found = re.search(r"GRAPHKIT_STRICT=1, and nodes without a native kernel: (.*)", str(error))
+    if found is None or _has_onednn() or set(re.findall(r"\((\w+)\)", found[1])) - _OF_ONEDNN:
+        return ""
+    return "built without oneDNN"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    """A test under GRAPHKIT_STRICT is left out where nothing is interpreted but what lacks oneDNN."""
+    """Skip a test under GRAPHKIT_STRICT if the engine lacks oneDNN and interprets nothing else."""
     try:
         return (yield)
     except Exception as error:
-        found = re.search(r"GRAPHKIT_STRICT=1, and nodes without a native kernel: (.*)", str(error))
-        if found is None or _has_onednn() or set(re.findall(r"\((\w+)\)", found[1])) - _OF_ONEDNN:
-            raise
-        pytest.skip("built without oneDNN")
+        if reason := only_onednn_is_missing(error):
+            pytest.skip(reason)
+        raise
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def _resident_pages() -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Trim the heap if the process has grown since the last time. A conftest imports this hook for its folder."""
+    """Trim the heap if the process has grown since the last time. `tests/conftest.py` imports this hook."""
     global _trimmed_at
     if _TRIM is not None and _resident_pages() > _trimmed_at + _PAGES:
         _TRIM(0)

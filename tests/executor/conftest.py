@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from trimming import pytest_runtest_teardown
-
-__all__ = ["pytest_runtest_teardown"]
 
 
 @pytest.fixture

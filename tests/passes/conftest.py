@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trimming import pytest_runtest_teardown
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ops.evaluate import evaluate_with_updates
 from graphkit.passes.core.declare import Rewrite
-
-__all__ = ["pytest_runtest_teardown"]
 
 Apply = Callable[..., Counter[str]]
 
