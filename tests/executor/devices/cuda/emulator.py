@@ -120,7 +120,7 @@ class Emulator:
         source = self._made(f"{name}.cpp", lambda path: path.write_text(text))
 
         def make(path: Path) -> None:
-            _call_compiler("-O0", "-shared", "-nostdlib", str(source), str(threads), "-o", str(path))
+            _call_compiler("-O0", "-shared", "-nostdlib", str(source), str(threads), "-lgcc", "-o", str(path))
 
         library = self._made(f"{name}.so", make)
         for made in sources:
