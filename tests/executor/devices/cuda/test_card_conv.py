@@ -47,7 +47,7 @@ def wide(node: Node, arrays: list[np.ndarray]) -> np.ndarray:
     return np.asarray(result)
 
 
-@together(full=lambda case: CASES.index(case) % 2 == 1)
+@together(full=lambda case: CASES.index(case) not in (2, 3, 5, 6))
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sizes(case: Any, emulator: Emulator) -> None:
     x, w = drawn(*case[:2])

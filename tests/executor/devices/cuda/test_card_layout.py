@@ -125,7 +125,10 @@ WHOLE: dict[str, Callable[[], gk.Model]] = {
     "mobilenetv2": lambda: gk.models.build("mobilenetv2", classes=4, image=(3, 32, 32), dropout=0.0),
 }
 # Networks, precisions, and where channels are.
-INFERRED: list[Any] = [("residual", p, "last") for p in PRECISIONS]
+INFERRED: list[Any] = [
+    ("residual", "tf32", "last"), ("residual", "f16", "last"),
+    pytest.param("residual", "bf16", "last", marks=pytest.mark.full),
+]  # fmt: skip
 INFERRED += [pytest.param("residual", p, "first", marks=pytest.mark.full) for p in PRECISIONS]
 # In float16 deep networks skip steps until the loss's factor is low.
 TRAINED = [

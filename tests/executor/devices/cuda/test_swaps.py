@@ -390,7 +390,7 @@ def test_stacks_row_by_row(loop: str, early: bool, card: Card) -> None:
     assert card.replays
 
 
-@together()
+@together(full=lambda loop: loop == "fold")
 @pytest.mark.parametrize("loop", ["scan", "fold"])
 def test_the_arena_does_not_grow_with_iterations(loop: str, card: Card) -> None:
     arenas: dict[bool, list[int]] = {}

@@ -23,9 +23,15 @@ def run(emulator: Emulator, number: int) -> int:
     return int(y[0])
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that no other test has."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture
-def alone(tmp_path: Path) -> Emulator:
-    return Emulator(tmp_path)
+def alone(kernels: Path) -> Emulator:
+    return Emulator(kernels)
 
 
 def libraries(folder: Path) -> int:
@@ -39,8 +45,9 @@ def items(test: object) -> list[object]:
     return [item.values[0] for item in mark.args[1]]
 
 
-def test_waiting_cases_share_a_library_and_run_once(alone: Emulator, tmp_path: Path) -> None:
-    begun = []
+def test_waiting_cases_share_a_library_and_run_once(alone: Emulator, kernels: Path, tmp_path: Path) -> None:
+    begun: list[int] = []
+    before = libraries(kernels)
 
     @together()
     @pytest.mark.parametrize("number", range(10))
@@ -52,29 +59,30 @@ def test_waiting_cases_share_a_library_and_run_once(alone: Emulator, tmp_path: P
     (members,) = items(test)
     test(members=members, processor=alone, tmp_path=tmp_path)
     assert begun == [*range(10)]
-    assert libraries(tmp_path) == 2
+    assert libraries(kernels) == before + 2
 
 
-def test_cases_with_a_card_begin_again(alone: Emulator, tmp_path: Path) -> None:
-    cards = []
+def test_cases_with_a_card_begin_again(alone: Emulator, kernels: Path, tmp_path: Path) -> None:
+    cards: list[Card] = []
+    before = libraries(kernels)
 
     @together()
     @pytest.mark.parametrize("number", range(3))
     def test(number: int, card: Card) -> None:
         cards.append(card)
-        assert run(alone, number) == number
+        assert run(alone, 200 + number) == 200 + number
 
     (members,) = items(test)
     test(members=members, processor=alone, tmp_path=tmp_path)
     assert len(set(map(id, cards))) == 6
-    assert libraries(tmp_path) == 1
+    assert libraries(kernels) == before + 1
 
 
 def test_failing_cases_are_named(alone: Emulator, tmp_path: Path) -> None:
     @together(full=lambda number: number > 3)
     @pytest.mark.parametrize("number", range(6))
     def test(number: int) -> None:
-        assert run(alone, number) != 2
+        assert run(alone, 300 + number) != 302
 
     default, full = items(test)
     test(members=full, processor=alone, tmp_path=tmp_path)
@@ -84,7 +92,7 @@ def test_failing_cases_are_named(alone: Emulator, tmp_path: Path) -> None:
 
 def test_a_source_with_an_error_fails_its_own_case(alone: Emulator, tmp_path: Path) -> None:
     @together()
-    @pytest.mark.parametrize("number", ["1", "2", "a mistake"])
+    @pytest.mark.parametrize("number", ["401", "402", "a mistake"])
     def test(number: str) -> None:
         source = source_of("number", ["gk_i32* y"], [f"y[0] = {number};"])
         y = np.zeros(1, np.int32)
@@ -95,9 +103,9 @@ def test_a_source_with_an_error_fails_its_own_case(alone: Emulator, tmp_path: Pa
         test(members=members, processor=alone, tmp_path=tmp_path)
 
 
-def test_processes_share_compiled_kernels(alone: Emulator, tmp_path: Path) -> None:
-    assert run(alone, 1) == 1
-    before = libraries(tmp_path)
-    other = Emulator(tmp_path)
-    assert run(other, 1) == 1
-    assert libraries(tmp_path) == before
+def test_processes_share_compiled_kernels(alone: Emulator, kernels: Path) -> None:
+    assert run(alone, 500) == 500
+    before = libraries(kernels)
+    other = Emulator(kernels)
+    assert run(other, 500) == 500
+    assert libraries(kernels) == before
