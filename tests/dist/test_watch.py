@@ -109,6 +109,7 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
         assert "rank 11" in three.lost()
     path = Board.create(3, 2)
     far = Watch(Board(path, 3, 2), range(3), 0, 0.2, (Host("a", (0,)), Host("b", (1, 2))))
+    Path(path).unlink()
     far._board.slots["there"] = 1
     with far.for_progress:
         clock.forward(0.5, progress=(far,))
