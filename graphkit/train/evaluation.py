@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ class Evaluation:
     """The inference graph of a trainer, with its loss in a program of its own, which is made when it is wanted."""
 
     def __init__(self, trainer: Trainer, options: dict[str, Any]):
-        self._trainer = trainer
+        # The trainer has this object: a strong reference would keep both, and all memory of theirs, until Python looks
+        # for cycles.
+        self._trainer: Trainer = weakref.proxy(trainer)
         self._options = options
         self._with_loss: Executor | None = None
 

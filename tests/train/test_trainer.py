@@ -1,10 +1,14 @@
 """The Trainer against a plain numpy implementation, accumulation, clipping, freezing, schedules."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 import graphkit as gk
 from graphkit.errors import InputError, NotFinite, UsageError
+from graphkit.executor.run.program import Program
 from graphkit.train import step as steps
 from graphkit.train.selection import ParameterSelection, select_parameters
 
@@ -213,3 +217,25 @@ def test_the_rate_of_an_update_is_that_of_the_optimizer_at_the_count(lr):
     assert trainer.updates == 5
     trainer.optimizer = gk.optim.SGD(0.0625)
     np.testing.assert_allclose(moved(), 0.0625, rtol=1e-3)
+
+
+def test_memory_of_a_dropped_trainer_is_freed_at_once():
+    """Arenas and parameters do not wait for Python to look for reference cycles."""
+
+    def programs():
+        return {id(held): held for held in gc.get_objects() if type(held) is Program}
+
+    before = programs().keys()
+    trainer = gk.Trainer(linear_model(), "mse")
+    x, t = batch()
+    trainer.step(x, t)
+    trainer.evaluate((x, t), ["loss"])
+    found = [weakref.ref(trainer), *(weakref.ref(held) for key, held in programs().items() if key not in before)]
+    assert len(found) > 2
+    gc.collect()
+    gc.disable()
+    try:
+        del trainer
+        assert [reference() for reference in found] == [None] * len(found)
+    finally:
+        gc.enable()

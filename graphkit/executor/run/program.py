@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -119,7 +120,9 @@ class _Instance:
         lowered = program.lowered
         self.arena = aligned_bytes(program.arena_bytes) if program.calls_python else None
         self.limits: Limits | None = None
-        self._program = program
+        # The program has its idle instances: a strong reference would keep both, with their arenas, until Python looks
+        # for cycles. Whoever runs an instance holds the program.
+        self._program: Program = weakref.proxy(program)
         self._readers: dict[Value, list[_Reader]] = {}
         self._position = {index: position for position, index in enumerate(lowered.memory.order)}
         self._calls: list[Callable[[], None]] = [self._python_step(index) for index in program.emitter.calls]
