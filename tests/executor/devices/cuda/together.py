@@ -47,6 +47,8 @@ def together(
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         marks = list(getattr(test, "pytestmark", []))
         found = list(_cases_of([mark for mark in marks if mark.name == "parametrize"], full))
+        if not found:
+            raise ValueError(f"{test.__name__} has no cases")
         default, long = ([case for case in found if case.full is is_full] for is_full in (False, True))
         items = [pytest.param(many.Cases(default), id="cases")] if default else []
         items += [pytest.param(many.Cases(long), id="cases-full", marks=pytest.mark.full)] if long else []
@@ -208,7 +210,7 @@ def _cases_of(marks: list[pytest.Mark], full: Callable[..., bool]) -> Iterator[C
         name = "-".join(part.name for part in reversed(parts))
         used[name] = used.get(name, 0) + 1
         unique = name if used[name] == 1 else f"{name}#{used[name]}"
-        yield Case(unique, arguments, any(part.full for part in parts) or full(**arguments))
+        yield Case(unique, arguments, bool(any(part.full for part in parts) or full(**arguments)))
 
 
 def _values(mark: pytest.Mark) -> Iterator[Case]:
