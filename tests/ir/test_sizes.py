@@ -99,7 +99,8 @@ def test_names_of_somebody_else_are_none_of_ours() -> None:
 
 def test_definitions_live_as_long_as_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones are kept, those used last: a model in use keeps its own."""
-    monkeypatch.setattr(anonymous, "_MAX_NAMES", len(dims._anonymous._names) + 20)
+    dims._anonymous._names.clear()  # those of other tests
+    monkeypatch.setattr(anonymous, "_MAX_NAMES", 20)
     n = symbol("N")
     kept = large(n, symbol("M"), 40)
     (name,) = kept.symbols  # type: ignore[union-attr]
