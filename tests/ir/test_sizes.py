@@ -100,17 +100,17 @@ def test_names_of_somebody_else_are_none_of_ours() -> None:
 def test_definitions_live_as_long_as_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones are kept, those used last: a model in use keeps its own."""
     dims._anonymous._names.clear()  # those of other tests
-    monkeypatch.setattr(anonymous, "_MAX_NAMES", 20)
+    monkeypatch.setattr(anonymous, "_MAX_NAMES", 100)
     n = symbol("N")
     kept = large(n, symbol("M"), 40)
     (name,) = kept.symbols  # type: ignore[union-attr]
-    for other in range(100):
+    for other in range(150):
         large(symbol("N"), symbol("M"), 40)
         assert isinstance(n * ((1 << 65) + other), DimExpr)  # a factor that is too large
     assert large(n, symbol("M"), 40) == kept
     assert dims.definition(name) is not None
     unused = large(n, symbol("K"), 40)
-    for other in range(100, 200):
+    for other in range(150, 300):
         assert isinstance(n * ((1 << 65) + other), DimExpr)
     assert dims.definition(*unused.symbols) is None  # type: ignore[union-attr]
 
