@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import resource
@@ -49,6 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
     cases.excused = only_onednn_is_missing
     cases.selected_pattern = config.getoption("--case")
     config.pluginmanager.register(LaneReport(config), "lane_report")
+
+
+def pytest_collection_finish() -> None:
+    """Full collections of garbage need not look at thousands of collected tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _has_onednn() -> bool:

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from resident import small_process
-
-__all__ = ["small_process"]
 
 # What the tests of training graphs share: training.py. It goes before the benchmarks' command of that name, which are
 # here for the networks of the zoo as PyTorch modules: torch_zoo.py.
