@@ -272,8 +272,7 @@ TILES += [(64, 32, 1 << 17, 64, 128, 128), (64, 32, 4096, 512, 200, 16), (64, 32
 
 @together()
 @pytest.mark.full
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
 def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
     sources = []
     for size in TILES:
