@@ -25,31 +25,31 @@ void use_isa(const std::string& name);
 
 // Declares the tables of every set, and name(), the one of the set that kernels made from now on use.
 #ifdef GRAPHKIT_AVX2_KERNELS
-#define GRAPHKIT_AVX2_TABLE(name)    \
-    case ::graphkit::Isa::avx2:      \
+#define GRAPHKIT_AVX2_TABLE(name) \
+    case ::graphkit::Isa::avx2:   \
         return name##_avx2;
 #else
 #define GRAPHKIT_AVX2_TABLE(name)
 #endif
 #ifdef GRAPHKIT_AVX512_KERNELS
-#define GRAPHKIT_AVX512_TABLE(name)  \
-    case ::graphkit::Isa::avx512:    \
+#define GRAPHKIT_AVX512_TABLE(name) \
+    case ::graphkit::Isa::avx512:   \
         return name##_avx512;
 #else
 #define GRAPHKIT_AVX512_TABLE(name)
 #endif
-#define GRAPHKIT_ISA_TABLE(Table, name)   \
-    extern const Table name##_baseline;   \
-    extern const Table name##_avx2;       \
-    extern const Table name##_avx512;     \
-    inline const Table& name() {          \
-        switch (::graphkit::isa()) {      \
-            GRAPHKIT_AVX512_TABLE(name)   \
-            GRAPHKIT_AVX2_TABLE(name)     \
-            default:                      \
-                return name##_baseline;   \
-        }                                 \
-    }                                     \
+#define GRAPHKIT_ISA_TABLE(Table, name) \
+    extern const Table name##_baseline; \
+    extern const Table name##_avx2;     \
+    extern const Table name##_avx512;   \
+    inline const Table& name() {        \
+        switch (::graphkit::isa()) {    \
+            GRAPHKIT_AVX512_TABLE(name) \
+            GRAPHKIT_AVX2_TABLE(name)   \
+            default:                    \
+                return name##_baseline; \
+        }                               \
+    }                                   \
     static_assert(true)
 
 // Defines the table of the set that a *.isa.cpp is being compiled for: GRAPHKIT_ISA_DEFINE(Table, name) = {...};

@@ -124,6 +124,16 @@ void share_ranges(LoopCut cut, std::int64_t items, double nanoseconds, std::int6
                  const_cast<void*>(static_cast<const void*>(&part)));
 }
 
+void run_ranges(int threads, std::int64_t items, double nanoseconds, std::int64_t grain,
+                void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context) {
+    const LoopCut cut = cut_loop(threads, items, nanoseconds, grain);
+    if (cut.chunks > 1) {
+        share_ranges(cut, items, nanoseconds, grain, body, context);
+    } else if (items > 0) {
+        body(context, 0, items);
+    }
+}
+
 Team::Team(int threads) : previous_(team), number_(thread_number()), arithmetic_(arithmetic()) {
     const int wanted = in_chunk() ? 1 : threads > 0 ? threads : default_threads();
     start_helpers(wanted - 1);

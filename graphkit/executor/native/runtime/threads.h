@@ -112,4 +112,19 @@ void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& bo
     }
 }
 
+// share_ranges, or a call on this thread of the whole range where that is not worth sharing.
+void run_ranges(int threads, std::int64_t items, double nanoseconds, std::int64_t grain,
+                void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context);
+
+// parallel_for with a body that is compiled once. A loop that the body writes itself may become slower, since it reads
+// what it captures from memory: for bodies that call functions to do the work.
+template <typename Body>
+void parallel_calls(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
+    using Called = std::remove_reference_t<Body>;
+    const auto call = [](void* context, std::int64_t begin, std::int64_t end) {
+        (*static_cast<Called*>(context))(begin, end);
+    };
+    run_ranges(threads, items, nanoseconds, grain, call, const_cast<void*>(static_cast<const void*>(&body)));
+}
+
 }  // namespace graphkit

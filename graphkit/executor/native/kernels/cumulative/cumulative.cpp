@@ -131,7 +131,7 @@ template <typename Rows, typename Columns>
 void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&& columns) {
     const auto [outer, size, inner] = around;
     if (inner == 1) {
-        parallel_for(threads, outer, static_cast<double>(size), [&](std::int64_t begin, std::int64_t end) {
+        parallel_calls(threads, outer, static_cast<double>(size), [&](std::int64_t begin, std::int64_t end) {
             std::int64_t row = begin;
             for (; row + 4 <= end; row += 4) {
                 rows(row, std::integral_constant<int, 4>{});
@@ -144,12 +144,13 @@ void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&&
     }
     const std::int64_t blocks = (inner + kColumns - 1) / kColumns;
     const double cost = static_cast<double>(size * std::min(kColumns, inner)) * 0.3;
-    parallel_for(threads, outer * blocks, cost, [&, size = size, inner = inner](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t item = begin; item < end; ++item) {
-            const std::int64_t column = item % blocks * kColumns;
-            columns(item / blocks * size * inner + column, std::min(kColumns, inner - column));
-        }
-    });
+    parallel_calls(threads, outer * blocks, cost,
+                   [&, size = size, inner = inner](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t item = begin; item < end; ++item) {
+                           const std::int64_t column = item % blocks * kColumns;
+                           columns(item / blocks * size * inner + column, std::min(kColumns, inner - column));
+                       }
+                   });
 }
 
 template <typename Rule, typename T>

@@ -101,7 +101,7 @@ void combine_slices_of(void* to, const void* from, const std::int64_t* targets, 
 }
 
 template <typename Combine, typename T>
-constexpr Rule kRule = {
+constexpr ScatterRule kScatterRule = {
     sizeof(std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>), sizeof(T),
     &combine_elements<Combine, std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>, T>,
     &combine_slices_of<Combine, std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>, T>};
@@ -124,30 +124,30 @@ ElementType without_sign(ElementType type) {
 
 // Sums and products: for types without a sign.
 template <typename Combine>
-const Rule* rule_without_sign(ElementType type) {
-    const Rule* found = nullptr;
+const ScatterRule* rule_without_sign(ElementType type) {
+    const ScatterRule* found = nullptr;
     with_type(without_sign(type), [&](auto element) {
         using T = decltype(element);
         if constexpr (!std::is_integral_v<T> || std::is_unsigned_v<T>) {
-            found = &kRule<Combine, T>;
+            found = &kScatterRule<Combine, T>;
         }
     });
     return found;
 }
 
 template <typename Combine>
-const Rule* rule_of(ElementType type) {
-    const Rule* found = nullptr;
-    with_type(type, [&](auto element) { found = &kRule<Combine, decltype(element)>; });
+const ScatterRule* rule_of(ElementType type) {
+    const ScatterRule* found = nullptr;
+    with_type(type, [&](auto element) { found = &kScatterRule<Combine, decltype(element)>; });
     return found;
 }
 
 // Replacing knows elements by their size alone.
-const Rule* replacing_rule(ElementType type) {
-    const Rule* found = nullptr;
+const ScatterRule* replacing_rule(ElementType type) {
+    const ScatterRule* found = nullptr;
     with_element(size_of(type), [&](auto element) {
         if constexpr (!std::is_same_v<decltype(element), Block16>) {
-            found = &kRule<Replace, decltype(element)>;
+            found = &kScatterRule<Replace, decltype(element)>;
         }
     });
     return found;
@@ -155,27 +155,27 @@ const Rule* replacing_rule(ElementType type) {
 
 }  // namespace
 
-const Rule* rule_for(ElementType type, Reduction reduction) {
+const ScatterRule* scatter_rule(ElementType type, ScatterReduction reduction) {
     switch (reduction) {
-        case Reduction::none:
+        case ScatterReduction::none:
             return replacing_rule(type);
-        case Reduction::add:
+        case ScatterReduction::add:
             return rule_without_sign<Sum>(type);
-        case Reduction::mul:
+        case ScatterReduction::mul:
             return rule_without_sign<Product>(type);
-        case Reduction::min:
+        case ScatterReduction::min:
             return rule_of<Minimum>(type);
-        case Reduction::max:
+        case ScatterReduction::max:
             return rule_of<Maximum>(type);
     }
     throw NativeError("no such reduction");
 }
 
-Reduction reduction_named(const std::string& name) {
+ScatterReduction scatter_reduction(const std::string& name) {
     constexpr const char* kNames[] = {"none", "add", "mul", "min", "max"};
     for (std::size_t i = 0; i < std::size(kNames); ++i) {
         if (name == kNames[i]) {
-            return static_cast<Reduction>(i);
+            return static_cast<ScatterReduction>(i);
         }
     }
     throw NativeError("no reduction '" + name + "'");

@@ -9,9 +9,9 @@
 
 namespace graphkit {
 
-enum class Reduction : std::uint8_t { none, add, mul, min, max };
+enum class ScatterReduction : std::uint8_t { none, add, mul, min, max };
 
-struct Rule {
+struct ScatterRule {
     std::int64_t element_bytes;  // of y, which has a wider type than updates of half floats
     std::int64_t update_bytes;
     // y[offsets[a, j] + j] with updates[a * stride + j], for `rows` times `columns` elements.
@@ -23,9 +23,9 @@ struct Rule {
 };
 
 // For elements of a type. Rules live as long as the process.
-const Rule* rule_for(ElementType type, Reduction reduction);
+const ScatterRule* scatter_rule(ElementType type, ScatterReduction reduction);
 
 // By ONNX's name. Throws NativeError for any other.
-Reduction reduction_named(const std::string& name);
+ScatterReduction scatter_reduction(const std::string& name);
 
 }  // namespace graphkit

@@ -15,13 +15,13 @@ namespace {
 // Elements that updates are combined with, and how.
 struct Elements {
     std::byte* y;
-    const Rule* rule;
+    const ScatterRule* rule;
 };
 
 // y = x with updates[i, j, ...] at position indices[i, j, ...] of `axis`. Any element type; y may be x's memory.
 class ScatterElements final : public Kernel {
   public:
-    ScatterElements(Dims x, Dims indices, std::int64_t axis, Reduction reduction, ElementType type,
+    ScatterElements(Dims x, Dims indices, std::int64_t axis, ScatterReduction reduction, ElementType type,
                     ElementType index_type, int threads);
 
     std::size_t scratch_bytes() const override;
@@ -32,14 +32,14 @@ class ScatterElements final : public Kernel {
     void combine_lines(Elements y, const std::byte* updates, const void* indices) const;
 
     std::size_t axis_;
-    Reduction reduction_;
+    ScatterReduction reduction_;
     Dims strides_;  // of x
 };
 
 // x: [*a, *b] with slices at index tuples; indices: int64 [*c, len(a)]; updates: [*c, *b]. y may be x's memory.
 class ScatterND final : public Kernel {
   public:
-    ScatterND(Dims x, Dims indices, Reduction reduction, ElementType type, int threads);
+    ScatterND(Dims x, Dims indices, ScatterReduction reduction, ElementType type, int threads);
 
     std::size_t scratch_bytes() const override;
     std::vector<std::pair<int, int>> inplace() const override { return {{0, 0}}; }
@@ -47,7 +47,7 @@ class ScatterND final : public Kernel {
 
   private:
     IndexTuples tuples_;
-    Reduction reduction_;
+    ScatterReduction reduction_;
 };
 
 // dx: zeros of x's shape with each slice of dy added at its index; float types. Operands: dy, x (not read), indices.
@@ -69,11 +69,11 @@ inline bool is_half(ElementType type) {
 }
 
 // Elements that are combined in a wider type live in scratch memory meanwhile.
-bool needs_wide(ElementType type, Reduction reduction) {
-    return is_half(type) && reduction != Reduction::none;
+bool needs_wide(ElementType type, ScatterReduction reduction) {
+    return is_half(type) && reduction != ScatterReduction::none;
 }
 
-std::size_t wide_bytes(ElementType type, Reduction reduction, std::int64_t elements) {
+std::size_t wide_bytes(ElementType type, ScatterReduction reduction, std::int64_t elements) {
     const auto bytes = needs_wide(type, reduction) ? static_cast<std::size_t>(elements) * sizeof(float) : 0;
     return aligned(bytes);
 }
@@ -101,10 +101,10 @@ void narrowed_all(int threads, ElementType type, const float* from, void* to, st
 
 // Calls body(elements) on the elements of y, which start as x, in the type that they are combined in.
 template <typename Body>
-void on_elements(const Kernel& kernel, Reduction reduction, const void* x, void* y, std::int64_t elements,
+void on_elements(const Kernel& kernel, ScatterReduction reduction, const void* x, void* y, std::int64_t elements,
                  std::byte* wide, Body&& body) {
     const ElementType type = kernel.inputs()[0].type;
-    const Rule* rule = rule_for(type, reduction);
+    const ScatterRule* rule = scatter_rule(type, reduction);
     if (needs_wide(type, reduction)) {
         auto* values = reinterpret_cast<float*>(wide);
         widened_all(kernel.threads(), type, x, values, elements);
@@ -151,7 +151,7 @@ struct Targets {
 // All updates to a part of y's slices, in their order.
 void combine_part(const Elements& elements, const std::byte* updates, const Targets& targets, std::int64_t slice,
                   std::int64_t begin, std::int64_t end, std::int64_t first, std::int64_t last) {
-    const Rule& rule = *elements.rule;
+    const ScatterRule& rule = *elements.rule;
     if (targets.resolved) {
         rule.slices(elements.y, updates, static_cast<const std::int64_t*>(targets.indices), targets.updates, slice,
                     begin, end, first, last);
@@ -190,7 +190,7 @@ void combine_slices(int threads, const Elements& elements, const std::byte* upda
 
 }  // namespace
 
-ScatterElements::ScatterElements(Dims x, Dims indices, std::int64_t axis, Reduction reduction, ElementType type,
+ScatterElements::ScatterElements(Dims x, Dims indices, std::int64_t axis, ScatterReduction reduction, ElementType type,
                                  ElementType index_type, int threads)
     : Kernel("ScatterElements", threads),
       axis_(checked_axis(axis, x.size())),
@@ -221,7 +221,7 @@ void ScatterElements::run(const void* const* inputs, void* const* outputs, std::
 
 // Threads share the lines along the axis, which have no elements in common.
 void ScatterElements::combine_lines(Elements y, const std::byte* updates, const void* indices) const {
-    const Rule& rule = *y.rule;
+    const ScatterRule& rule = *y.rule;
     const Dims& shape = inputs_[1].shape;
     const std::int64_t size = inputs_[0].shape[axis_];
     const std::int64_t length = shape[axis_];
@@ -265,7 +265,7 @@ void ScatterElements::combine_lines(Elements y, const std::byte* updates, const 
     });
 }
 
-ScatterND::ScatterND(Dims x, Dims indices, Reduction reduction, ElementType type, int threads)
+ScatterND::ScatterND(Dims x, Dims indices, ScatterReduction reduction, ElementType type, int threads)
     : Kernel("ScatterND", threads), reduction_(reduction) {
     outputs_ = {{"y", x, type}};
     inputs_ = {{"x", std::move(x), type}, {"indices", std::move(indices), ElementType::i64}};
@@ -308,7 +308,7 @@ GatherGrad::GatherGrad(Dims x, ElementType x_type, Dims indices, std::int64_t ax
 }
 
 std::size_t GatherGrad::scratch_bytes() const {
-    return wide_bytes(inputs_[0].type, Reduction::add, count(outputs_[0].shape));
+    return wide_bytes(inputs_[0].type, ScatterReduction::add, count(outputs_[0].shape));
 }
 
 void GatherGrad::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -320,7 +320,7 @@ void GatherGrad::run(const void* const* inputs, void* const* outputs, std::byte*
         check_indices(*this, static_cast<const decltype(index)*>(inputs[2]), taken, axis_, size);
     });
     std::byte* const dx = is_half(type) ? scratch : static_cast<std::byte*>(outputs[0]);
-    const Rule* rule = rule_for(type, Reduction::add);
+    const ScatterRule* rule = scatter_rule(type, ScatterReduction::add);
     clear(threads(), dx, elements * rule->element_bytes);
     const Targets targets{inputs_[2].type, inputs[2], taken, size, false};
     const auto one = [&, inner = inner](int team, std::int64_t o) {
@@ -350,7 +350,7 @@ GRAPHKIT_BINDINGS(scatter) {
             "__init__",
             [](ScatterElements* self, Dims x, Dims indices, std::int64_t axis, Text reduction, Text dtype,
                Text index_dtype, int threads) {
-                new (self) ScatterElements(std::move(x), std::move(indices), axis, reduction_named(reduction),
+                new (self) ScatterElements(std::move(x), std::move(indices), axis, scatter_reduction(reduction),
                                            element_type(dtype), element_type(index_dtype), threads);
             },
             "x"_a, "indices"_a, "axis"_a, "reduction"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
@@ -358,8 +358,8 @@ GRAPHKIT_BINDINGS(scatter) {
         .def(
             "__init__",
             [](ScatterND* self, Dims x, Dims indices, Text reduction, Text dtype, int threads) {
-                new (self) ScatterND(std::move(x), std::move(indices), reduction_named(reduction), element_type(dtype),
-                                     threads);
+                new (self) ScatterND(std::move(x), std::move(indices), scatter_reduction(reduction),
+                                     element_type(dtype), threads);
             },
             "x"_a, "indices"_a, "reduction"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<GatherGrad, Kernel>(m, "GatherGrad")
