@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# Runs the native code under sanitizers: the extension, with tests/executor/devices/cpu and the tests of the engine, under
-# AddressSanitizer and UndefinedBehaviorSanitizer; the dependency engine and the helpers that share loops, in programs of
-# their own, under ThreadSanitizer. The card's kernels, which the tests run on the processor, under AddressSanitizer and
-# UndefinedBehaviorSanitizer.
+# Runs the native code under sanitizers.
 #
-#     bench/sanitize.sh [address|thread|card] [pytest arguments]
+#     bench/sanitize.sh [address|thread|card|all|sample] [pytest arguments]
 #
-# Needs g++ and a Python (PYTHON, default python3) that has graphkit's build and test dependencies. Builds into
-# build/sanitize, again only what changed, and leaves the installed graphkit alone.
+# address  The extension under AddressSanitizer and UndefinedBehaviorSanitizer: tests/executor/devices/cpu and the tests
+#          of the engine.
+# thread   Under ThreadSanitizer: the dependency engine and the helpers that share loops, in programs of their own; then
+#          the extension, with tests whose kernels run on several threads.
+# card     The GPU kernels, which the tests run on the processor, under AddressSanitizer and UndefinedBehaviorSanitizer.
+# all      These three. The default.
+# sample   These three with every n-th test only (SAMPLE, default below), in a bounded time: what .ci/run can afford.
+#
+# Needs g++ and a Python (PYTHON, default python3) that has graphkit's test dependencies. Builds into build/sanitize,
+# again only what changed, and leaves the installed graphkit alone. Prints the processor time of each part.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,62 +20,125 @@ root=$PWD
 work=$root/build/sanitize
 native=$root/graphkit/executor/native
 compiler=${CXX:-g++}
+python=${PYTHON:-python3}
+# Vector code for one set beside the baseline: AVX-512 differs from AVX2 in its intrinsics, not in its loops.
+isas=${ISAS:-baseline;avx2}
+every=1
+stress_seconds=10
 mkdir -p "$work"
 
-address() {
-    local python site libraries
-    python=${PYTHON:-python3}
-    # An environment of its own, which finds everything but graphkit where the given Python finds it.
-    "$python" -m venv --without-pip --clear "$work/venv"
-    site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    "$python" -c 'import sys; print("\n".join(p for p in sys.path if "-packages" in p))' >"$site/base.pth"
-    "$python" -m pip --python "$work/venv/bin/python" install "$root" --quiet --no-deps --no-build-isolation \
-        --force-reinstall -C build-dir="$work/extension" -C install.strip=false \
-        -C cmake.define.GRAPHKIT_SANITIZE=address,undefined -C cmake.define.CMAKE_CXX_COMPILER="$compiler"
-    # The runtime has to come before the interpreter, and the C++ library before it resolves what it intercepts.
-    libraries="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)"
-    libraries="$libraries $("$compiler" -print-file-name=libstdc++.so)"
-    # Python never frees some of its memory; its small-object allocator would hide errors in the rest.
-    # Reports go past pytest, which takes what is printed: a process that is aborted never gives it back.
-    rm -f "$work"/report.*
-    cd "$work" && LD_PRELOAD=$libraries PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 \
-        ASAN_OPTIONS=detect_leaks=0:strict_init_order=1:log_path="$work/report" \
-        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
-        "$work/venv/bin/python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q \
-        --deselect tests/executor/devices/cpu/test_module.py::test_stub_lists_what_the_module_has \
-        "${@:-$root/tests/executor/devices/cpu}" "$root"/tests/executor/run/test_engine*.py || { cat "$work"/report.* >&2 && return 1; }
+part() {
+    local TIMEFORMAT="<== $1: %U s user, %S s sys, %R s wall"
+    printf '==> %s\n' "$1"
+    shift
+    time "$@"
 }
 
-thread() {
-    local stress
-    for stress in engine_stress pool_stress; do
-        "$compiler" -std=c++20 -O1 -g -fsanitize=thread -Wall -Wextra -I "$native" \
-            "$root/tests/executor/devices/cpu/$stress.cpp" "$native"/runtime/{engine,variable,threads,pool}.cpp \
-            -pthread -o "$work/$stress"
-        TSAN_OPTIONS=halt_on_error=1 "$work/$stress" 10
+# build NAME SANITIZERS: installs the extension into an environment of its own, work/NAME, which finds everything but
+# graphkit where the given Python finds it.
+build() {
+    local name=$1 sanitizers=$2 site isolation=()
+    "$python" -m venv --without-pip --clear "$work/$name"
+    site=$("$work/$name/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$python" -c 'import sys; print("\n".join(p for p in sys.path if "-packages" in p))' >"$site/base.pth"
+    # Without isolation the paths of headers stay the same, so that a second build compiles only what changed.
+    if "$python" -c "import scikit_build_core, nanobind, importlib.metadata as m; m.version('onednn-devel-cpu-gomp')" 2>/dev/null; then
+        isolation=(--no-build-isolation)
+    fi
+    "$python" -m pip --python "$work/$name/bin/python" install "$root" --quiet --no-deps "${isolation[@]}" \
+        --force-reinstall -C build-dir="$work/$name-build" -C install.strip=false \
+        -C cmake.define.GRAPHKIT_SANITIZE="$sanitizers" -C cmake.define.GRAPHKIT_ISAS="$isas" \
+        -C cmake.define.CMAKE_CXX_COMPILER="$compiler"
+}
+
+# The libraries that have to be loaded before the interpreter: a sanitizer's, and the C++ library, which it intercepts.
+preloaded() {
+    local library
+    for library in "$@" libstdc++.so; do
+        printf '%s ' "$("$compiler" -print-file-name="$library")"
     done
 }
 
-card() {
-    local python libraries
-    python=${PYTHON:-python3}
-    libraries="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)"
-    libraries="$libraries $("$compiler" -print-file-name=libstdc++.so)"
+# tests PYTHON ARGUMENTS...: pytest, with the sanitizer's reports printed if it fails. Reports go past pytest, which
+# captures what is printed: a process that is aborted never returns it. A report fails the run even if the test passes.
+tests() {
+    local interpreter=$1 status=0
+    shift
     rm -f "$work"/report.*
+    (cd "$work" && PYTHONPATH=$root/bench PYTHONDONTWRITEBYTECODE=1 "$interpreter" -m pytest -c "$root/pyproject.toml" \
+        --rootdir "$root" -p no:cacheprovider -p every_nth --every "$every" -q "$@") || status=$?
+    if compgen -G "$work/report.*" >/dev/null; then
+        cat "$work"/report.* >&2
+        status=1
+    fi
+    return "$status"
+}
+
+address_tests() {
+    # Python never frees some of its memory; its small-object allocator would hide errors in the rest.
+    LD_PRELOAD=$(preloaded libasan.so libubsan.so) PYTHONMALLOC=malloc \
+        ASAN_OPTIONS=detect_leaks=0:strict_init_order=1:log_path="$work/report" \
+        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
+        tests "$work/address/bin/python" \
+        --deselect tests/executor/devices/cpu/test_module.py::test_stub_lists_what_the_module_has \
+        "${@:-$root/tests/executor/devices/cpu}" "$root"/tests/executor/run/test_engine*.py
+}
+
+address() {
+    part "build with AddressSanitizer and UndefinedBehaviorSanitizer" build address address,undefined
+    part "tests under AddressSanitizer and UndefinedBehaviorSanitizer" address_tests "$@"
+}
+
+stress() {
+    local program
+    for program in engine_stress pool_stress; do
+        "$compiler" -std=c++20 -O1 -g -fsanitize=thread -Wall -Wextra -I "$native" \
+            "$root/tests/executor/devices/cpu/$program.cpp" "$native"/runtime/{engine,variable,threads,pool}.cpp \
+            -pthread -o "$work/$program"
+        TSAN_OPTIONS=halt_on_error=1 "$work/$program" "$stress_seconds"
+    done
+}
+
+thread_tests() {
+    # Python, numpy and oneDNN are not instrumented: what they write is not seen, and what they call is not judged.
+    # The processes that a test forks inherit the runtime.
+    LD_PRELOAD=$(preloaded libtsan.so) \
+        TSAN_OPTIONS=ignore_noninstrumented_modules=1:die_after_fork=0:report_signal_unsafe=0:suppressions="$root/bench/native/thread_sanitizer.supp":log_path="$work/report" \
+        tests "$work/thread/bin/python" \
+        "${@:-$root/tests/executor/devices/cpu}" "$root"/tests/executor/run/test_engine*.py
+}
+
+thread() {
+    part "programs under ThreadSanitizer" stress
+    part "build with ThreadSanitizer" build thread thread
+    part "tests under ThreadSanitizer" thread_tests "$@"
+}
+
+card_tests() {
     # Floats outside of an integer's range have no specified result, as in numpy.
-    cd "$work" && LD_PRELOAD=$libraries PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 \
+    LD_PRELOAD=$(preloaded libasan.so libubsan.so) PYTHONMALLOC=malloc \
         GRAPHKIT_TEST_KERNEL_FLAGS="-fsanitize=address,undefined -fno-sanitize=float-cast-overflow" \
         ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0:log_path="$work/report" \
         UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
-        "$python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q \
-        "${@:-$root/tests/executor/devices/cuda}" -k "not compiles_for_cards" || { cat "$work"/report.* >&2 && return 1; }
+        tests "$python" "${@:-$root/tests/executor/devices/cuda}" -k "not compiles_for_cards"
+}
+
+card() {
+    part "GPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer" card_tests "$@"
 }
 
 case ${1:-all} in
 card) shift && card "$@" ;;
 address) shift && address "$@" ;;
-thread) thread ;;
+thread) shift && thread "$@" ;;
 all) thread && address && card ;;
-*) echo "usage: bench/sanitize.sh [address|thread|card] [pytest arguments]" >&2 && exit 2 ;;
+sample)
+    stress_seconds=5
+    every=${SAMPLE:-40}
+    address
+    thread
+    card
+    ;;
+*) echo "usage: bench/sanitize.sh [address|thread|card|all|sample] [pytest arguments]" >&2 && exit 2 ;;
 esac
 echo "sanitizers: nothing found"

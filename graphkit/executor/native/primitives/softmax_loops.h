@@ -151,13 +151,24 @@ void scaled_softmax(const T* x, T factor, T* y, std::int64_t size, T* largest, T
     map_row(y, size, [&](auto&& read) { return read(y, T{0}) * scale; });
 }
 
+// A reduction of the table of this instruction set, which has it compiled already.
+template <typename T>
+inline const ReductionFunctions<T>& own_reduction(Reduction reduction) {
+    const ReductionTable& table = GRAPHKIT_ISA_PASTE(reduction_table, GRAPHKIT_ISA);
+    if constexpr (std::is_same_v<T, float>) {
+        return table.f32[static_cast<int>(reduction)];
+    } else {
+        return table.f64[static_cast<int>(reduction)];
+    }
+}
+
 template <bool Log, typename T>
 void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width) {
     T largest[kReductionTile];
     T sums[kReductionTile];
-    reduce_columns<LargestReduction<T>, T>(x, rows, stride, width, nullptr, largest);
+    own_reduction<T>(Reduction::largest).columns(x, rows, stride, width, nullptr, largest);
     if constexpr (Log) {
-        reduce_columns<ExpReduction<T>, T>(x, rows, stride, width, largest, sums);
+        own_reduction<T>(Reduction::sum_exp).columns(x, rows, stride, width, largest, sums);
         for (std::int64_t c = 0; c < width; ++c) {
             sums[c] = log_of(sums[c]);
         }
@@ -172,7 +183,7 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
             map_row(y + r * stride, width,
                     [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
         }
-        reduce_columns<SumReduction<T>, T>(y, rows, stride, width, nullptr, sums);
+        own_reduction<T>(Reduction::sum).columns(y, rows, stride, width, nullptr, sums);
         map_row(sums, width, [&](auto&& read) { return T{1} / read(sums, T{1}); });
         for (std::int64_t r = 0; r < rows; ++r) {
             T* to = y + r * stride;

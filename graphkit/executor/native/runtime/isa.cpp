@@ -13,19 +13,27 @@ namespace {
 
 constexpr std::array<const char*, 3> kNames = {"baseline", "avx2", "avx512"};
 
-Isa best() {
-#ifdef GRAPHKIT_X86_KERNELS
+[[maybe_unused]] bool processor_has(std::initializer_list<const char*> names) {
     const std::vector<std::string> features = cpu_features();
-    const auto has_all = [&](std::initializer_list<const char*> names) {
-        return std::all_of(names.begin(), names.end(), [&](const char* name) {
-            return std::find(features.begin(), features.end(), name) != features.end();
-        });
-    };
-    if (has_all({"avx2", "fma", "f16c"})) {
-        return has_all({"avx512f", "avx512dq", "avx512bw", "avx512vl"}) ? Isa::avx512 : Isa::avx2;
+    return std::all_of(names.begin(), names.end(), [&](const char* name) {
+        return std::find(features.begin(), features.end(), name) != features.end();
+    });
+}
+
+// The best set that both the processor and this build have.
+Isa best() {
+    Isa found = Isa::baseline;
+#ifdef GRAPHKIT_AVX2_KERNELS
+    if (processor_has({"avx2", "fma", "f16c"})) {
+        found = Isa::avx2;
     }
 #endif
-    return Isa::baseline;
+#ifdef GRAPHKIT_AVX512_KERNELS
+    if (processor_has({"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl"})) {
+        found = Isa::avx512;
+    }
+#endif
+    return found;
 }
 
 Isa offered() {
@@ -56,7 +64,7 @@ void use_isa(const std::string& name) {
     const auto found = std::find(kNames.begin(), kNames.end(), name);
     const auto set = static_cast<Isa>(found - kNames.begin());
     if (found == kNames.end() || set > offered()) {
-        throw Unsupported("no vector kernels for '" + name + "' here: this processor has " +
+        throw Unsupported("no vector kernels for '" + name + "' here: the best set of this processor and build is " +
                           kNames[static_cast<std::size_t>(offered())]);
     }
     chosen() = set;

@@ -21,39 +21,36 @@ const char* isa_name();
 // Unsupported when the processor lacks it or this build has no kernels for it.
 void use_isa(const std::string& name);
 
-template <typename Table>
-const Table& select(const Table& baseline, const Table& avx2, const Table& avx512) {
-    switch (isa()) {
-        case Isa::avx512:
-            return avx512;
-        case Isa::avx2:
-            return avx2;
-        case Isa::baseline:
-            break;
-    }
-    return baseline;
-}
-
 }  // namespace graphkit
 
 // Declares the tables of every set, and name(), the one of the set that kernels made from now on use.
-#ifdef GRAPHKIT_X86_KERNELS
-#define GRAPHKIT_ISA_TABLE(Table, name)                                         \
-    extern const Table name##_baseline;                                         \
-    extern const Table name##_avx2;                                             \
-    extern const Table name##_avx512;                                           \
-    inline const Table& name() {                                                \
-        return ::graphkit::select(name##_baseline, name##_avx2, name##_avx512); \
-    }                                                                           \
-    static_assert(true)
+#ifdef GRAPHKIT_AVX2_KERNELS
+#define GRAPHKIT_AVX2_TABLE(name) \
+    case ::graphkit::Isa::avx2:   \
+        return name##_avx2;
 #else
+#define GRAPHKIT_AVX2_TABLE(name)
+#endif
+#ifdef GRAPHKIT_AVX512_KERNELS
+#define GRAPHKIT_AVX512_TABLE(name) \
+    case ::graphkit::Isa::avx512:   \
+        return name##_avx512;
+#else
+#define GRAPHKIT_AVX512_TABLE(name)
+#endif
 #define GRAPHKIT_ISA_TABLE(Table, name) \
     extern const Table name##_baseline; \
+    extern const Table name##_avx2;     \
+    extern const Table name##_avx512;   \
     inline const Table& name() {        \
-        return name##_baseline;         \
+        switch (::graphkit::isa()) {    \
+            GRAPHKIT_AVX512_TABLE(name) \
+            GRAPHKIT_AVX2_TABLE(name)   \
+            default:                    \
+                return name##_baseline; \
+        }                               \
     }                                   \
     static_assert(true)
-#endif
 
 // Defines the table of the set that a *.isa.cpp is being compiled for: GRAPHKIT_ISA_DEFINE(Table, name) = {...};
 #define GRAPHKIT_ISA_DEFINE(Table, name) constinit const Table GRAPHKIT_ISA_PASTE(name, GRAPHKIT_ISA)

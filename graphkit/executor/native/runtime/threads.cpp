@@ -1,6 +1,7 @@
 #include "runtime/threads.h"
 
 #include <atomic>
+#include <exception>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -27,6 +28,26 @@ int allowed_cores() {
 #endif
     return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
 }
+
+// What the chunks of a loop throw: the first of it comes out when the loop is over.
+class LoopFailure {
+  public:
+    // For the handler of an exception.
+    void keep() noexcept {
+        if (!kept_.test_and_set()) {
+            exception_ = std::current_exception();
+        }
+    }
+    void rethrow() const {
+        if (exception_) {
+            std::rethrow_exception(exception_);
+        }
+    }
+
+  private:
+    std::atomic_flag kept_;
+    std::exception_ptr exception_;
+};
 
 }  // namespace
 
@@ -58,6 +79,59 @@ bool shares_all_work() {
 
 void share_all_work(bool on) {
     all_shared.store(on, std::memory_order_relaxed);
+}
+
+LoopCut cut_loop(int threads, std::int64_t items, double nanoseconds, std::int64_t grain) {
+    const double work = static_cast<double>(items) * nanoseconds;
+    const int wanted = threads_for(std::min(threads, team_size()), work);
+    const std::int64_t grains = (items + grain - 1) / grain;
+    if (wanted <= 1 || grains <= 1) {
+        return {1, 1};
+    }
+    const std::int64_t most = std::int64_t{kChunksPerThread} * wanted;
+    const auto worth = static_cast<std::int64_t>(std::min(work / kChunkNanoseconds, static_cast<double>(most)));
+    return {wanted, std::min(grains, shares_all_work() ? most : std::max<std::int64_t>(worth, wanted))};
+}
+
+void share_chunks(int threads, std::int64_t chunks, double nanoseconds, void (*body)(void* context, std::int64_t chunk),
+                  void* context) {
+    LoopFailure failure;
+    const auto guarded = [&](std::int64_t chunk) noexcept {
+        try {
+            body(context, chunk);
+        } catch (...) {
+            failure.keep();
+        }
+    };
+    run_shared(SharedLoop::of(threads, chunks, nanoseconds, guarded));
+    failure.rethrow();
+}
+
+void share_ranges(LoopCut cut, std::int64_t items, double nanoseconds, std::int64_t grain,
+                  void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context) {
+    const std::int64_t grains = (items + grain - 1) / grain;
+    const auto part = [&](std::int64_t chunk) {
+        const std::int64_t begin = grains * chunk / cut.chunks * grain;
+        const std::int64_t end = std::min(items, grains * (chunk + 1) / cut.chunks * grain);
+        if (begin < end) {
+            body(context, begin, end);
+        }
+    };
+    // Threads are numbered below the chunks, too: working memory may be for no more.
+    const auto sharing = static_cast<int>(std::min<std::int64_t>(cut.threads, cut.chunks));
+    const auto call = [](void* parts, std::int64_t chunk) { (*static_cast<decltype(part)*>(parts))(chunk); };
+    share_chunks(sharing, cut.chunks, static_cast<double>(items) * nanoseconds, call,
+                 const_cast<void*>(static_cast<const void*>(&part)));
+}
+
+void run_ranges(int threads, std::int64_t items, double nanoseconds, std::int64_t grain,
+                void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context) {
+    const LoopCut cut = cut_loop(threads, items, nanoseconds, grain);
+    if (cut.chunks > 1) {
+        share_ranges(cut, items, nanoseconds, grain, body, context);
+    } else if (items > 0) {
+        body(context, 0, items);
+    }
 }
 
 Team::Team(int threads) : previous_(team), number_(thread_number()), arithmetic_(arithmetic()) {

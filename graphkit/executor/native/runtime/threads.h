@@ -2,12 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <thread>
+#include <type_traits>
 
 #include "runtime/arithmetic.h"
 #include "runtime/pool.h"
@@ -60,25 +59,23 @@ inline int threads_for(int threads, double nanoseconds) {
     return std::min(threads, std::max(2, static_cast<int>(nanoseconds / (kSerialNanoseconds / 2))));
 }
 
-// What the chunks of a loop throw: the first of it comes out when the loop is over.
-class LoopFailure {
-  public:
-    // For the handler of an exception.
-    void keep() noexcept {
-        if (!kept_.test_and_set()) {
-            exception_ = std::current_exception();
-        }
-    }
-    void rethrow() const {
-        if (exception_) {
-            std::rethrow_exception(exception_);
-        }
-    }
-
-  private:
-    std::atomic_flag kept_;
-    std::exception_ptr exception_;
+// How parallel_for cuts a loop: into `chunks` parts of whole grains, for at most `threads` threads. A loop of one chunk
+// is not shared.
+struct LoopCut {
+    int threads;
+    std::int64_t chunks;
 };
+
+LoopCut cut_loop(int threads, std::int64_t items, double nanoseconds, std::int64_t grain);
+
+// Calls body(context, chunk) for the chunks of a loop on `threads` threads, more than one. If calls throw, the first
+// exception is thrown here when the loop is over.
+void share_chunks(int threads, std::int64_t chunks, double nanoseconds, void (*body)(void* context, std::int64_t chunk),
+                  void* context);
+
+// Calls body(context, begin, end) for the parts of [0, items) that `cut` says, as share_chunks does.
+void share_ranges(LoopCut cut, std::int64_t items, double nanoseconds, std::int64_t grain,
+                  void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context);
 
 // Calls body(chunk) for chunks 0, 1, ..., on so many threads at most, `nanoseconds` being the cost of all of them. A
 // thread begins with the same chunks in each loop of as many. What the body throws, on whichever thread, comes out
@@ -88,16 +85,9 @@ void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&&
     // Threads are numbered below the chunks, too: working memory may be for no more.
     const auto sharing = static_cast<int>(std::min<std::int64_t>(std::min(threads, team_size()), chunks));
     if (sharing > 1) {
-        LoopFailure failure;
-        const auto guarded = [&](std::int64_t chunk) noexcept {
-            try {
-                body(chunk);
-            } catch (...) {
-                failure.keep();
-            }
-        };
-        run_shared(SharedLoop::of(sharing, chunks, nanoseconds, guarded));
-        failure.rethrow();
+        using Called = std::remove_reference_t<Body>;
+        const auto call = [](void* context, std::int64_t chunk) { (*static_cast<Called*>(context))(chunk); };
+        share_chunks(sharing, chunks, nanoseconds, call, const_cast<void*>(static_cast<const void*>(&body)));
         return;
     }
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -106,28 +96,35 @@ void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&&
 }
 
 // Calls body(begin, end) for contiguous parts of [0, items), several at the same time; `nanoseconds` is the cost of one
-// item. Boundaries are multiples of `grain`. What the body throws comes out here.
+// item. Boundaries are multiples of `grain`. What the body throws comes out here. A body is compiled twice, for a loop
+// on this thread and for the parts of a shared one; all else is in threads.cpp, once.
 template <typename Body>
 void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
-    const double work = static_cast<double>(items) * nanoseconds;
-    const int wanted = threads_for(std::min(threads, team_size()), work);
-    const std::int64_t grains = (items + grain - 1) / grain;
-    if (wanted <= 1 || grains <= 1) {
-        if (items > 0) {
-            body(std::int64_t{0}, items);
-        }
-        return;
+    const LoopCut cut = cut_loop(threads, items, nanoseconds, grain);
+    if (cut.chunks > 1) {
+        using Called = std::remove_reference_t<Body>;
+        const auto call = [](void* context, std::int64_t begin, std::int64_t end) {
+            (*static_cast<Called*>(context))(begin, end);
+        };
+        share_ranges(cut, items, nanoseconds, grain, call, const_cast<void*>(static_cast<const void*>(&body)));
+    } else if (items > 0) {
+        body(std::int64_t{0}, items);
     }
-    const std::int64_t most = std::int64_t{kChunksPerThread} * wanted;
-    const auto worth = static_cast<std::int64_t>(std::min(work / kChunkNanoseconds, static_cast<double>(most)));
-    const std::int64_t chunks = std::min(grains, shares_all_work() ? most : std::max<std::int64_t>(worth, wanted));
-    for_each_chunk(wanted, chunks, work, [&](std::int64_t chunk) {
-        const std::int64_t begin = grains * chunk / chunks * grain;
-        const std::int64_t end = std::min(items, grains * (chunk + 1) / chunks * grain);
-        if (begin < end) {
-            body(begin, end);
-        }
-    });
+}
+
+// share_ranges, or a call on this thread of the whole range where that is not worth sharing.
+void run_ranges(int threads, std::int64_t items, double nanoseconds, std::int64_t grain,
+                void (*body)(void* context, std::int64_t begin, std::int64_t end), void* context);
+
+// parallel_for with a body that is compiled once. A loop that the body writes itself may become slower, since it reads
+// what it captures from memory: for bodies that call functions to do the work.
+template <typename Body>
+void parallel_calls(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
+    using Called = std::remove_reference_t<Body>;
+    const auto call = [](void* context, std::int64_t begin, std::int64_t end) {
+        (*static_cast<Called*>(context))(begin, end);
+    };
+    run_ranges(threads, items, nanoseconds, grain, call, const_cast<void*>(static_cast<const void*>(&body)));
 }
 
 }  // namespace graphkit

@@ -43,12 +43,12 @@ class LinearRecurrence final : public Kernel {
 // Columns that one pass along the axis sums side by side.
 constexpr std::int64_t kColumns = 64;
 
-// The type that totals are kept in, and conversions to and from it. Integers wrap around.
+// The type that totals are kept in, and conversions to and from it. Integers have no sign: they wrap around.
 template <typename T>
 struct Totals {
-    using type = std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
-    static type of(T value) { return static_cast<type>(value); }
-    static T to(type total) { return static_cast<T>(total); }
+    using type = T;
+    static T of(T value) { return value; }
+    static T to(T total) { return total; }
 };
 
 template <>
@@ -131,7 +131,7 @@ template <typename Rows, typename Columns>
 void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&& columns) {
     const auto [outer, size, inner] = around;
     if (inner == 1) {
-        parallel_for(threads, outer, static_cast<double>(size), [&](std::int64_t begin, std::int64_t end) {
+        parallel_calls(threads, outer, static_cast<double>(size), [&](std::int64_t begin, std::int64_t end) {
             std::int64_t row = begin;
             for (; row + 4 <= end; row += 4) {
                 rows(row, std::integral_constant<int, 4>{});
@@ -144,12 +144,13 @@ void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&&
     }
     const std::int64_t blocks = (inner + kColumns - 1) / kColumns;
     const double cost = static_cast<double>(size * std::min(kColumns, inner)) * 0.3;
-    parallel_for(threads, outer * blocks, cost, [&, size = size, inner = inner](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t item = begin; item < end; ++item) {
-            const std::int64_t column = item % blocks * kColumns;
-            columns(item / blocks * size * inner + column, std::min(kColumns, inner - column));
-        }
-    });
+    parallel_calls(threads, outer * blocks, cost,
+                   [&, size = size, inner = inner](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t item = begin; item < end; ++item) {
+                           const std::int64_t column = item % blocks * kColumns;
+                           columns(item / blocks * size * inner + column, std::min(kColumns, inner - column));
+                       }
+                   });
 }
 
 template <typename Rule, typename T>
@@ -204,18 +205,33 @@ void Cumulative::run(const void* const* inputs, void* const* outputs, std::byte*
     if (count(outputs_[0].shape) == 0) {
         return;
     }
-    with_type(outputs_[0].type, [&](auto element) {
-        using T = decltype(element);
-        if constexpr (sizeof(T) > 1 && !std::is_same_v<T, std::int16_t> && !std::is_same_v<T, std::uint16_t>) {
-            const auto* x = static_cast<const T*>(inputs[0]);
-            auto* y = static_cast<T*>(outputs[0]);
-            if (product_) {
-                accumulate<Product>(threads(), around_, exclusive_, reverse_, x, y);
-            } else {
-                accumulate<Sum>(threads(), around_, exclusive_, reverse_, x, y);
-            }
+    const auto run_as = [&]<typename T>(T) {
+        const auto* x = static_cast<const T*>(inputs[0]);
+        auto* y = static_cast<T*>(outputs[0]);
+        if (product_) {
+            accumulate<Product>(threads(), around_, exclusive_, reverse_, x, y);
+        } else {
+            accumulate<Sum>(threads(), around_, exclusive_, reverse_, x, y);
         }
-    });
+    };
+    switch (outputs_[0].type) {
+        case ElementType::f32:
+            return run_as(float{});
+        case ElementType::f64:
+            return run_as(double{});
+        case ElementType::f16:
+            return run_as(Float16{});
+        case ElementType::bf16:
+            return run_as(BFloat16{});
+        case ElementType::i32:  // totals have the same bits with and without a sign
+        case ElementType::u32:
+            return run_as(std::uint32_t{});
+        case ElementType::i64:
+        case ElementType::u64:
+            return run_as(std::uint64_t{});
+        default:
+            throw NativeError(describe() + ": not a type of running totals");
+    }
 }
 
 LinearRecurrence::LinearRecurrence(Dims a, std::int64_t axis, bool reverse, ElementType type, int threads)

@@ -178,39 +178,73 @@ OneHot::OneHot(Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t 
     outputs_ = {{"y", std::move(y), type}};
 }
 
+namespace {
+
+// Indices are read in blocks of so many.
+constexpr std::int64_t kBlock = 256;
+
+// indices[at, at + length) of any numeric type as integers, where one counted from the back of `depth` rows is counted
+// from the front; -1 for those outside.
+void read_indices(ElementType type, const void* indices, std::int64_t at, std::int64_t length, std::int64_t depth,
+                  std::int64_t* found) {
+    with_type(type, [&](auto number) {
+        const auto* from = static_cast<const decltype(number)*>(indices) + at;
+        for (std::int64_t i = 0; i < length; ++i) {
+            found[i] = index_of(from[i]);
+        }
+    });
+    for (std::int64_t i = 0; i < length; ++i) {
+        const std::int64_t index = found[i] < 0 && found[i] >= -depth ? found[i] + depth : found[i];
+        found[i] = index < depth ? std::max<std::int64_t>(index, -1) : -1;
+    }
+}
+
+}  // namespace
+
 void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto [outer, depth, inner] = around_;
+    const ElementType index_type = inputs_[0].type;
+    const void* const indices = inputs[0];
     with_size_of(outputs_[0].type, [&, outer = outer, depth = depth, inner = inner](auto element) {
         using T = decltype(element);
         const T off = static_cast<const T*>(inputs[2])[0];
         const T on = static_cast<const T*>(inputs[2])[1];
         auto* y = static_cast<T*>(outputs[0]);
-        with_type(inputs_[0].type, [&](auto number) {
-            const auto* indices = static_cast<const decltype(number)*>(inputs[0]);
-            if (inner == 1) {
-                const double cost = static_cast<double>(depth) * sizeof(T) / kBytesPerNanosecond + 3;
-                parallel_for(threads(), outer, cost, [&](std::int64_t begin, std::int64_t end) {
-                    std::fill(y + begin * depth, y + end * depth, off);
-                    for (std::int64_t i = begin; i < end; ++i) {
-                        const std::int64_t index = index_of(indices[i]);
-                        if (index >= -depth && index < depth) {
-                            y[i * depth + (index < 0 ? index + depth : index)] = on;
+        if (inner == 1) {
+            const double cost = static_cast<double>(depth) * sizeof(T) / kBytesPerNanosecond + 3;
+            parallel_for(threads(), outer, cost, [&](std::int64_t begin, std::int64_t end) {
+                std::int64_t found[kBlock];
+                for (std::int64_t at = begin; at < end; at += kBlock) {
+                    const std::int64_t length = std::min(kBlock, end - at);
+                    read_indices(index_type, indices, at, length, depth, found);
+                    std::fill(y + at * depth, y + (at + length) * depth, off);
+                    for (std::int64_t i = 0; i < length; ++i) {
+                        if (found[i] >= 0) {
+                            y[(at + i) * depth + found[i]] = on;
                         }
-                    }
-                });
-                return;
-            }
-            const auto work = static_cast<double>(inner);
-            parallel_for(threads(), outer * depth, work, [&](std::int64_t begin, std::int64_t end) {
-                for (std::int64_t row = begin; row < end; ++row) {
-                    const std::int64_t wanted = row % depth;
-                    const auto* chosen = indices + row / depth * inner;
-                    for (std::int64_t i = 0; i < inner; ++i) {
-                        const std::int64_t index = index_of(chosen[i]);
-                        y[row * inner + i] = index == wanted || index == wanted - depth ? on : off;
                     }
                 }
             });
+            return;
+        }
+        // Rows of one outer position have the same indices: each block of them is read once for all of its rows.
+        parallel_for(threads(), outer * depth, static_cast<double>(inner), [&](std::int64_t begin, std::int64_t end) {
+            std::int64_t found[kBlock];
+            for (std::int64_t row = begin; row < end;) {
+                const std::int64_t first = row % depth;
+                const std::int64_t rows = std::min(depth - first, end - row);
+                for (std::int64_t at = 0; at < inner; at += kBlock) {
+                    const std::int64_t length = std::min(kBlock, inner - at);
+                    read_indices(index_type, indices, row / depth * inner + at, length, depth, found);
+                    for (std::int64_t r = 0; r < rows; ++r) {
+                        T* to = y + (row + r) * inner + at;
+                        for (std::int64_t i = 0; i < length; ++i) {
+                            to[i] = found[i] == first + r ? on : off;
+                        }
+                    }
+                }
+                row += rows;
+            }
         });
     });
 }

@@ -290,7 +290,7 @@ void Resample::run_in(const void* x, void* y, std::byte* scratch) const {
             if (slots_ == 1 || threads_for(slots_, work) == 1) {
                 planes(slots_ == 1 ? threads() : 1, 0, planes_, 0);
             } else {
-                parallel_for(slots_, slots_, work / slots_, [&](std::int64_t begin, std::int64_t end) {
+                parallel_calls(slots_, slots_, work / slots_, [&](std::int64_t begin, std::int64_t end) {
                     for (std::int64_t slot = begin; slot < end; ++slot) {
                         planes(1, planes_ * slot / slots_, planes_ * (slot + 1) / slots_, slot);
                     }
@@ -350,7 +350,7 @@ void Resample::run_pass(int threads, const Pass& pass, const C* x, C* y) const {
     const double taps =
         static_cast<double>(pass.row_sources.size()) / static_cast<double>(std::max<std::int64_t>(rows, 1));
     const double cost = static_cast<double>(pass.inner) * taps * 0.2 + 5;
-    parallel_for(threads, pass.outer * rows, cost, [&](std::int64_t begin, std::int64_t end) {
+    parallel_calls(threads, pass.outer * rows, cost, [&](std::int64_t begin, std::int64_t end) {
         const C* read[kMaxTaps];
         for (std::int64_t row = begin; row < end; ++row) {
             const auto at = static_cast<std::size_t>(row % rows);
@@ -392,17 +392,17 @@ template <typename C>
 void Resample::run_elements(int threads, const Pass& pass, const C* x, C* y) const {
     const C* weights = pass.weights.data<C>();
     const std::int64_t size = pass.resized * pass.inner;
-    parallel_for(threads, pass.outer, static_cast<double>(size * pass.taps) * 0.5,
-                 [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t o = begin; o < end; ++o) {
-                         const C* row = x + o * pass.size * pass.inner;
-                         C* result = y + o * size;
-                         sum_elements(pass, row, weights, result);
-                         for (const std::int64_t i : pass.empty) {
-                             std::fill_n(result + i * pass.inner, pass.inner, C{});
-                         }
-                     }
-                 });
+    parallel_calls(threads, pass.outer, static_cast<double>(size * pass.taps) * 0.5,
+                   [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t o = begin; o < end; ++o) {
+                           const C* row = x + o * pass.size * pass.inner;
+                           C* result = y + o * size;
+                           sum_elements(pass, row, weights, result);
+                           for (const std::int64_t i : pass.empty) {
+                               std::fill_n(result + i * pass.inner, pass.inner, C{});
+                           }
+                       }
+                   });
 }
 
 // Elements `first` and beyond of one row.

@@ -16,7 +16,7 @@ double product_nanoseconds(double multiplications, double bytes, std::int64_t la
 
 constexpr double kTeamNanoseconds = 20000;  // until helpers are awake
 constexpr double kPhaseNanoseconds = 400;   // to wait for all threads
-constexpr double kChunkNanoseconds = 10000;  // least work that is handed from one thread to another
+constexpr double kStepChunkNanoseconds = 10000;  // least work that is handed from one thread to another
 
 }  // namespace
 
@@ -57,7 +57,7 @@ RecurrenceSharing share_recurrence(const RecurrenceWork& work, int threads) {
     const std::int64_t most = sharing.by_sequence ? work.batch / 6 : work.groups;
     const double phase = sharing.by_sequence ? nanoseconds(1, 1) : step_nanoseconds(1, 1);
     while (sharing.parts > 1 && 2 * sharing.chunks <= most && sharing.chunks < 4 * sharing.parts &&
-           phase > 2 * sharing.chunks * kChunkNanoseconds) {
+           phase > 2 * sharing.chunks * kStepChunkNanoseconds) {
         sharing.chunks *= 2;
     }
     return sharing;

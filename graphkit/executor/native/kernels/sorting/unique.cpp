@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <type_traits>
 
 #include "kernels/sorting/key.h"
 #include "kernels/sorting/radix_sort.h"
@@ -23,7 +24,7 @@ class Unique final : public DataDependentKernel {
     void run(const std::vector<Operand>& inputs, RunMemory& memory) const override;
 
   private:
-    template <typename T, typename Place>
+    template <typename K, typename Place>
     void run_as(const Operand& x, RunMemory& memory) const;
 
     std::optional<std::int64_t> axis_;
@@ -68,11 +69,42 @@ struct Groups {
     }
 };
 
-template <typename T, typename Place>
-void group_elements(const T* x, std::int64_t size, KeyedPlace<Key<T>, Place>* items, KeyedPlace<Key<T>, Place>* spare,
+// What of the elements' type matters: their keys, whether a slice with the largest key differs from all slices.
+struct Keys {
+    ElementType type;
+    const void* x;
+
+    bool has_nan() const {
+        return type == ElementType::f32 || type == ElementType::f64 || type == ElementType::f16 ||
+               type == ElementType::bf16;
+    }
+
+    // keys[i * step] = the key of x[at + i].
+    template <typename K>
+    void read(std::int64_t at, std::int64_t length, K* keys, std::int64_t step) const {
+        with_type(type, [&](auto element) {
+            using T = decltype(element);
+            if constexpr (std::is_same_v<Key<T>, K>) {
+                const T* from = static_cast<const T*>(x) + at;
+                for (std::int64_t i = 0; i < length; ++i) {
+                    keys[i * step] = key_of(from[i]);
+                }
+            }
+        });
+    }
+};
+
+template <typename K, typename Place>
+void group_elements(const Keys& x, std::int64_t size, KeyedPlace<K, Place>* items, KeyedPlace<K, Place>* spare,
                     Groups<Place>& groups) {
-    for (std::int64_t i = 0; i < size; ++i) {
-        items[i] = {key_of(x[i]), static_cast<Place>(i)};
+    constexpr std::int64_t kBlock = 256;
+    K keys[kBlock];
+    for (std::int64_t at = 0; at < size; at += kBlock) {
+        const std::int64_t length = std::min(kBlock, size - at);
+        x.read(at, length, keys, 1);
+        for (std::int64_t i = 0; i < length; ++i) {
+            items[at + i] = {keys[i], static_cast<Place>(at + i)};
+        }
     }
     const auto* const sorted = sorted_by_key(items, spare, size);
     for (std::int64_t i = 0; i < size; ++i) {
@@ -84,15 +116,16 @@ void group_elements(const T* x, std::int64_t size, KeyedPlace<Key<T>, Place>* it
 }
 
 // The slices along an axis as rows of keys.
-template <typename T, typename Place>
-void group_slices(const T* x, const AroundAxis& around, Key<T>* rows, Place* order, Groups<Place>& groups) {
+template <typename K, typename Place>
+void group_slices(const Keys& x, const AroundAxis& around, K* rows, Place* order, Groups<Place>& groups) {
     const std::int64_t width = around.outer * around.inner;
     for (std::int64_t outer = 0; outer < around.outer; ++outer) {
+        if (around.inner == 1) {
+            x.read(outer * around.size, around.size, rows + outer, width);
+            continue;
+        }
         for (std::int64_t i = 0; i < around.size; ++i) {
-            for (std::int64_t inner = 0; inner < around.inner; ++inner) {
-                rows[i * width + outer * around.inner + inner] =
-                    key_of(x[(outer * around.size + i) * around.inner + inner]);
-            }
+            x.read((outer * around.size + i) * around.inner, around.inner, rows + i * width + outer * around.inner, 1);
         }
     }
     for (std::int64_t i = 0; i < around.size; ++i) {
@@ -103,9 +136,9 @@ void group_slices(const T* x, const AroundAxis& around, Key<T>* rows, Place* ord
         const auto [at, other] = std::mismatch(row(a), row(a) + width, row(b));
         return at != row(a) + width ? *at < *other : a < b;
     });
+    const bool may_have_nan = x.has_nan();
     const auto has_nan = [&](Place place) {
-        return !std::is_integral_v<T> &&
-               std::find(row(place), row(place) + width, static_cast<Key<T>>(-1)) != row(place) + width;
+        return may_have_nan && std::find(row(place), row(place) + width, static_cast<K>(-1)) != row(place) + width;
     };
     for (std::int64_t i = 0; i < around.size; ++i) {
         if (i == 0 || !std::equal(row(order[i]), row(order[i]) + width, row(order[i - 1])) || has_nan(order[i])) {
@@ -129,9 +162,10 @@ void number_by_first(const Groups<Place>& groups, std::int64_t size, Place* rank
 
 }  // namespace
 
-template <typename T, typename Place>
+template <typename K, typename Place>
 void Unique::run_as(const Operand& x, RunMemory& memory) const {
-    using Item = KeyedPlace<Key<T>, Place>;
+    using Item = KeyedPlace<K, Place>;
+    const Keys elements{this->inputs()[0], x.data};
     // Vectors have no slices but elements.
     const bool whole = !axis_ || x.shape.size() == 1;
     Dims shape = axis_ ? x.shape : Dims{x.elements()};
@@ -139,16 +173,16 @@ void Unique::run_as(const Operand& x, RunMemory& memory) const {
     const AroundAxis around(shape, axis);
     const std::int64_t size = around.size;
     const std::size_t sorting =
-        whole ? 2 * Parts::bytes<Item>(size) : Parts::bytes<Key<T>>(x.elements()) + Parts::bytes<Place>(size);
+        whole ? 2 * Parts::bytes<Item>(size) : Parts::bytes<K>(x.elements()) + Parts::bytes<Place>(size);
     Parts parts(memory.scratch(sorting + 4 * Parts::bytes<Place>(size)));
     Groups<Place> groups{parts.take<Place>(size), parts.take<Place>(size), parts.take<Place>(size)};
     Place* const ranks = parts.take<Place>(size);
     if (whole) {
         Item* const items = parts.take<Item>(size);
-        group_elements(x.as<T>(), size, items, parts.take<Item>(size), groups);
+        group_elements(elements, size, items, parts.take<Item>(size), groups);
     } else {
-        auto* const rows = parts.take<Key<T>>(x.elements());
-        group_slices(x.as<T>(), around, rows, parts.take<Place>(size), groups);
+        auto* const rows = parts.take<K>(x.elements());
+        group_slices(elements, around, rows, parts.take<Place>(size), groups);
     }
     if (sorted_) {
         for (Place group = 0; group < groups.number; ++group) {
@@ -163,7 +197,7 @@ void Unique::run_as(const Operand& x, RunMemory& memory) const {
     auto* const first = static_cast<std::int64_t*>(memory.result(1, {number}));
     auto* const inverse = static_cast<std::int64_t*>(memory.result(2, {size}));
     auto* const counts = static_cast<std::int64_t*>(memory.result(3, {number}));
-    const auto slice = static_cast<std::size_t>(around.inner) * sizeof(T);
+    const auto slice = static_cast<std::size_t>(around.inner) * sizeof(K);
     for (Place group = 0; group < groups.number; ++group) {
         const auto rank = static_cast<std::int64_t>(ranks[group]);
         const auto place = static_cast<std::int64_t>(groups.first[group]);
@@ -191,12 +225,14 @@ void Unique::run(const std::vector<Operand>& inputs, RunMemory& memory) const {
     for (const std::int64_t size : x.shape) {  // an axis may be longer where another is empty
         longest = std::max(longest, size);
     }
-    with_type(this->inputs()[0], [&](auto element) {
-        using T = decltype(element);
-        if (longest <= std::numeric_limits<std::int32_t>::max()) {
-            run_as<T, std::uint32_t>(x, memory);
-        } else {
-            run_as<T, std::uint64_t>(x, memory);
+    with_element(size_of(this->inputs()[0]), [&](auto key) {
+        using K = decltype(key);
+        if constexpr (std::is_integral_v<K>) {  // no element has 16 bytes
+            if (longest <= std::numeric_limits<std::int32_t>::max()) {
+                run_as<K, std::uint32_t>(x, memory);
+            } else {
+                run_as<K, std::uint64_t>(x, memory);
+            }
         }
     });
 }
