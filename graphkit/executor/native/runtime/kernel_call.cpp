@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string>
@@ -87,7 +88,8 @@ void KernelCall::run(bool guarded) const {
         const Team team(kernel->threads());
         kernel->run(inputs.data(), outputs.data(), memory);
     }
-    if (!std::all_of(guard, guard + guard_bytes, [](std::byte b) { return b == kGuard; })) {
+    // All bytes are kGuard if the first one is, and each is equal to the next one.
+    if (guard[0] != kGuard || std::memcmp(guard, guard + 1, guard_bytes - 1) != 0) {
         throw NativeError(kernel->describe() + " (" + kernel->implementation() + "): wrote beyond the " +
                           std::to_string(bytes) + " bytes of working memory that it asked for");
     }

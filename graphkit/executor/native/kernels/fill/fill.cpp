@@ -183,6 +183,14 @@ namespace {
 // Indices are read in blocks of so many.
 constexpr std::int64_t kBlock = 256;
 
+// Keeps a loop from being vectorised: vectors of the baseline compare integers of 64 bits slowly.
+inline std::int64_t as_scalar(std::int64_t value) {
+#ifdef __GNUC__
+    asm("" : "+r"(value));
+#endif
+    return value;
+}
+
 // indices[at, at + length) of any numeric type as integers, where one counted from the back of `depth` rows is counted
 // from the front; -1 for those outside.
 void read_indices(ElementType type, const void* indices, std::int64_t at, std::int64_t length, std::int64_t depth,
@@ -190,13 +198,11 @@ void read_indices(ElementType type, const void* indices, std::int64_t at, std::i
     with_type(type, [&](auto number) {
         const auto* from = static_cast<const decltype(number)*>(indices) + at;
         for (std::int64_t i = 0; i < length; ++i) {
-            found[i] = index_of(from[i]);
+            const std::int64_t index = as_scalar(index_of(from[i]));
+            const std::int64_t front = index + ((index >> 63) & depth);
+            found[i] = static_cast<std::uint64_t>(front) < static_cast<std::uint64_t>(depth) ? front : -1;
         }
     });
-    for (std::int64_t i = 0; i < length; ++i) {
-        const std::int64_t index = found[i] < 0 && found[i] >= -depth ? found[i] + depth : found[i];
-        found[i] = index < depth ? std::max<std::int64_t>(index, -1) : -1;
-    }
 }
 
 }  // namespace

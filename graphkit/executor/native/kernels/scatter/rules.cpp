@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "primitives/elements.h"
+#include "primitives/indices.h"
 #include "simd/half_convert.h"
 
 namespace graphkit {
@@ -71,27 +72,28 @@ struct Maximum {
     }
 };
 
-template <typename Combine, typename E, typename U>
-void combine_elements(void* to, const void* from, const std::int64_t* offsets, std::int64_t rows, std::int64_t columns,
-                      std::int64_t stride) {
+template <typename Combine, typename E, typename U, typename Index>
+void combine_elements(void* to, const void* from, const void* at, const ScatterRule::Window& window) {
+    const auto [rows, columns, stride, size, step] = window;
     auto* y = static_cast<E*>(to);
     const auto* updates = static_cast<const U*>(from);
+    const auto* indices = static_cast<const Index*>(at);
     for (std::int64_t a = 0; a < rows; ++a) {
         for (std::int64_t j = 0; j < columns; ++j) {
-            E& target = y[offsets[a * columns + j] + j];
+            E& target = y[from_front(indices[a * stride + j], size) * step + j];
             target = Combine::template combine<E>(target, widened(updates[a * stride + j]));
         }
     }
 }
 
-template <typename Combine, typename E, typename U>
-void combine_slices_of(void* to, const void* from, const std::int64_t* targets, std::int64_t count_of_updates,
-                       std::int64_t slice, std::int64_t begin, std::int64_t end, std::int64_t first,
-                       std::int64_t last) {
+template <typename Combine, typename E, typename U, typename Index>
+void combine_slices_of(void* to, const void* from, const void* at, const ScatterRule::SliceWindow& window) {
+    const auto [count_of_updates, slice, size, begin, end, first, last] = window;
+    const auto* indices = static_cast<const Index*>(at);
     for (std::int64_t u = 0; u < count_of_updates; ++u) {
-        const std::int64_t at = targets[u];
-        if (at >= begin && at < end) {
-            E* y = static_cast<E*>(to) + at * slice;
+        const std::int64_t target = from_front(indices[u], size);
+        if (target >= begin && target < end) {
+            E* y = static_cast<E*>(to) + target * slice;
             const U* updates = static_cast<const U*>(from) + u * slice;
             for (std::int64_t i = first; i < last; ++i) {
                 y[i] = Combine::template combine<E>(y[i], widened(updates[i]));
@@ -100,11 +102,17 @@ void combine_slices_of(void* to, const void* from, const std::int64_t* targets, 
     }
 }
 
+// The type that elements are combined in.
 template <typename Combine, typename T>
-constexpr ScatterRule kScatterRule = {
-    sizeof(std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>), sizeof(T),
-    &combine_elements<Combine, std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>, T>,
-    &combine_slices_of<Combine, std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>, T>};
+using Combined = std::conditional_t<std::is_same_v<Combine, Replace>, T, Wide<T>>;
+
+template <typename Combine, typename T>
+constexpr ScatterRule kScatterRule = {sizeof(Combined<Combine, T>),
+                                      sizeof(T),
+                                      {&combine_elements<Combine, Combined<Combine, T>, T, std::int32_t>,
+                                       &combine_elements<Combine, Combined<Combine, T>, T, std::int64_t>},
+                                      {&combine_slices_of<Combine, Combined<Combine, T>, T, std::int32_t>,
+                                       &combine_slices_of<Combine, Combined<Combine, T>, T, std::int64_t>}};
 
 // Sums and products of signed integers have the bits of those of unsigned ones.
 ElementType without_sign(ElementType type) {

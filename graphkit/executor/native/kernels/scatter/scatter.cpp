@@ -119,51 +119,19 @@ void on_elements(const Kernel& kernel, ScatterReduction reduction, const void* x
     body(Elements{to, rule});
 }
 
-// Indices are resolved in blocks of so many.
-constexpr std::int64_t kBlock = 256;
-
-// offsets[a, j] = `step` times index a * stride + j, counted from the front.
-void resolve_indices(ElementType type, const void* indices, std::int64_t at, std::int64_t rows, std::int64_t columns,
-                     std::int64_t stride, std::int64_t size, std::int64_t step, std::int64_t* offsets) {
-    if (stride == columns) {
-        columns *= rows;
-        rows = 1;
-    }
-    with_index(type, [&](auto index) {
-        const auto* from = static_cast<const decltype(index)*>(indices) + at;
-        for (std::int64_t a = 0; a < rows; ++a) {
-            for (std::int64_t j = 0; j < columns; ++j) {
-                offsets[a * columns + j] = from_front(from[a * stride + j], size) * step;
-            }
-        }
-    });
-}
-
 // Which slice of y each slice of updates belongs to: an index of one of `slices`, perhaps counted from the back.
 struct Targets {
     ElementType type;
     const void* indices;
     std::int64_t updates;
     std::int64_t slices;
-    bool resolved;  // int64, from the front
 };
 
 // All updates to a part of y's slices, in their order.
 void combine_part(const Elements& elements, const std::byte* updates, const Targets& targets, std::int64_t slice,
                   std::int64_t begin, std::int64_t end, std::int64_t first, std::int64_t last) {
-    const ScatterRule& rule = *elements.rule;
-    if (targets.resolved) {
-        rule.slices(elements.y, updates, static_cast<const std::int64_t*>(targets.indices), targets.updates, slice,
-                    begin, end, first, last);
-        return;
-    }
-    std::int64_t resolved[kBlock];
-    for (std::int64_t at = 0; at < targets.updates; at += kBlock) {
-        const std::int64_t some = std::min(kBlock, targets.updates - at);
-        resolve_indices(targets.type, targets.indices, at, 1, some, some, targets.slices, 1, resolved);
-        rule.slices(elements.y, updates + at * slice * rule.update_bytes, resolved, some, slice, begin, end, first,
-                    last);
-    }
+    const auto combine = elements.rule->slices[ScatterRule::number_of(targets.type)];
+    combine(elements.y, updates, targets.indices, {targets.updates, slice, targets.slices, begin, end, first, last});
 }
 
 // Combines the slices of updates with the slices of y that they belong to. A thread owns columns of all slices or,
@@ -229,22 +197,9 @@ void ScatterElements::combine_lines(Elements y, const std::byte* updates, const 
     const bool is_last = axis_ + 1 == shape.size();
     const std::int64_t columns = is_last ? 1 : shape.back();
     const std::int64_t lines = count(shape) / length;
-    // Updates to columns [first, last) of the lines that begin at `from`, at `to` in y.
-    const auto combine = [&](std::int64_t from, std::int64_t to, std::int64_t first, std::int64_t last) {
-        std::int64_t offsets[kBlock];
-        for (std::int64_t j = first; j < last; j += kBlock) {
-            const std::int64_t width = std::min(kBlock, last - j);
-            const std::int64_t together = kBlock / width;
-            for (std::int64_t a = 0; a < length; a += together) {
-                const std::int64_t rows = std::min(together, length - a);
-                const std::int64_t at = from + a * steps[axis_] + j;
-                resolve_indices(inputs_[1].type, indices, at, rows, width, steps[axis_], size, strides_[axis_],
-                                offsets);
-                rule.elements(y.y + (to + j) * rule.element_bytes, updates + at * rule.update_bytes, offsets, rows,
-                              width, steps[axis_]);
-            }
-        }
-    };
+    const ElementType type = inputs_[1].type;
+    const auto combine = rule.elements[ScatterRule::number_of(type)];
+    const auto index_bytes = static_cast<std::int64_t>(size_of(type));
     parallel_for(threads(), lines, 3 * static_cast<double>(length), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t at = begin; at < end;) {
             const std::int64_t first = at % columns;
@@ -259,7 +214,9 @@ void ScatterElements::combine_lines(Elements y, const std::byte* updates, const 
                     rest /= shape[i];
                 }
             }
-            combine(from, to, first, last);
+            combine(y.y + (to + first) * rule.element_bytes, updates + (from + first) * rule.update_bytes,
+                    static_cast<const std::byte*>(indices) + (from + first) * index_bytes,
+                    {length, last - first, steps[axis_], size, strides_[axis_]});
             at += last - first;
         }
     });
@@ -285,7 +242,7 @@ void ScatterND::run(const void* const* inputs, void* const* outputs, std::byte* 
     const std::int64_t elements = count(inputs_[0].shape);
     auto* slices = reinterpret_cast<std::int64_t*>(scratch + wide_bytes(inputs_[0].type, reduction_, elements));
     tuples_.resolve(*this, static_cast<const std::int64_t*>(inputs[1]), slices);
-    const Targets targets{ElementType::i64, slices, tuples_.tuples, count(tuples_.sizes), true};
+    const Targets targets{ElementType::i64, slices, tuples_.tuples, count(tuples_.sizes)};
     on_elements(*this, reduction_, inputs[0], outputs[0], elements, scratch, [&](const Elements& y) {
         combine_slices(threads(), y, static_cast<const std::byte*>(inputs[2]), targets, tuples_.slice);
     });
@@ -322,7 +279,7 @@ void GatherGrad::run(const void* const* inputs, void* const* outputs, std::byte*
     std::byte* const dx = is_half(type) ? scratch : static_cast<std::byte*>(outputs[0]);
     const ScatterRule* rule = scatter_rule(type, ScatterReduction::add);
     clear(threads(), dx, elements * rule->element_bytes);
-    const Targets targets{inputs_[2].type, inputs[2], taken, size, false};
+    const Targets targets{inputs_[2].type, inputs[2], taken, size};
     const auto one = [&, inner = inner](int team, std::int64_t o) {
         const auto* dy = static_cast<const std::byte*>(inputs[0]) + o * taken * inner * rule->update_bytes;
         combine_slices(team, {dx + o * targets.slices * inner * rule->element_bytes, rule}, dy, targets, inner);
