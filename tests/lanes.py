@@ -6,7 +6,8 @@ wall time depends on what else the machine does. With pytest-xdist each worker m
 controlling process adds them up.
 
 Environment:
-    GRAPHKIT_LANE_RECORD: a path. The run writes a JSON record there, which `.ci/lanes.py` reads:
+    GRAPHKIT_LANE_RECORD: a path. The run writes a JSON record there, which `.ci/complete.py` reads; a run with
+        --collect-only writes the tests with a cost of 0:
         {"tests": {node id: [cases, processor seconds]}, "wall": seconds, "processor": seconds, "workers": count,
          "peak_bytes": bytes}
 """
@@ -90,6 +91,10 @@ class LaneReport:
         self._workers += 1
         self._processor += processor
         self._peak += peak
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self._config.option.collectonly:
+            self.tests = {item.nodeid: (case_count(item), 0.0) for item in session.items}
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if hasattr(self._config, "workerinput") or not self.tests:
