@@ -52,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LaneReport(config), "lane_report")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave comparisons with PyTorch to their own lane, so that no lane depends on whether PyTorch is installed."""
+    if "pytorch" in config.getoption("markexpr"):
+        return
+    chosen = [item for item in items if item.get_closest_marker("pytorch") is None]
+    if len(chosen) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("pytorch")])
+        items[:] = chosen
+
+
 def pytest_collection_finish() -> None:
     """Full collections of garbage need not look at thousands of collected tests each time."""
     gc.collect()
