@@ -21,8 +21,10 @@ work=$root/build/sanitize
 native=$root/graphkit/executor/native
 compiler=${CXX:-g++}
 python=${PYTHON:-python3}
-# Vector code for one set beside the baseline: AVX-512 differs from AVX2 in its intrinsics, not in its loops.
-isas=${ISAS:-baseline;avx2}
+# Vector code for one set beside the baseline: AVX-512 differs from AVX2 in its intrinsics, not in its loops. Threads
+# share the same loops whatever the set is.
+address_isas=${ISAS:-baseline;avx2}
+thread_isas=${ISAS:-baseline}
 every=1
 stress_seconds=10
 mkdir -p "$work"
@@ -34,10 +36,10 @@ part() {
     time "$@"
 }
 
-# build NAME SANITIZERS: installs the extension into an environment of its own, work/NAME, which finds everything but
+# build NAME SANITIZERS ISAS: installs the extension into an environment of its own, work/NAME, which finds everything but
 # graphkit where the given Python finds it.
 build() {
-    local name=$1 sanitizers=$2 site isolation=()
+    local name=$1 sanitizers=$2 isas=$3 site isolation=()
     "$python" -m venv --without-pip --clear "$work/$name"
     site=$("$work/$name/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     "$python" -c 'import sys; print("\n".join(p for p in sys.path if "-packages" in p))' >"$site/base.pth"
@@ -66,7 +68,7 @@ tests() {
     shift
     rm -f "$work"/report.*
     (cd "$work" && PYTHONPATH=$root/bench PYTHONDONTWRITEBYTECODE=1 "$interpreter" -m pytest -c "$root/pyproject.toml" \
-        --rootdir "$root" -p no:cacheprovider -p every_nth --every "$every" -q "$@") || status=$?
+        --rootdir "$root" -p no:cacheprovider -p every_nth --every "$every" -q -rfE "$@") || status=$?
     if compgen -G "$work/report.*" >/dev/null; then
         cat "$work"/report.* >&2
         status=1
@@ -85,7 +87,7 @@ address_tests() {
 }
 
 address() {
-    part "build with AddressSanitizer and UndefinedBehaviorSanitizer" build address address,undefined
+    part "build with AddressSanitizer and UndefinedBehaviorSanitizer" build address address,undefined "$address_isas"
     part "tests under AddressSanitizer and UndefinedBehaviorSanitizer" address_tests "$@"
 }
 
@@ -110,7 +112,7 @@ thread_tests() {
 
 thread() {
     part "programs under ThreadSanitizer" stress
-    part "build with ThreadSanitizer" build thread thread
+    part "build with ThreadSanitizer" build thread thread "$thread_isas"
     part "tests under ThreadSanitizer" thread_tests "$@"
 }
 
