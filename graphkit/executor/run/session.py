@@ -128,9 +128,7 @@ class Executor:
         self._graph, self._map_makers = maps.apart(uncollected(run_passes)(graph, passes))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
-        for name, value in zip(self._input_names, self._graph.inputs, strict=True):
-            if _is_stored(value) and name not in params:
-                raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
+        _check_stored(self._input_names, self._graph.inputs, params)
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
         self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
@@ -492,6 +490,13 @@ def _results(
 def _has_shape(value: Value) -> bool:
     """Whether a value is a tensor: of sequences, optionals and maps a plan knows no sizes."""
     return isinstance(value.type, TensorType)
+
+
+def _check_stored(names: Sequence[str], inputs: Sequence[Value], params: ParamStore) -> None:
+    """Raise InputError if a parameter or state of a graph has no array."""
+    for name, value in zip(names, inputs, strict=True):
+        if _is_stored(value) and name not in params:
+            raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
 
 
 def _is_stored(value: Value) -> bool:
