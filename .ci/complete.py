@@ -122,8 +122,8 @@ def contract_problems() -> list[str]:
 
 
 def site_problems(site: Path) -> list[str]:
-    """Every page of the repository is a page of the site; what GitHub reads by itself is none."""
-    pages = {name for name in git_files("*.md") if not name.startswith(".github/")}
+    """Every page of the repository is a page of the site, but for forms of the code host and notes beside test data."""
+    pages = {name for name in git_files("*.md") if not name.startswith((".github/", "tests/"))}
     return differences("mkdocs", pages, (name for name in pages if (site / page_of(name)).exists()))
 
 

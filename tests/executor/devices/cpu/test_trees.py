@@ -20,7 +20,7 @@ def forest(targets: int, trees: int, *, prefix: str = "target", seed: int = 0) -
     return random_forest(rng, prefix, targets, trees=trees, depth=6, features=5, missing=0.3)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 9, 127, 128, 129, 300])
 @pytest.mark.parametrize(("targets", "aggregate"), [(1, "SUM"), (1, "MIN"), (3, "AVERAGE"), (3, "MAX")])
 def test_numbers_of_rows(count: int, targets: int, aggregate: str) -> None:
@@ -46,7 +46,7 @@ def test_the_same_bits_for_any_number_of_threads(count: int, dtype: str) -> None
     assert len({result.tobytes() for result in results}) == 1
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
