@@ -161,12 +161,12 @@ void accumulate(int threads, const AroundAxis& around, bool exclusive, bool reve
     y += start;
     for_each_line(
         threads, around,
-        [&](std::int64_t row, auto count) {
-            const std::int64_t at = row * around.size;
-            accumulate_rows<Rule, decltype(count)::value>(x + at, y + at, around.size, step, exclusive);
+        [=, size = around.size](std::int64_t row, auto count) {
+            const std::int64_t at = row * size;
+            accumulate_rows<Rule, decltype(count)::value>(x + at, y + at, size, step, exclusive);
         },
-        [&](std::int64_t at, std::int64_t count) {
-            accumulate_columns<Rule>(x + at, y + at, around.size, step, count, exclusive);
+        [=, size = around.size](std::int64_t at, std::int64_t count) {
+            accumulate_columns<Rule>(x + at, y + at, size, step, count, exclusive);
         });
 }
 
@@ -256,12 +256,12 @@ void LinearRecurrence::run(const void* const* inputs, void* const* outputs, std:
         T* h = static_cast<T*>(outputs[0]) + start;
         for_each_line(
             threads(), around_,
-            [&](std::int64_t row, auto columns) {
-                const std::int64_t at = row * around_.size;
-                recur(a + at, b + at, h + at, around_.size, step, decltype(columns)::value, around_.size);
+            [=, size = around_.size](std::int64_t row, auto columns) {
+                const std::int64_t at = row * size;
+                recur(a + at, b + at, h + at, size, step, decltype(columns)::value, size);
             },
-            [&](std::int64_t at, std::int64_t columns) {
-                recur(a + at, b + at, h + at, around_.size, step, columns, 1);
+            [=, size = around_.size](std::int64_t at, std::int64_t columns) {
+                recur(a + at, b + at, h + at, size, step, columns, 1);
             });
     };
     outputs_[0].type == ElementType::f32 ? run_as(float{}) : run_as(double{});

@@ -181,28 +181,49 @@ OneHot::OneHot(Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t 
 namespace {
 
 // Indices are read in blocks of so many.
-constexpr std::int64_t kBlock = 256;
+constexpr std::int64_t kBlock = 1024;
 
-// Keeps a loop from being vectorised: vectors of the baseline compare integers of 64 bits slowly.
-inline std::int64_t as_scalar(std::int64_t value) {
-#ifdef __GNUC__
-    asm("" : "+r"(value));
-#endif
-    return value;
+// An index that counts from the back of `depth` rows is counted from the front; one outside becomes negative or too
+// large.
+inline std::int64_t front_of(std::int64_t index, std::int64_t depth) {
+    return index + ((index >> 63) & depth);
 }
 
-// indices[at, at + length) of any numeric type as integers, where one counted from the back of `depth` rows is counted
-// from the front; -1 for those outside.
-void read_indices(ElementType type, const void* indices, std::int64_t at, std::int64_t length, std::int64_t depth,
-                  std::int64_t* found) {
+// Rows of one element each: `on` where the indices [begin, end) say.
+template <typename T>
+void set_ones(ElementType type, const void* indices, std::int64_t begin, std::int64_t end, std::int64_t depth, T on,
+              T* y) {
+    with_type(type, [&](auto number) {
+        const auto* from = static_cast<const decltype(number)*>(indices);
+        for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t front = front_of(index_of(from[i]), depth);
+            if (static_cast<std::uint64_t>(front) < static_cast<std::uint64_t>(depth)) {
+                y[i * depth + front] = on;
+            }
+        }
+    });
+}
+
+// found[i] = index at + i less `first`, or -1 where that is not below `rows`.
+void find_rows(ElementType type, const void* indices, std::int64_t at, std::int64_t length, std::int64_t depth,
+               std::int64_t first, std::int64_t rows, std::int32_t* found) {
     with_type(type, [&](auto number) {
         const auto* from = static_cast<const decltype(number)*>(indices) + at;
         for (std::int64_t i = 0; i < length; ++i) {
-            const std::int64_t index = as_scalar(index_of(from[i]));
-            const std::int64_t front = index + ((index >> 63) & depth);
-            found[i] = static_cast<std::uint64_t>(front) < static_cast<std::uint64_t>(depth) ? front : -1;
+            const std::int64_t row = front_of(index_of(from[i]), depth) - first;
+            const bool inside = static_cast<std::uint64_t>(row) < static_cast<std::uint64_t>(rows);
+            found[i] = inside ? static_cast<std::int32_t>(row) : -1;
         }
     });
+}
+
+// to[i] = `on` where found[i] is `row`, else `off`.
+template <typename T>
+void mark_row(const std::int32_t* __restrict found, std::int32_t row, std::int64_t length, T on, T off,
+              T* __restrict to) {
+    for (std::int64_t i = 0; i < length; ++i) {
+        to[i] = found[i] == row ? on : off;
+    }
 }
 
 }  // namespace
@@ -219,34 +240,27 @@ void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) co
         if (inner == 1) {
             const double cost = static_cast<double>(depth) * sizeof(T) / kBytesPerNanosecond + 3;
             parallel_for(threads(), outer, cost, [&](std::int64_t begin, std::int64_t end) {
-                std::int64_t found[kBlock];
                 for (std::int64_t at = begin; at < end; at += kBlock) {
-                    const std::int64_t length = std::min(kBlock, end - at);
-                    read_indices(index_type, indices, at, length, depth, found);
-                    std::fill(y + at * depth, y + (at + length) * depth, off);
-                    for (std::int64_t i = 0; i < length; ++i) {
-                        if (found[i] >= 0) {
-                            y[(at + i) * depth + found[i]] = on;
-                        }
-                    }
+                    const std::int64_t stop = std::min(at + kBlock, end);
+                    std::fill(y + at * depth, y + stop * depth, off);
+                    set_ones(index_type, indices, at, stop, depth, on, y);
                 }
             });
             return;
         }
         // Rows of one outer position have the same indices: each block of them is read once for all of its rows.
         parallel_for(threads(), outer * depth, static_cast<double>(inner), [&](std::int64_t begin, std::int64_t end) {
-            std::int64_t found[kBlock];
+            constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // so that their numbers have 32 bits
+            std::int32_t found[kBlock];
             for (std::int64_t row = begin; row < end;) {
                 const std::int64_t first = row % depth;
-                const std::int64_t rows = std::min(depth - first, end - row);
+                const std::int64_t rows = std::min({depth - first, end - row, kMostRows});
                 for (std::int64_t at = 0; at < inner; at += kBlock) {
                     const std::int64_t length = std::min(kBlock, inner - at);
-                    read_indices(index_type, indices, row / depth * inner + at, length, depth, found);
-                    for (std::int64_t r = 0; r < rows; ++r) {
+                    find_rows(index_type, indices, row / depth * inner + at, length, depth, first, rows, found);
+                    for (std::int32_t r = 0; r < rows; ++r) {
                         T* to = y + (row + r) * inner + at;
-                        for (std::int64_t i = 0; i < length; ++i) {
-                            to[i] = found[i] == first + r ? on : off;
-                        }
+                        mark_row(found, r, length, on, off, to);
                     }
                 }
                 row += rows;

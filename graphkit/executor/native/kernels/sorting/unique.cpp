@@ -79,6 +79,20 @@ struct Keys {
                type == ElementType::bf16;
     }
 
+    // items[i] = the key of x[i], and i.
+    template <typename K, typename Place>
+    void number(std::int64_t length, KeyedPlace<K, Place>* items) const {
+        with_type(type, [&](auto element) {
+            using T = decltype(element);
+            if constexpr (std::is_same_v<Key<T>, K>) {
+                const T* from = static_cast<const T*>(x);
+                for (std::int64_t i = 0; i < length; ++i) {
+                    items[i] = {key_of(from[i]), static_cast<Place>(i)};
+                }
+            }
+        });
+    }
+
     // keys[i * step] = the key of x[at + i].
     template <typename K>
     void read(std::int64_t at, std::int64_t length, K* keys, std::int64_t step) const {
@@ -97,15 +111,7 @@ struct Keys {
 template <typename K, typename Place>
 void group_elements(const Keys& x, std::int64_t size, KeyedPlace<K, Place>* items, KeyedPlace<K, Place>* spare,
                     Groups<Place>& groups) {
-    constexpr std::int64_t kBlock = 256;
-    K keys[kBlock];
-    for (std::int64_t at = 0; at < size; at += kBlock) {
-        const std::int64_t length = std::min(kBlock, size - at);
-        x.read(at, length, keys, 1);
-        for (std::int64_t i = 0; i < length; ++i) {
-            items[at + i] = {keys[i], static_cast<Place>(at + i)};
-        }
-    }
+    x.number(size, items);
     const auto* const sorted = sorted_by_key(items, spare, size);
     for (std::int64_t i = 0; i < size; ++i) {
         if (i == 0 || sorted[i].key != sorted[i - 1].key) {
