@@ -34,12 +34,12 @@ def git_files(*patterns: str) -> set[str]:
     return {name for name in done.stdout.split("\0") if name}
 
 
-def differences(who: str, expected: Iterable[str], seen: Iterable[str]) -> list[str]:
+def differences(said: str, expected: Iterable[str], seen: Iterable[str]) -> list[str]:
     """A line for each expected file that is not seen. An empty expectation is a mistake of the check itself."""
     wanted = set(expected)
     if not wanted:
-        return [f"{who}: no files are expected"]
-    return [f"{who} does not see {name}" for name in sorted(wanted - set(seen))]
+        return [f"{said} ...: no file is expected, which is a fault of this check"]
+    return [f"{said} {name}" for name in sorted(wanted - set(seen))]
 
 
 # --- tests ----------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def counts_of(tests: Mapping[str, tuple[int, float]]) -> dict[str, int]:
 def check_tests(records: Mapping[str, Path], write: bool) -> list[str]:
     lanes = {lane: json.loads(path.read_text()) for lane, path in records.items()}
     files = {test.split("::", 1)[0] for record in lanes.values() for test in record["tests"]}
-    problems = differences("No lane", git_files("test_*.py", "*/test_*.py", "*_test.py"), files)
+    problems = differences("no lane runs", git_files("test_*.py", "*/test_*.py", "*_test.py"), files)
     known = tomllib.loads(COUNTS.read_text()) if COUNTS.exists() else {}
     found = known | {lane: counts_of(record["tests"]) for lane, record in lanes.items()}
     if write:
@@ -105,12 +105,12 @@ def modules() -> dict[str, str]:
 def ruff_problems() -> list[str]:
     done = subprocess.run(["ruff", "check", "--show-files", "."], capture_output=True, text=True, check=True)
     seen = {os.path.relpath(line) for line in done.stdout.splitlines()}
-    return differences("ruff", git_files("*.py", "*.pyi") - {"graphkit/__init__.pyi"}, seen)
+    return differences("ruff does not see", git_files("*.py", "*.pyi") - {"graphkit/__init__.pyi"}, seen)
 
 
 def mypy_problems(report: Path) -> list[str]:
     lines = (report / "linecount.txt").read_text().splitlines()
-    return differences("mypy", modules().values(), (line.split()[-1] for line in lines))
+    return differences("mypy does not see", modules().values(), (line.split()[-1] for line in lines))
 
 
 def contract_problems() -> list[str]:
@@ -118,13 +118,13 @@ def contract_problems() -> list[str]:
     code = "import grimp; print(*grimp.build_graph('graphkit', cache_dir=None).modules, sep='\\n')"
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
-    return differences("The import contract", modules().values(), done.stdout.split())
+    return differences("the import contract does not see", modules().values(), done.stdout.split())
 
 
 def site_problems(site: Path) -> list[str]:
     """Every page of the repository is a page of the site, but for forms of the code host and notes beside test data."""
     pages = {name for name in git_files("*.md") if not name.startswith((".github/", "tests/"))}
-    return differences("mkdocs", pages, (name for name in pages if (site / page_of(name)).exists()))
+    return differences("mkdocs does not see", pages, (name for name in pages if (site / page_of(name)).exists()))
 
 
 def page_of(name: str) -> str:
