@@ -105,7 +105,7 @@ thread_tests() {
     # Python, numpy and oneDNN are not instrumented: what they write is not seen, and what they call is not judged.
     # The processes that a test forks inherit the runtime.
     LD_PRELOAD=$(preloaded libtsan.so) \
-        TSAN_OPTIONS=ignore_noninstrumented_modules=1:die_after_fork=0:report_signal_unsafe=0:suppressions="$root/bench/native/thread_sanitizer.supp":log_path="$work/report" \
+        TSAN_OPTIONS=ignore_noninstrumented_modules=1:die_after_fork=0:report_signal_unsafe=0:log_path="$work/report" \
         tests "$work/thread/bin/python" \
         "${@:-$root/tests/executor/devices/cpu}" "$root"/tests/executor/run/test_engine*.py
 }
