@@ -7,8 +7,8 @@
 #     rates      kernels beside a copy, products beside the library's best, the host's part of a step
 #     networks   inference and training beside PyTorch and ONNX Runtime with CUDA, which it installs
 #
-# What fails does not keep the rest from being done; it is named at the end. Needs a driver, g++ and a Python (PYTHON,
-# default python3).
+# A failure does not stop the rest; all failures are listed at the end. Needs a driver, g++ and a Python (PYTHON, default
+# python3). INSTALLED=1 installs nothing: it uses the active environment, which has graphkit and all that it compares with.
 #
 #     bench/cuda.sh [cuda12|cuda13] [FOLDER FOR FIGURES] [PART...]
 set -uo pipefail
@@ -76,9 +76,11 @@ rates() {
 }
 
 networks() {
-    # Both distributions have one module.
-    pip uninstall --quiet --yes onnxruntime
-    try pip install --quiet torch onnxruntime-gpu
+    if [ -z "${INSTALLED:-}" ]; then
+        # Both distributions have one module.
+        pip uninstall --quiet --yes onnxruntime
+        try pip install --quiet torch onnxruntime-gpu
+    fi
     try python bench/card_networks.py --record "$figures/card-networks"
     try python bench/card_networks.py --precision bf16 --record "$figures/card-networks-bf16"
 }
@@ -89,11 +91,13 @@ for part in "${parts[@]}"; do
         *) echo "there is no part '$part': tests, sanitizer, training, rates or networks" >&2 && exit 2 ;;
     esac
 done
-"${PYTHON:-python3}" -m venv "$work/venv" || exit 1
-# shellcheck disable=SC1091
-source "$work/venv/bin/activate"
-# Either CuPy has NVRTC of its own release.
-pip install --quiet ".[mpi,images,tables,text,curves,$extra]" pytest pytest-xdist || exit 1
+if [ -z "${INSTALLED:-}" ]; then
+    "${PYTHON:-python3}" -m venv "$work/venv" || exit 1
+    # shellcheck disable=SC1091
+    source "$work/venv/bin/activate"
+    # Either CuPy has NVRTC of its own release.
+    pip install --quiet ".[mpi,images,tables,text,curves,$extra]" pytest pytest-xdist || exit 1
+fi
 graphkit doctor || exit 1
 export GRAPHKIT_CACHE=$work/cache
 for part in "${parts[@]}"; do
