@@ -27,12 +27,14 @@ MAX_DEPTH = 32
 class RawNode:
     """A node of the file: names, attributes by name, subgraphs as regions.
 
-    `place` is the region that lists the node and the node's index there; errors use it if node and outputs lack names.
+    `index` is the node's position in the list of its region, whose place is `place`; errors use them if neither the
+    node nor its outputs have names.
     """
 
     __slots__ = (
         "attributes",
         "domain",
+        "index",
         "inputs",
         "name",
         "op_type",
@@ -48,10 +50,11 @@ class RawNode:
         proto: NodeProto,
         regions: Mapping[str, Region],
         attributes: Mapping[str, AttributeProto],
-        place: tuple[Region, int] | None = None,
+        index: int = 0,
+        place: str = "",
     ):
         domain = proto.domain
-        self.place = place
+        self.index, self.place = index, place
         self.op_type = proto.op_type
         self.domain = "" if domain == "ai.onnx" else domain
         self.overload = proto.overload
@@ -90,10 +93,7 @@ class RawNode:
         output = next(filter(None, self.outputs), None)
         if output:
             return f"node of {output!r} ({operator})"
-        if self.place is None:
-            return f"node ({operator})"
-        region, index = self.place
-        return f"node {index} ({operator}) of {region.place}"
+        return f"node {self.index} ({operator}) of {self.place}" if self.place else f"node ({operator})"
 
 
 class Region:
@@ -101,29 +101,28 @@ class Region:
 
     `nodes` are in dependency order. `free` maps each name that the region uses and does not define to the first
     node that uses it (None: an output of the region). `replaced` are names that several Constant nodes define: the
-    last one counts. `branch` is the name of the attribute that has the region as a subgraph, and its node;
-    `function` is the function whose body the region is, "" for none.
+    last one counts. `place` says where the region is in the file: "graph 'main'", "function my.Swish", or
+    "the then_branch of node 'choose' (If)". It is text: with a reference to the node, the file's weights would stay in
+    memory until Python looks for reference cycles.
     """
 
     __slots__ = (
-        "branch",
         "declared",
         "doc",
         "free",
-        "function",
         "initializers",
         "inputs",
         "name",
         "nodes",
         "outputs",
+        "place",
         "replaced",
         "sparse",
     )
 
-    def __init__(self, name: str, branch: tuple[str, RawNode] | None = None, function: str = ""):
+    def __init__(self, name: str, place: str):
         self.name = name
-        self.branch = branch
-        self.function = function
+        self.place = place
         self.doc = ""
         self.inputs: list[tuple[str, TypeProto | None]] = []
         self.outputs: list[tuple[str, TypeProto | None]] = []
@@ -133,14 +132,6 @@ class Region:
         self.nodes: list[RawNode] = []
         self.free: dict[str, RawNode | None] = {}
         self.replaced: list[str] = []
-
-    @property
-    def place(self) -> str:
-        """Where the region is in the file: "graph 'main'", or "the then_branch of node 'choose' (If)"."""
-        if self.branch is not None:
-            key, node = self.branch
-            return f"the {key} of {node}"
-        return self.function or (f"graph {self.name!r}" if self.name else "the file's graph")
 
     def walk(self) -> Iterator[tuple[Region, RawNode]]:
         """Every node, with its region, of this region and of all nested ones."""
@@ -159,10 +150,10 @@ class Reader:
         self.label = label
         self._nodes = 0
 
-    def graph(self, proto: GraphProto, depth: int = 0, branch: tuple[str, RawNode] | None = None) -> Region:
-        """Read a graph and its subgraphs; raises InvalidModel naming node and name."""
+    def graph(self, proto: GraphProto, depth: int = 0, place: str = "") -> Region:
+        """Read a graph and its subgraphs; raises InvalidModel naming node and name. place: that of a subgraph."""
         require_text(f"{self.label}: graph", proto.name, proto.doc_string)
-        region = Region(proto.name, branch)
+        region = Region(proto.name, place or (f"graph {proto.name!r}" if proto.name else "the file's graph"))
         region.doc = proto.doc_string
         region.inputs = [(i.name, i.type) for i in proto.input]
         region.outputs = [(o.name, o.type) for o in proto.output]
@@ -192,7 +183,7 @@ class Reader:
         Bodies that the standard generates for given operands may lack outputs that those operands do not ask for.
         """
         require_text(f"{self.label}: function", proto.domain, proto.name, *proto.input, *proto.output)
-        region = Region(proto.name, function=f"function {proto.domain}.{proto.name}")
+        region = Region(proto.name, f"function {proto.domain}.{proto.name}")
         region.inputs = [(name, None) for name in proto.input]
         region.outputs = [(name, None) for name in proto.output]
         region.declared = {v.name: v.type for v in proto.value_info}
@@ -234,7 +225,7 @@ class Reader:
         self._nodes += len(protos)
         if self._nodes > (most := config.MAX_NODES.get()):
             raise InvalidModel(f"{self.label}: more than {most} nodes (GRAPHKIT_MAX_NODES)")
-        nodes = [self._node(proto, (region, index), where, depth) for index, proto in enumerate(protos)]
+        nodes = [self._node(proto, index, region.place, depth) for index, proto in enumerate(protos)]
         producers: dict[str, int] = {}
         for index, node in enumerate(nodes):
             for name in filter(None, node.outputs):
@@ -257,10 +248,11 @@ class Reader:
             if name not in producers and name not in given:
                 region.free.setdefault(name, None)
 
-    def _node(self, proto: NodeProto, place: tuple[Region, int], where: str, depth: int) -> RawNode:
+    def _node(self, proto: NodeProto, index: int, place: str, depth: int) -> RawNode:
+        where = f"{self.label}: {place}"
         attributes: dict[str, AttributeProto] = {}
         regions: dict[str, Region] = {}
-        node = RawNode(proto, regions, attributes, place)
+        node = RawNode(proto, regions, attributes, index, place)
         require_text(f"{where}: node", node.name, node.op_type, node.domain, node.overload, *node.inputs, *node.outputs)
         for attribute in proto.attribute:
             name, kind = attribute.name, attribute.type
@@ -271,7 +263,7 @@ class Reader:
             if kind == AttributeProto.GRAPH or (not kind and attribute.HasField("g")):
                 if attribute.ref_attr_name:
                     raise InvalidModel(f"{where}: {node}: a graph attribute cannot be a reference")
-                regions[name] = self.graph(attribute.g, depth + 1, (name, node))
+                regions[name] = self.graph(attribute.g, depth + 1, f"the {name} of {node}")
             else:
                 attributes[name] = attribute
         if not node.op_type:

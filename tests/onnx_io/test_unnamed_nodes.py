@@ -1,5 +1,7 @@
 """Nodes of a file that have no name are named by their first result, or by their place in the file."""
 
+import gc
+
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -7,6 +9,7 @@ from onnx import TensorProto, helper
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedOperator
 from graphkit.onnx_io.importer import import_model
 from graphkit.onnx_io.outline import outline
+from graphkit.onnx_io.scopes import RawNode, Region
 
 
 def _model(nodes, name="main", outputs=("y",), functions=()):
@@ -92,3 +95,23 @@ def test_nodes_that_import_makes_name_the_file_node() -> None:
     graph = import_model(model).graph
     for node in graph.nodes:
         assert node.name or any(v.name for v in node.outputs) or "made by" in node.describe()
+
+
+def test_imported_file_is_freed_without_a_collection() -> None:
+    branches = {
+        key: helper.make_graph(
+            [helper.make_node("Relu", ["x"], ["t"])],
+            "",
+            [],
+            [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)],
+        )
+        for key in ("then_branch", "else_branch")
+    }
+    model = _model([helper.make_node("If", ["c"], ["y"], **branches)])
+    gc.collect()
+    gc.disable()
+    try:
+        import_model(model)
+        assert not [held for held in gc.get_objects() if type(held) in (RawNode, Region)]
+    finally:
+        gc.enable()
