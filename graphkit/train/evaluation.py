@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,31 +27,36 @@ def listed(specs: Any) -> Sequence[Any]:
 
 
 class Evaluation:
-    """The inference graph of a trainer, with its loss in a program of its own, which is made when it is wanted."""
+    """The inference graph of a trainer, with its loss in a program of its own, which is made when it is wanted.
 
-    def __init__(self, trainer: Trainer, options: dict[str, Any]):
-        # The trainer has this object: a strong reference would keep both, and all memory of theirs, until Python looks
-        # for cycles.
-        self._trainer: Trainer = weakref.proxy(trainer)
+    options: those of the executor. The trainer keeps this object and passes itself to each call.
+    """
+
+    def __init__(self, options: dict[str, Any]):
         self._options = options
         self._with_loss: Executor | None = None
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether the loss can be among what is measured: a model over several ranks gives its outputs alone."""
-        return self._trainer._pipeline is None
+    @staticmethod
+    def has_loss(trainer: Trainer) -> bool:
+        """Whether the loss can be among the metrics: a model over several ranks gives its outputs alone."""
+        return trainer._pipeline is None
 
     def scores(
-        self, data: Dataset | Iterated, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar
+        self,
+        trainer: Trainer,
+        data: Dataset | Iterated,
+        specs: Sequence[Any],
+        batch_size: int,
+        prefetch: int,
+        bar: ProgressBar,
     ) -> dict[str, float]:
         """The metrics by name, in order; `loss` among them is the mean over all samples."""
-        trainer = self._trainer
         specs = listed(specs)
         with_loss = LOSS in specs
-        if with_loss and not self.has_loss:
+        if with_loss and not self.has_loss(trainer):
             raise UsageError("the loss of a model in groups is known in training alone: leave it out of the metrics")
         measured = trainer._metrics(specs)
-        program: Any = self._loss_program() if with_loss else trainer._inference
+        program: Any = self._loss_program(trainer) if with_loss else trainer._inference
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)
         together = contextlib.nullcontext() if isinstance(program, Executor) else program.batches()
         total = seen = 0.0
@@ -75,9 +79,8 @@ class Evaluation:
         values = trainer._stepper.values(measured)
         return {LOSS: total / seen if seen else float("nan"), **values} if with_loss else values
 
-    def _loss_program(self) -> Executor:
+    def _loss_program(self, trainer: Trainer) -> Executor:
         if self._with_loss is None:
-            trainer = self._trainer
             graph = losses.attach(trainer._inference_graph, *trainer._criterion)
             self._with_loss = Executor(graph, trainer.net.params, **self._options)
         return self._with_loss

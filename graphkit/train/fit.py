@@ -127,8 +127,8 @@ class Fit:
         if self.valid is not None:
             evaluation = trainer._evaluation
             specs = listed(self.metrics)
-            specs = [LOSS, *specs] if evaluation.has_loss and LOSS not in specs else specs
-            scores = evaluation.scores(self.valid, specs, self.batch_size, self.prefetch, self.bar)
+            specs = [LOSS, *specs] if evaluation.has_loss(trainer) and LOSS not in specs else specs
+            scores = evaluation.scores(trainer, self.valid, specs, self.batch_size, self.prefetch, self.bar)
         with trainer._interrupts:
             record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
             numbers = {

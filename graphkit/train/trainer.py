@@ -236,7 +236,7 @@ class Trainer:
                 shard=shard_optimizer,
             )  # fmt: skip
             self._inference = Executor(self._inference_graph, net.params, **options)
-        self._evaluation = Evaluation(self, options)
+        self._evaluation = Evaluation(options)
         self.trained = self._stepper.trained
         self._averages = Averages(net.params, self._stepper, self.ema is not None)
         if self.optimizer.schedule.is_open and not self._stepper.sets_rates:
@@ -506,7 +506,7 @@ class Trainer:
         prefetch, workers: as for `fit`.
         """
         with employed(workers, self._data(data)) as (found,):
-            return self._evaluation.scores(found, metrics_, batch_size, prefetch, ProgressBar(False))
+            return self._evaluation.scores(self, found, metrics_, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------
 

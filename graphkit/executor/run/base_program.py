@@ -40,8 +40,11 @@ recorder: Recorder | None = None
 
 
 class Instance(Protocol):
-    """What one run at a time of a program goes on in. `arena`: its own; None when any does. `limits`: those that
-    `native` has."""
+    """The memory and the native part of one run at a time of a program.
+
+    `arena`: its own; None when any does. `limits`: those that `native` has. An instance holds no reference to its
+    program, which keeps its idle instances: a cycle would keep both until Python looks for cycles.
+    """
 
     arena: np.ndarray | None
     native: _native.Instance | None
@@ -51,8 +54,10 @@ class Instance(Protocol):
         """Read parameters again where they may have changed, before a run."""
         ...
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
-        """See BaseProgram.run."""
+    def run(
+        self, program: Any, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
+    ) -> list[Any]:
+        """See BaseProgram.run. program: the one that made the instance."""
         ...
 
 
@@ -184,8 +189,8 @@ class InstancedProgram(BaseProgram):
     ) -> list[Any]:
         """Run once as `run` does, on an instance that was refreshed."""
         if recorder is None:
-            return instance.run(inputs, buffers, arena)
-        return recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
+            return instance.run(self, inputs, buffers, arena)
+        return recorder.run(self, instance.native, lambda: instance.run(self, inputs, buffers, arena))
 
     def ran(self, times: int) -> None:
         """Note runs that somebody else has made."""

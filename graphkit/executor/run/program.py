@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -120,15 +119,18 @@ class _Instance:
         lowered = program.lowered
         self.arena = aligned_bytes(program.arena_bytes) if program.calls_python else None
         self.limits: Limits | None = None
-        # The program has its idle instances: a strong reference would keep both, with their arenas, until Python looks
-        # for cycles. Whoever runs an instance holds the program.
-        self._program: Program = weakref.proxy(program)
+        self.native: _native.Instance | None = None
+        if program.native is not None:
+            self.native = native_module().Instance(program.native)
+        self._pools = program.pools
+        self._sources = program.emitter.sources
         self._readers: dict[Value, list[_Reader]] = {}
+        self._referred: dict[int, np.ndarray] = {}  # what buffers refer to in this run
         self._position = {index: position for position, index in enumerate(lowered.memory.order)}
-        self._calls: list[Callable[[], None]] = [self._python_step(index) for index in program.emitter.calls]
+        self._calls: list[Callable[[], None]] = [self._python_step(program, index) for index in program.emitter.calls]
         self._finals: list[Any] = [None] * len(program.owned)
         results = lowered.placement.results
-        self._buffer_finals = self._bind_all(self._finals, [None if r.owned else r.value for r in results])
+        self._buffer_finals = self._bind_all(program, self._finals, [None if r.owned else r.value for r in results])
         self._owners = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
         # Sequences and optionals are for Python steps only.
@@ -139,32 +141,29 @@ class _Instance:
         self._fixed_readers = [(fixed[v], readers) for v, readers in self._readers.items() if v in fixed]
         self._forget = [readers for v, readers in self._readers.items() if v not in fixed]
         self._held: list[np.ndarray] = []
-        self._referred: dict[int, np.ndarray] = {}  # what buffers refer to in this run
         self._stamp = -1
-        self.native: _native.Instance | None = None
-        if program.native is not None:
-            self.native = native_module().Instance(program.native)
 
-    def _python_step(self, index: int) -> Callable[[], None]:
-        program = self._program
+    def _python_step(self, program: Program, index: int) -> Callable[[], None]:
+        """The call of a step. It holds parts of the instance, not the instance, which holds it."""
         node, lowering = program.placement.steps[index], program.lowered.lowerings[index]
         used = program.placement.used
         inputs: list[Any] = [None] * len(node.inputs)
         outputs: list[Any] = [None] * len(node.outputs)
-        dynamic = self._bind_all(inputs, node.inputs)
+        dynamic = self._bind_all(program, inputs, node.inputs)
         run: Callable[[Any, Any], None]
         if isinstance(lowering, PythonFunction):
-            run = self._delivered(node, lowering.function)
+            run = self._delivered(program, node, lowering.function)
         else:
             assert isinstance(lowering, PythonKernel), "calls are Python steps"
             run = lowering.kernel
-            self._bind_all(outputs, [v if v in used else None for v in node.outputs])
+            self._bind_all(program, outputs, [v if v in used else None for v in node.outputs])
         releases = program.lowered.memory.releases.get(self._position[index], ())
         done = [self._readers.setdefault(v, []) for v in releases]
+        native = self.native
 
         def call() -> None:
             for operand in dynamic:
-                inputs[operand.position] = self._read(operand)
+                inputs[operand.position] = _read(native, operand)
             try:
                 run(inputs, outputs)
             except GraphkitError:
@@ -178,14 +177,14 @@ class _Instance:
 
         return call
 
-    def _bind_all(self, operands: list[Any], values: Sequence[Value | None]) -> list[_BufferOperand]:
+    def _bind_all(self, program: Program, operands: list[Any], values: Sequence[Value | None]) -> list[_BufferOperand]:
         """Put the arrays of `values` into `operands`, now or (by readers) in every run; return those to read first."""
-        memory, buffers = self._program.lowered.memory, self._program.emitter.buffers
+        memory, buffers = program.lowered.memory, program.emitter.buffers
         found: list[_BufferOperand] = []
         for position, value in enumerate(values):
             if value is None:
                 continue
-            storage = self._program.placement.root[value]
+            storage = program.placement.root[value]
             offset = memory.offset(storage)
             if offset is not None:
                 kind = value.tensor
@@ -197,25 +196,17 @@ class _Instance:
                 self._readers.setdefault(storage, []).append(reader)
         return found
 
-    def _read(self, operand: _BufferOperand) -> np.ndarray:
-        """The array in a buffer, valid until the buffer is written again."""
-        assert self.native is not None, "buffers are the native program's"
-        data, shape = self.native.read(operand.buffer, operand.kind.dtype.itemsize)
-        try:
-            return np.ndarray(shape, operand.kind.dtype.numpy, data)
-        except ValueError as error:  # numpy multiplies sizes up to the one that is 0
-            raise OutOfMemory(f"an array of shape {list(shape)}: {error}") from error
-
-    def _delivered(self, node: Node, function: ArrayFunction) -> Callable[[Any, Any], None]:
+    def _delivered(self, program: Program, node: Node, function: ArrayFunction) -> Callable[[Any, Any], None]:
         """A step whose results are arrays that `function` makes: they go to whoever reads them.
 
         A result of known size goes to its memory.
         """
-        used, buffers = self._program.placement.used, self._program.emitter.buffers
+        used, buffers = program.placement.used, program.emitter.buffers
         destinations: list[Any] = [None] * len(node.outputs)
-        self._bind_all(destinations, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
+        self._bind_all(program, destinations, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
         readers_of = [self._readers.setdefault(v, []) for v in node.outputs]
-        declared = self._program.lowered.settings.declared
+        declared = program.lowered.settings.declared
+        native, referred = self.native, self._referred
 
         def run(inputs: Sequence[Any], _: Any) -> None:
             results = kept(node, inputs, function(inputs))
@@ -228,16 +219,17 @@ class _Instance:
                 if target is not None:
                     check_result(node, position, result, target.shape, target.dtype)
                     np.copyto(target, result)
-                elif self.native is not None and value in buffers:
-                    self._referred[buffers[value]] = result
-                    self.native.set_buffer(buffers[value], result, result.shape)
+                elif native is not None and value in buffers:
+                    referred[buffers[value]] = result
+                    native.set_buffer(buffers[value], result, result.shape)
                 else:
                     _fill(readers, result)
 
         return run
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
-        program = self._program
+    def run(
+        self, program: Program, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
+    ) -> list[Any]:
         results = program.results(buffers)
         for position, readers in self._input_readers:
             _fill(readers, inputs[position])
@@ -246,14 +238,14 @@ class _Instance:
                 if readers := self._readers.get(storage, []):
                     _fill(readers, _shaped(results[position], storage.tensor))
         if self.native is None:
-            self._run_calls()
+            self._run_calls(program)
         else:
             arrays = [*inputs, *results]
             for position in self._not_native:
                 arrays[position] = None
             program.run_native(self.native, arrays, arena, self._call if self._calls else None)
         for operand in self._buffer_finals:
-            results[operand.position] = self._read(operand).copy()
+            results[operand.position] = _read(self.native, operand).copy()
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
@@ -262,8 +254,7 @@ class _Instance:
             _release(readers)
         return results
 
-    def _run_calls(self) -> None:
-        program = self._program
+    def _run_calls(self, program: Program) -> None:
         if program.state_inputs and not any(program.donated):
             program.interruptible = _always
         try:
@@ -276,16 +267,15 @@ class _Instance:
         self._calls[index]()
 
     def refresh(self) -> None:
-        if (stamp := self._program.pools.stamp()) != self._stamp:
+        if (stamp := self._pools.stamp()) != self._stamp:
             self._refresh()
             self._stamp = stamp
 
     def _refresh(self) -> None:
         """Read parameters and constants again; pack those that changed."""
-        program = self._program
-        packed = program.pools.packed
+        packed = self._pools.packed
         held = []
-        for external, source, kernel, position in program.emitter.sources:
+        for external, source, kernel, position in self._sources:
             array = packed.plain(source) if kernel is None else packed.get(source, kernel, position)
             held.append(array)
             if self.native is not None:
@@ -293,6 +283,16 @@ class _Instance:
         for source, readers in self._fixed_readers:
             _fill(readers, source.array)
         self._held = held
+
+
+def _read(native: _native.Instance | None, operand: _BufferOperand) -> np.ndarray:
+    """The array in a buffer, valid until the buffer is written again."""
+    assert native is not None, "buffers are the native program's"
+    data, shape = native.read(operand.buffer, operand.kind.dtype.itemsize)
+    try:
+        return np.ndarray(shape, operand.kind.dtype.numpy, data)
+    except ValueError as error:  # numpy multiplies sizes up to the one that is 0
+        raise OutOfMemory(f"an array of shape {list(shape)}: {error}") from error
 
 
 def _always() -> bool:

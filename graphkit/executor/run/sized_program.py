@@ -87,30 +87,32 @@ class _SizedInstance:
 
     def __init__(self, program: SizedProgram):
         self.native = native_module().Instance(program.code.native)
-        self._program = program
+        self._pools = program.pools
+        self._operands = program.code.operands
         self._held: list[np.ndarray] = []
         self._stamp = -1
         for external, array in program.code.told:
             self.native.set(external, array)
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
-        program = self._program
+    def run(
+        self, program: SizedProgram, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
+    ) -> list[Any]:
         results = program.results(buffers)
         given = [x if isinstance(x, np.ndarray) else None for x in inputs]  # others are not read
         program.run_native(self.native, [*given, *results], arena)
         return results
 
     def refresh(self) -> None:
-        if (stamp := self._program.pools.stamp()) != self._stamp:
+        if (stamp := self._pools.stamp()) != self._stamp:
             self._refresh()
             self._stamp = stamp
 
     def _refresh(self) -> None:
         """Read parameters and constants again; pack those that changed."""
-        packed = self._program.pools.packed
+        packed = self._pools.packed
         self._held = [
             packed.plain(array) if kernel is None else packed.get(array, kernel, position)
-            for _, array, kernel, position in self._program.code.operands
+            for _, array, kernel, position in self._operands
         ]
-        for operand, array in zip(self._program.code.operands, self._held, strict=True):
+        for operand, array in zip(self._operands, self._held, strict=True):
             self.native.set(operand.external, array)

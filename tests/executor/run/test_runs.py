@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,8 +14,11 @@ import pytest
 from combinations import in_one_item, seeds
 
 from graphkit.errors import InputError, RuntimeFailure, TypeMismatch, UnsupportedError, UsageError
+from graphkit.executor.run.base_program import BaseProgram
 from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.program import Program, _Instance
 from graphkit.executor.run.session import Executor
+from graphkit.executor.run.sized_program import SizedProgram, _SizedInstance
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, SequenceType, TensorType
 from graphkit.ops import F, Op, apply, op, registry
@@ -529,3 +534,30 @@ def test_outputs_of_control_flow_that_nothing_reads(optimize: bool) -> None:
             found = exe.run(dict(zip(("x", "p"), feeds, strict=True)))
             for result, expected in zip(found.values(), evaluate(graph, feeds), strict=True):
                 np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_memory_of_a_dropped_executor_is_freed_at_once() -> None:
+    """Programs and arenas of one size, of several sizes and of interpreted nodes do not wait for a collection."""
+    x, words = Value(f32("N", 3), "x"), Value(TensorType("string", (2,)), "words")
+    sized = Executor(Graph([x], [F.relu(x)]), no_params())
+    interpreted = Executor(Graph([words], [F.string_concat(words, words)]), no_params())
+    kept = {BaseProgram, _Instance, _SizedInstance}
+
+    def living() -> dict[int, Any]:
+        return {id(held): held for held in gc.get_objects() if kept & set(type(held).__mro__)}
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = living().keys()
+        for size in (2, 3, 4):
+            sized.run({"x": np.ones((size, 3), np.float32)})
+        interpreted.run({"words": np.array(["a", "b"], object)})
+        found = [weakref.ref(held) for number, held in living().items() if number not in before]
+        kinds = {type(reference()) for reference in found}
+        del sized, interpreted
+        left = [reference() for reference in found if reference() is not None]
+    finally:
+        gc.enable()
+    assert {Program, SizedProgram, _Instance, _SizedInstance} <= kinds
+    assert left == []
