@@ -8,7 +8,7 @@ the group of the node whose gradient they are, so that they are computed where t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import numpy as np
 
@@ -184,12 +184,13 @@ def _differentiate(
     return sweep.run(), sweep.extended
 
 
-def _gradient_of(node: Node) -> AbstractContextManager[object]:
+def _gradient_of(node: Node) -> context.entered:
     """Nodes that are made inside compute the gradient of this one, and are in its group (`ctx_group`)."""
     scope = context.current()
     group = node.meta.get(context.GROUP)
     attrs = scope.attrs if group is None else {**scope.attrs, context.GROUP: group}
-    return context.entered(context.Scope(scope.prefix, attrs, f"the gradient of {brief(node)}", told=True))
+    maker = f"the gradient of {brief(node)}"
+    return context.entered(replace(scope, attrs=attrs, maker=maker, prefixed=True))
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:

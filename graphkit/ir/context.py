@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphkit.errors import UnsupportedError
 
@@ -21,28 +21,37 @@ GRADIENT = "gradient"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """`prefix` goes before explicit names; `attrs` are added to the metadata of nodes and parameters.
+    """Settings for nodes that are made in a block.
 
-    `maker` says what makes the nodes ("pass fuse_gelu"); errors name it for nodes that have no name. told: whoever
-    makes the nodes names the maker itself in an error of their construction.
+    Attributes:
+        prefix: Put before explicit names.
+        attrs: Added to the metadata of nodes and parameters.
+        maker: Code that makes the nodes ("pass fuse_gelu"). Errors name it for nodes without a name.
+        prefixed: The code that entered the scope puts the maker before errors of construction, which leave it out.
+        made: Counts the nodes of an expansion; None if their number has no limit.
     """
 
     prefix: str = ""
     attrs: Mapping[str, str] = field(default_factory=dict)
     maker: str = ""
-    told: bool = False
+    prefixed: bool = False
+    made: Iterator[int] | None = None
 
     def admit(self) -> None:
-        """A node is about to be made in this scope, which may refuse it."""
+        """Count a node that is about to be made. Raises UnsupportedError if it is one too many for an expansion."""
+        if self.made is not None and next(self.made) >= MOST_EXPANDED:
+            raise UnsupportedError(f"it expands to more than {MOST_EXPANDED} nodes")
 
     def qualify(self, name: str) -> str:
         return self.prefix + name if name else ""
 
     def bare(self) -> Scope:
-        """The scope without prefix and attributes: only the maker stays."""
+        """The scope with its maker alone."""
         if not self.maker:
             return _ROOT
-        return self if not self.prefix and not self.attrs else Scope(maker=self.maker, told=self.told)
+        if not self.prefix and not self.attrs and self.made is None:
+            return self
+        return Scope(maker=self.maker, prefixed=self.prefixed)
 
     def merge(self, meta: Mapping[str, str] | None) -> Mapping[str, str]:
         if not self.attrs:
@@ -75,60 +84,19 @@ class entered:  # noqa: N801 - used like a function, as contextlib.suppress is
         _scope.reset(self._token)
 
 
-class detached:  # noqa: N801 - as above
+def detached() -> entered:
     """Build nodes whose names are already qualified, as passes and loaders do."""
-
-    __slots__ = ("_token",)
-
-    def __enter__(self) -> None:
-        self._token = _scope.set(_scope.get().bare())
-
-    def __exit__(self, *_: object) -> None:
-        _scope.reset(self._token)
+    return entered(current().bare())
 
 
-class made_by(detached):  # noqa: N801 - as above
-    """Nodes that are made inside, and that have no name, are described as made by `maker`. The scope stays.
+def made_by(maker: str, prefixed: bool = False) -> entered:
+    """Build nodes in the current scope with another maker. prefixed: see `Scope`."""
+    return entered(replace(current(), maker=maker, prefixed=prefixed))
 
-    told: see `Scope`.
+
+def expanding(attrs: Mapping[str, str] | None = None, maker: str = "") -> entered:
+    """Build the nodes of one operator's expansion: more than MOST_EXPANDED are an UnsupportedError.
+
+    attrs: their metadata; the scope's own are left out, as its prefix is. maker: see `Scope`.
     """
-
-    __slots__ = ("_maker", "_told")
-
-    def __init__(self, maker: str, told: bool = False) -> None:
-        self._maker = maker
-        self._told = told
-
-    def __enter__(self) -> None:
-        scope = _scope.get()
-        self._token = _scope.set(Scope(scope.prefix, scope.attrs, self._maker, self._told))
-
-
-@dataclass(frozen=True, slots=True)
-class _Expansion(Scope):
-    """Counts the nodes that are made in it."""
-
-    made: Iterator[int] = field(default_factory=itertools.count)
-
-    def bare(self) -> Scope:
-        return Scope(maker=self.maker) if self.maker else _ROOT
-
-    def admit(self) -> None:
-        if next(self.made) >= MOST_EXPANDED:
-            raise UnsupportedError(f"it expands to more than {MOST_EXPANDED} nodes")
-
-
-class expanding(detached):  # noqa: N801 - as above
-    """As `detached`, for the nodes of one operator's expansion: more than MOST_EXPANDED are an UnsupportedError.
-
-    attrs: what their metadata has. maker: what makes them, for errors (see `Scope`).
-    """
-
-    __slots__ = ("_attrs", "_maker")
-
-    def __init__(self, attrs: Mapping[str, str] | None = None, maker: str = "") -> None:
-        self._attrs = attrs or _EMPTY
-        self._maker = maker
-
-    def __enter__(self) -> None:
-        self._token = _scope.set(_Expansion(attrs=self._attrs, maker=self._maker))
+    return entered(Scope(attrs=attrs or _EMPTY, maker=maker, made=itertools.count()))

@@ -28,7 +28,7 @@ def described(node: Node) -> str:
 
 def unfinished(node: Node, output_names: Sequence[str]) -> str:
     """The same of a node whose construction fails: it has no results yet, and the caller is on the stack."""
-    if node.name or node.scope.told:
+    if node.name or node.scope.prefixed:
         return _line(node, output_names, None)
     return _line(node, output_names, origin(node, _caller()))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -331,11 +332,10 @@ class Builder:
         limits.check_time()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
         try:
-            if (raw.name or any(raw.outputs)) and not raw.regions:
+            # A named node says where it is itself; a subgraph has nodes of its own.
+            named = (raw.name or any(raw.outputs)) and not raw.regions
+            with nullcontext() if named else context.made_by(where, prefixed=True):
                 results = self.results(raw, names, setting, where)
-            else:
-                with context.made_by(where, told=True):
-                    results = self.results(raw, names, setting, where)
         except GraphkitError as error:
             if str(error).startswith(self.label):
                 raise

@@ -141,7 +141,7 @@ def run(view: NodeView) -> Results | None:
     """Apply every rule that `view` needs; returns the results when a rule built them, else None."""
     version = view.version
     while (rule := next_rule(view.domain, view.op_type, version)) is not None:
-        with context.made_by(view.label, told=True):
+        with context.made_by(view.label, prefixed=True):
             results = rule.apply(view)
         if results is not None:
             return results
