@@ -26,7 +26,7 @@ from graphkit.passes.control.merge import merge_control
 from graphkit.passes.control.prune import prune_control
 from graphkit.passes.training.randomness import bind_nested
 from graphkit.passes.training.separate_roles import separate_roles
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -356,7 +356,7 @@ class Model:
         sys.stdout.write(self.to_text() + "\n")
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 # What a terminal obeys, or shows in another place than it has: control characters, and those that turn the direction.
@@ -18,19 +18,24 @@ def printable(text: str, line: bool = False) -> str:
     return text.translate(_COMMANDS if line else _OF_TEXT)
 
 
-# A `repr` is one line of at most so many characters.
+# Most characters of a `repr`.
 _LONGEST = 200
 
 
-def described(item: object, facts: Iterator[str]) -> str:
-    """A `repr`: `<Model 'lenet': (x) -> (y), 10 parameters>`, one line of at most 200 characters, which never fails.
+def short_repr(item: object, facts: Callable[[], Iterable[str]]) -> str:
+    """A `repr` of one line: `<Model 'lenet': (x) -> (y), 10 parameters>`. It never fails.
 
-    facts: what to say, in order, as a generator, so that it begins in here. The first stands behind the class, and may
-    be "". If the generator raises, because the object is half built or closed, the rest is left out.
+    Args:
+        item: The object, for the name of its class.
+        facts: Returns the facts to print, in order. The first stands behind the class, and may be "". If it raises,
+            because the object is half built or closed, the facts before the error are printed.
+
+    Returns:
+        At most 200 characters. Characters that a terminal obeys are escaped.
     """
     found: list[str] = []
     try:
-        for fact in facts:
+        for fact in facts():
             found.append(fact)
             if sum(map(len, found)) > _LONGEST:
                 break
@@ -51,7 +56,7 @@ def listed(items: Iterable[Any], count: int, most: int = 3) -> str:
 
 
 def settings(item: object) -> Iterator[str]:
-    """`name=value` of the public attributes that are numbers, texts, switches or None, for `described`."""
+    """`name=value` of the public attributes that are numbers, texts, switches or None, for `short_repr`."""
     for name, value in list(vars(item).items()):
         if not name.startswith("_") and (value is None or isinstance(value, (bool, int, float, str))):
             yield f"{name}={value!r}"

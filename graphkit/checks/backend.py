@@ -18,7 +18,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model, load
-from graphkit.text import described
+from graphkit.text import short_repr
 
 _DEVICES = {"CPU": "cpu"}
 
@@ -56,7 +56,7 @@ class GraphkitRep(BackendRep):
         return value
 
     def __repr__(self) -> str:
-        return described(self, (f"of {self.model!r}" for _ in (0,)))
+        return short_repr(self, lambda: [f"of {self.model!r}"])
 
 
 class GraphkitBackend(Backend):

@@ -26,7 +26,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_floats
-from graphkit.text import described, listed
+from graphkit.text import listed, short_repr
 
 STEP = 1e-4
 # Above this many elements in all, directions are checked instead of elements.
@@ -49,7 +49,7 @@ class GradientEntry:
     checked: int
 
     def __repr__(self) -> str:
-        return described(self, (str(self) for _ in (0,)))
+        return short_repr(self, lambda: [str(self)])
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else "FAILED"
@@ -82,7 +82,7 @@ class GradientReport:
             raise CheckFailed("gradients differ: " + "; ".join(str(e) for e in self.entries if not e.passed))
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield "PASSED" if self.passed else "FAILED"

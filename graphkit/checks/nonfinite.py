@@ -18,7 +18,7 @@ from graphkit.ops.evaluate import evaluate, observed
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.sweep import is_control
 from graphkit.passes.training.randomness import bind_rng
-from graphkit.text import described
+from graphkit.text import short_repr
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class NonFinite:
     infinite_before: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return described(self, (str(self) for _ in (0,)))
+        return short_repr(self, lambda: [str(self)])
 
     def __str__(self) -> str:
         counts = " and ".join(f"{n} {what}" for n, what in ((self.nan, "NaN"), (self.infinite, "infinite")) if n)

@@ -13,7 +13,7 @@ from graphkit.checks.maps import as_table
 from graphkit.checks.noise import EPSILON, Noise, in_double_precision, judge, measurable
 from graphkit.errors import CheckFailed, GraphkitError, RuntimeFailure, UsageError
 from graphkit.ir.types import FLOATS, DType, dtype_of
-from graphkit.text import described, listed
+from graphkit.text import listed, short_repr
 
 # (rtol, atol) by the element type of an output, when none are given. Anything that is not listed must be equal.
 TOLERANCES: Mapping[DType, tuple[float, float]] = {
@@ -54,7 +54,7 @@ class OutputReport:
         return f"|a-b| <= {self.atol:g} + {self.rtol:g} * |b|"
 
     def __repr__(self) -> str:
-        return described(self, (str(self) for _ in (0,)))
+        return short_repr(self, lambda: [str(self)])
 
     def __str__(self) -> str:
         verdict = "PASSED" if self.passed else "FAILED"
@@ -97,7 +97,7 @@ class Report:
         }
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield "PASSED" if self.passed else "FAILED"

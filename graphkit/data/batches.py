@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import UsageError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.dataset import Dataset
@@ -33,7 +33,7 @@ class Batch:
         return iter((self.inputs, self.targets))
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"of {self.size} samples" + (f" of {self.global_size}" if self.global_size != self.size else "")
@@ -132,7 +132,7 @@ class Batches:
         return whole[low:high], len(whole)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"of {self.dataset.name!r}"

@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.data import order
 from graphkit.data.batches import Batches
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.text import described
+from graphkit.text import short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.images.preprocess import Preprocess
@@ -198,7 +198,7 @@ class Dataset:
         return Batches(self, batch_size, **options)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)

@@ -13,7 +13,7 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.lazy import LazyDataset
 from graphkit.data.stacking import arrays, leaves, stacked
 from graphkit.errors import InputError, UsageError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 
 def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated:
@@ -102,7 +102,7 @@ class Iterated:
             yield stacked(group, self.name)
 
     def __repr__(self) -> str:
-        return described(self, (repr(self.name) for _ in (0,)))
+        return short_repr(self, lambda: [repr(self.name)])
 
 
 def _pair(source: str, item: Any, inputs: tuple[str, ...]) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.making import Making
 from graphkit.data.stacking import Rows, leaves, without_samples
 from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.workers.pool import Workers
@@ -183,7 +183,7 @@ class LazyDataset(Dataset):
         return self._pools.get(chosen)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)

@@ -12,7 +12,7 @@ from graphkit.dist.hosts.group import Levels
 from graphkit.dist.rounds.posted import Action, Pending, alone, placed
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import UsageError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 
 class Communicator(Protocol):
@@ -165,7 +165,7 @@ class LocalCommunicator:
         raise UsageError(f"a local store has nobody to tell: {reason}")
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"rank {self.rank} of {self.size}"

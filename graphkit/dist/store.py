@@ -23,7 +23,7 @@ from graphkit.dist.sums.slices import Slices
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -487,7 +487,7 @@ class KVStore:
         return found
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.type)

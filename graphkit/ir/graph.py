@@ -15,11 +15,10 @@ from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.names import Names, snake_case
-from graphkit.ir.origin import described as node_line
-from graphkit.ir.origin import graph_facts, titled, unfinished
+from graphkit.ir.origin import described, graph_facts, titled, unfinished
 from graphkit.ir.printing import to_text
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
-from graphkit.text import described
+from graphkit.text import short_repr
 
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
@@ -142,7 +141,7 @@ class Value:
         return f"{self.name or (self.node.name or self.node.op.name) + suffix}: {self.type}"
 
     def __repr__(self) -> str:
-        return described(self, (str(value) for value in (self,)))
+        return short_repr(self, lambda: [str(self)])
 
 
 def give_name(value: Value, name: str) -> None:
@@ -213,7 +212,7 @@ class Node:
 
     def describe(self) -> str:
         """One line for errors: name, operator, operand types; for a node without a name, also what made it."""
-        return node_line(self)
+        return described(self)
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """This node on other operands; itself when nothing differs. Types are inferred only when they may change."""
@@ -243,7 +242,7 @@ class Node:
         return f"{self.describe()}" + (f" [{attributes}]" if attributes else "")
 
     def __repr__(self) -> str:
-        return described(self, (str(node) for node in (self,)))
+        return short_repr(self, lambda: [str(self)])
 
 
 def same_type(a: Type, b: Type) -> bool:
@@ -494,4 +493,4 @@ class Graph:
         return to_text(self)
 
     def __repr__(self) -> str:
-        return described(self, graph_facts(self))
+        return short_repr(self, lambda: graph_facts(self))

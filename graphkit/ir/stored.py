@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import FileChanged, RuntimeFailure
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 # Arrays below so many bytes are not worth a read of their own.
 LARGE = 1 << 16
@@ -107,9 +107,9 @@ class StoredFile:
         return self._path
 
     def __repr__(self) -> str:
-        return described(self, self._told())
+        return short_repr(self, self._repr_facts)
 
-    def _told(self) -> Iterator[str]:
+    def _repr_facts(self) -> Iterator[str]:
         yield repr(str(self._path))
         yield human(self.size)
         if not self._close.alive:
@@ -162,7 +162,7 @@ class StoredArray:
         return np.array(self.array, dtype, copy=copy)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield ""

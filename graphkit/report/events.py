@@ -20,7 +20,7 @@ import numpy as np
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.ir.graph import Graph
 from graphkit.report.png import encode
-from graphkit.text import described
+from graphkit.text import short_repr
 
 # Bins of a histogram, and how many values are looked at together.
 _BINS, _PART = 64, 1 << 16
@@ -141,7 +141,7 @@ class EventFile:
             raise RuntimeFailure(f"{self.folder}: events cannot be written: {error.strerror or error}") from error
 
     def __repr__(self) -> str:
-        return described(self, (repr(str(self.folder)) for _ in (0,)))
+        return short_repr(self, lambda: [repr(str(self.folder))])
 
 
 def _finite_parts(flat: np.ndarray) -> Iterator[np.ndarray]:

@@ -17,7 +17,7 @@ from graphkit.report.png import is_picture, pixels
 from graphkit.report.predictions import Predictions, predict
 from graphkit.report.runs import flat
 from graphkit.report.samples import arrays_of, said, text_of, tokens_of
-from graphkit.text import described
+from graphkit.text import short_repr
 from graphkit.train import losses
 from graphkit.train.arguments import integer
 from graphkit.train.callbacks import Callback, Numbers
@@ -156,8 +156,11 @@ class TensorBoard(Callback):
         _histograms(file, "gradients", trainer.trained, named, updates)
 
     def __repr__(self) -> str:
-        folder = (str(self.folder) if self.folder is not None else "the run's" for _ in (0,))
-        return described(self, (f"folder {name}, every {self.every} updates" for name in folder))
+        return short_repr(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"folder {self.folder}" if self.folder is not None else "the run's folder"
+        yield f"every {self.every} updates"
 
 
 def _scalars(numbers: Numbers) -> Iterator[tuple[str, float]]:

@@ -29,7 +29,7 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
-from graphkit.text import described
+from graphkit.text import short_repr
 from graphkit.train import adversarial_saving, finite
 from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
@@ -245,7 +245,7 @@ class AdversarialTrainer:
         self._executor.rng = adversarial_saving.read(self, self._store, Path(folder))
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"{self.generator.name!r} against {self.discriminator.name!r}"

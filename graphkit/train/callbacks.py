@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
-from graphkit.text import described, settings
+from graphkit.text import settings, short_repr
 from graphkit.train import defaults
 from graphkit.train.arguments import FRACTION, NOT_NEGATIVE, Range, integer, real
 from graphkit.train.run_folder import BEST
@@ -82,7 +81,7 @@ class Callback:
         """Take over what `state` gave."""
 
     def __repr__(self) -> str:
-        return described(self, itertools.chain(("",), settings(self)))
+        return short_repr(self, lambda: ["", *settings(self)])
 
 
 class _Monitor(Callback):

@@ -17,7 +17,7 @@ from graphkit.data.employed import employed
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.atomic import write_whole
-from graphkit.text import described
+from graphkit.text import short_repr
 from graphkit.train import defaults
 from graphkit.train.arguments import POSITIVE, integer, real
 from graphkit.train.background import length_of
@@ -48,7 +48,7 @@ class RateCurve:
     diverged: bool
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield ""

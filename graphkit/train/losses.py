@@ -16,7 +16,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
-from graphkit.text import described as described_item
+from graphkit.text import short_repr
 from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
 
 LossFunction: TypeAlias = Callable[..., Value]
@@ -56,7 +56,7 @@ class Loss:
         return replace(self, build=partial(self.build, **given), options={**self.options, **given}) if given else self
 
     def __repr__(self) -> str:
-        return described_item(self, (str(self) for _ in (0,)))
+        return short_repr(self, lambda: [str(self)])
 
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.text import described, settings
+from graphkit.text import settings, short_repr
 from graphkit.train.targets import aligned
 
 
@@ -46,7 +46,7 @@ class _Shown:
     name: str
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)

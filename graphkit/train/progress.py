@@ -11,7 +11,7 @@ from typing import Any
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.atomic import write_whole
-from graphkit.text import described
+from graphkit.text import short_repr
 
 
 class ProgressBar:
@@ -66,7 +66,7 @@ class ProgressBar:
             self._bar.update(self._task, advance=1, state=state)
 
     def __repr__(self) -> str:
-        return described(self, ("shown" if self._enabled else "hidden" for _ in (0,)))
+        return short_repr(self, lambda: ["shown" if self._enabled else "hidden"])
 
 
 class JsonLog:
@@ -109,7 +109,7 @@ class JsonLog:
             raise RuntimeFailure(f"{self._path} cannot be read: {error}") from error
 
     def __repr__(self) -> str:
-        return described(self, ("" if self._path is None else repr(str(self._path)) for _ in (0,)))
+        return short_repr(self, lambda: ["" if self._path is None else repr(str(self._path))])
 
 
 def _is_before(line: str, epoch: int, updates: int) -> bool:

@@ -25,7 +25,7 @@ from graphkit.ir.subgraph import inline
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F, as_value
-from graphkit.text import described
+from graphkit.text import short_repr
 from graphkit.train.losses import huber
 from graphkit.train.optim import Adam, Optimizer
 from graphkit.train.step import LEARNING_RATE, STEP
@@ -334,7 +334,7 @@ class QLearner:
         return [self.episode((epsilon or falling)(i)) for i in range(episodes)]
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.net.name)

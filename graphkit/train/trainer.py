@@ -29,7 +29,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
-from graphkit.text import described
+from graphkit.text import short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
@@ -537,7 +537,7 @@ class Trainer:
         saving.resume(self, folder)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.net.name)

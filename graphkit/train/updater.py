@@ -13,7 +13,7 @@ from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
-from graphkit.text import described
+from graphkit.text import short_repr
 from graphkit.train.average import AVERAGE, EMA
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class OptimizerUpdater:
         self._slots, self._averages, self._updates = slots, averages, updates
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"of {type(self.optimizer).__name__}"

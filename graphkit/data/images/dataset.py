@@ -16,7 +16,7 @@ from graphkit.data.images.decode import Picture, of_pixels, opened
 from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.lazy import LazyDataset
 from graphkit.errors import DamagedSample, InputError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 
 class Store(Protocol):
@@ -44,7 +44,7 @@ class Files:
         return opened(self.path(number))
 
     def __repr__(self) -> str:
-        return described(self, (f"{len(self)} files of {self.folder}" for _ in (0,)))
+        return short_repr(self, lambda: [f"{len(self)} files of {self.folder}"])
 
 
 class Pixels:
@@ -60,7 +60,7 @@ class Pixels:
         return contextlib.nullcontext(of_pixels(self.pixels[number]))
 
     def __repr__(self) -> str:
-        return described(self, (f"{self.pixels.dtype}{list(self.pixels.shape)}" for _ in (0,)))
+        return short_repr(self, lambda: [f"{self.pixels.dtype}{list(self.pixels.shape)}"])
 
 
 class Joined:
@@ -78,7 +78,7 @@ class Joined:
         return self.stores[place].open(number - int(self._ends[place - 1] if place else 0))
 
     def __repr__(self) -> str:
-        return described(self, (f"{len(self)} pictures of {len(self.stores)} stores" for _ in (0,)))
+        return short_repr(self, lambda: [f"{len(self)} pictures of {len(self.stores)} stores"])
 
 
 class Pictures(LazyDataset):

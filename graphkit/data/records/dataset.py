@@ -17,7 +17,7 @@ from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.records.header import SIZE, IRHeader, unpack
 from graphkit.data.records.reading import RecordFile
 from graphkit.errors import InputError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 
 class RecordPictures:
@@ -38,7 +38,7 @@ class RecordPictures:
         return opened(bytes(data), name)
 
     def __repr__(self) -> str:
-        return described(self, (f"{len(self)} of {self.records.path}" for _ in (0,)))
+        return short_repr(self, lambda: [f"{len(self)} of {self.records.path}"])
 
 
 def load(

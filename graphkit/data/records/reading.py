@@ -12,7 +12,7 @@ from graphkit.data.records.framing import HEAD, LONGEST, MAGIC, MAGIC_BYTES, Dam
 from graphkit.data.records.index import index_of, read_index
 from graphkit.errors import InputError
 from graphkit.ir.stored import StoredFile
-from graphkit.text import described
+from graphkit.text import short_repr
 
 # So much is read at once: enough that the calls do not count, little enough to stay in a core's cache.
 BLOCK = 1 << 20
@@ -96,7 +96,7 @@ class RecordStream:
         return place
 
     def __repr__(self) -> str:
-        return described(self, (f"{str(self.path)!r} at {self.position}" for _ in (0,)))
+        return short_repr(self, lambda: [f"{str(self.path)!r} at {self.position}"])
 
 
 class RecordFile:
@@ -161,7 +161,7 @@ class RecordFile:
             raise InputError(f"{self.path} has {self._file.size} bytes, and had {size} when it was opened first")
 
     def __repr__(self) -> str:
-        return described(self, (f"{str(self.path)!r}, {len(self)} records" for _ in (0,)))
+        return short_repr(self, lambda: [f"{str(self.path)!r}, {len(self)} records"])
 
 
 def opened(path: Path) -> StoredFile:

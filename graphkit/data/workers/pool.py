@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import UsageError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 if TYPE_CHECKING:
     from graphkit.data.lazy import LazyDataset
@@ -101,7 +101,7 @@ class Workers:
         return Workers, (0,)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield ""

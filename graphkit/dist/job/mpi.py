@@ -33,7 +33,7 @@ from graphkit.dist.wire.exchange import MOST, Exchange
 from graphkit.dist.wire.mail import Mail
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
@@ -374,7 +374,7 @@ class MpiCommunicator:
         self._job.Abort(code)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"rank {self.rank} of {self.size}"

@@ -19,7 +19,7 @@ from graphkit.dist.sums import compression
 from graphkit.dist.sums.rows import RowSparse, rows_of
 from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
-from graphkit.text import described
+from graphkit.text import short_repr
 
 Key: TypeAlias = int | str
 
@@ -281,7 +281,7 @@ class Server:
         return pack({})
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"of {self._workers} workers"

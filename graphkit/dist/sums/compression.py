@@ -6,7 +6,6 @@ convergence: Karimireddy et al., ICML 2019. What is not a number arrives as such
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import numpy as np
 
 from graphkit.errors import MissingDependency, UsageError, did_you_mean
 from graphkit.executor.devices.loading import load_device, native_module
-from graphkit.text import described, settings
+from graphkit.text import settings, short_repr
 
 
 class Compression(ABC):
@@ -35,7 +34,7 @@ class Compression(ABC):
         """Add what the bytes say to `total`, in place."""
 
     def __repr__(self) -> str:
-        return described(self, itertools.chain(("",), settings(self)))
+        return short_repr(self, lambda: ["", *settings(self)])
 
 
 class Halves(Compression):

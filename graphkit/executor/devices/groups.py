@@ -8,7 +8,7 @@ from typing import TypeAlias
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.devices.loading import DeviceName
 from graphkit.ir.context import GROUP
-from graphkit.text import described
+from graphkit.text import short_repr
 
 
 class GroupDevices:
@@ -25,7 +25,7 @@ class GroupDevices:
         self.homes: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphkit.executor.report.plan_data import Operand, PlanData, PlanStep
 from graphkit.executor.report.plan_page import page
-from graphkit.text import described, format_table, human, listed
+from graphkit.text import format_table, human, listed, short_repr
 
 
 class Plan(PlanData):
@@ -61,7 +61,7 @@ class Plan(PlanData):
         return f"{table}\n\n{self.summary()}"
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield ""

@@ -21,7 +21,7 @@ from graphkit.ir import limits
 from graphkit.ir.graph import Graph
 from graphkit.ir.limits import Limits
 from graphkit.ir.origin import signature
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -145,7 +145,7 @@ class BaseProgram(ABC):
         return describe(self.lowered)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.graph.name)

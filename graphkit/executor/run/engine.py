@@ -25,7 +25,7 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
-from graphkit.text import described
+from graphkit.text import short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -57,7 +57,7 @@ class Variable:
         self.name = name
 
     def __repr__(self) -> str:
-        return described(self, (repr(self.name) if self.name else "" for _ in (0,)))
+        return short_repr(self, lambda: [repr(self.name) if self.name else ""])
 
 
 class Engine:
@@ -189,7 +189,7 @@ class Engine:
             recorded.append(Work(self.number, worker, operation, start, end))
 
     def __repr__(self) -> str:
-        return described(self, (f"of {self.workers} workers" for _ in (0,)))
+        return short_repr(self, lambda: [f"of {self.workers} workers"])
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:

@@ -20,7 +20,7 @@ from graphkit.executor.memory.resident import Resident
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 # Of so many lists of names a joint store knows which are whose.
 _DIVIDED = 16
@@ -231,7 +231,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return name in self._types
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     @property
     def nbytes(self) -> int:
@@ -266,7 +266,7 @@ class ParameterArray:
         return self._store.resident(self._name, device)
 
     def __repr__(self) -> str:
-        return described(self, (repr(self._name) for _ in (0,)))
+        return short_repr(self, lambda: [repr(self._name)])
 
 
 class JointStore(ParamStore):

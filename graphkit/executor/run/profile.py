@@ -27,7 +27,7 @@ from graphkit.executor.run import base_program as programs
 from graphkit.executor.run import engine
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.ir.atomic import write_whole
-from graphkit.text import described, format_table, human
+from graphkit.text import format_table, human, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -207,7 +207,7 @@ class Profile:
         return self._steps[program]
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield ""

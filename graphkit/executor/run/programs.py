@@ -18,7 +18,7 @@ from graphkit.executor.run.base_program import InstancedProgram
 from graphkit.executor.run.batched_program import BatchedProgram, Parts
 from graphkit.executor.run.compile import SingleProgram, compile_graph, find_batch, make_template, sized_program
 from graphkit.executor.run.selection import Key, Selection
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 # The most recently used programs stay however large they are: training takes turns with evaluation, and the last batch
 # is a smaller one.
@@ -162,7 +162,7 @@ class Programs:
         return None if template is None else sized_program(template, selection.shapes(key), fixed, self._pools)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"of {self._settings.device}"

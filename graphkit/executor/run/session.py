@@ -46,7 +46,7 @@ from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.places import groups_of
 from graphkit.passes.training.randomness import bind_rng
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -154,7 +154,7 @@ class Executor:
         )
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self._graph.name)

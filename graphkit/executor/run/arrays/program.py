@@ -30,7 +30,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.sequence.elements import holds_maps
-from graphkit.text import described, human
+from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -120,7 +120,7 @@ class ArrayProgram:
         return describe(self.lowered)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.graph.name)

@@ -23,7 +23,7 @@ from graphkit.executor.run.divided.run import DividedRun
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
-from graphkit.text import described
+from graphkit.text import short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.report.plan import Plan
@@ -114,7 +114,7 @@ class DividedProgram:
         return join(plans)
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.graph.name)

@@ -17,7 +17,7 @@ from graphkit.executor.run.divided.program import DividedProgram
 from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Key, Selection
 from graphkit.passes.core.bind import bind
-from graphkit.text import described
+from graphkit.text import short_repr
 
 # Programs that are kept: they hold types, and find those of their parts among their devices' own.
 _KEPT = 64
@@ -81,7 +81,7 @@ class DividedPrograms:
         return program
 
     def __repr__(self) -> str:
-        return described(self, self._facts())
+        return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield f"of {', '.join(map(str, self._devices.devices))}"
