@@ -1,12 +1,10 @@
-"""What GRAPHKIT_DEBUG prints of programs: which are made, why, how their nodes run, and which were there already."""
+"""GRAPHKIT_DEBUG's lines about programs: which are made, why, which nodes are interpreted, and which are kept."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from graphkit import debug
 from graphkit.executor.lower.lowering import Settings
@@ -18,67 +16,60 @@ from graphkit.ir.origin import titled
 from graphkit.text import human
 
 
-@dataclass
-class Making:
-    """A program that is being made; `program` is there at the end."""
-
-    program: SingleProgram = None  # type: ignore[assignment]
-
-
 def of(settings: Settings) -> ProgramLog | None:
-    """The log of programs of a device; None, which costs nothing, if GRAPHKIT_DEBUG is off."""
+    """The log of programs of a device; None if GRAPHKIT_DEBUG is off."""
     level = debug.level()
     return ProgramLog(settings, level) if level else None
 
 
 class ProgramLog:
-    """Prints what becomes of the programs of one executor and device."""
+    """Prints which programs of an executor and device are made, found and dropped."""
 
     def __init__(self, settings: Settings, level: int):
         where = settings.device if settings.device == "cpu" else f"{settings.device}:{settings.number}"
         self._where = f"{where}, {settings.threads} threads" if settings.device == "cpu" else where
         self._level = level
-        # The key made last, by what programs for other shapes have in common, and the keys that were let go.
+        # The latest key of each group of programs that differ in shapes alone, and why programs were dropped.
         self._latest: dict[tuple[int, tuple[int, ...]], Key] = {}
-        self._dropped: set[Key] = set()
+        self._dropped: dict[Key, str] = {}
 
     def found(self, key: Key) -> None:
-        """A run uses a program that is there."""
+        """Print that a run uses a kept program."""
         if self._level >= debug.DECISIONS:
             debug.say(f"program for {_sizes(key)}: found")
 
-    def dropped(self, key: Key, most: int) -> None:
-        """A program is let go."""
-        self._dropped.add(key)
+    def dropped(self, key: Key, reason: str) -> None:
+        """Print that a program is dropped. reason: a clause, such as "a part of it is dropped"."""
+        self._dropped[key] = reason
         if self._level >= debug.DECISIONS:
-            limit = f"{human(most)} (GRAPHKIT_CACHE_MB)"
-            debug.say(f"program for {_sizes(key)}: dropped, all programs together take more than {limit}")
+            debug.say(f"program for {_sizes(key)}: dropped, {reason}")
 
-    @contextmanager
-    def making(self, key: Key, selection: Selection, *, outgrown: bool) -> Iterator[Making]:
-        """Print why a program is made, then what it is. outgrown: it replaces one for the same key."""
+    def made(
+        self, key: Key, selection: Selection, make: Callable[[Key, Selection], SingleProgram], *, outgrown: bool
+    ) -> SingleProgram:
+        """Make a program; print why before, and its steps and the time after. outgrown: it replaces one of this key."""
         name = f"program of {titled(selection.graph)} for {_shapes(selection, key)}"
         if self._level >= debug.DECISIONS:
             debug.say(f"{name}: made because {self._reason(key, selection, outgrown)}")
-        made = Making()
         begin = time.perf_counter()
-        yield made
+        program = make(key, selection)
         seconds = time.perf_counter() - begin
         self._latest[key.group] = key
-        self._dropped.discard(key)
-        debug.say(f"{name} ({self._where}): {_content(made.program)}; {debug.milliseconds(seconds)}")
-        if self._level >= debug.DECISIONS and not isinstance(made.program, (SizedProgram, BatchedProgram)):
-            for node, operator, reason in made.program.lowered.interpreted():
+        self._dropped.pop(key, None)
+        debug.say(f"{name} ({self._where}): {_content(program)}; {debug.milliseconds(seconds)}")
+        if self._level >= debug.DECISIONS and not isinstance(program, (SizedProgram, BatchedProgram)):
+            for node, operator, reason in program.lowered.interpreted():
                 why = f": {reason}" if reason else ""
                 debug.say(f"node {node!r} ({operator.op.name}) is interpreted{why}")
-        if self._level >= debug.LISTINGS and not isinstance(made.program, BatchedProgram):
-            debug.show(str(made.program.plan))
+        if self._level >= debug.LISTINGS and not isinstance(program, BatchedProgram):
+            debug.show(str(program.plan))
+        return program
 
     def _reason(self, key: Key, selection: Selection, outgrown: bool) -> str:
         if outgrown:
             return "these shapes come often, so that a compiled one pays"
         if key in self._dropped:
-            return "the one for these shapes was dropped (GRAPHKIT_CACHE_MB)"
+            return f"the one for these shapes was dropped: {self._dropped[key]}"
         before = self._latest.get(key.group)
         if before is None:
             return "other outputs are selected, or other parameters are fed" if self._latest else "there is none yet"

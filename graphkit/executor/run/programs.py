@@ -86,14 +86,12 @@ class Programs:
         """The program for inputs of these shapes. Raises as `compile_graph`."""
         if self._log is None:
             return self._make(key, selection)
-        with self._log.making(key, selection, outgrown=key in self._kept) as made:
-            made.program = self._make(key, selection)
-        return made.program
+        return self._log.made(key, selection, self._make, outgrown=key in self._kept)
 
     def _make(self, key: Key, selection: Selection) -> SingleProgram:
         before = self._kept.get(key)  # outgrown
         if before is not None:
-            self._drop(key)
+            self._drop(key, "a compiled one replaces it")
         program: SingleProgram = self._in_parts(key, selection) or self._whole(key, selection, light=before is None)
         self._kept[key] = program
         self._bytes += program.kept_bytes
@@ -101,19 +99,19 @@ class Programs:
             self._wholes.setdefault(part, set()).add(key)
         most = config.CACHE_MB.get() << 20
         while self._bytes > most and len(self._kept) > _LEAST:
-            if self._log is not None:
-                self._log.dropped(next(iter(self._kept)), most)
-            self._drop(next(iter(self._kept)))
+            self._drop(next(iter(self._kept)), f"all take more than {human(most)} (GRAPHKIT_CACHE_MB)")
         return program
 
-    def _drop(self, key: Key) -> None:
-        """Let go of a program, and of those that it is a part of."""
+    def _drop(self, key: Key, reason: str) -> None:
+        """Drop a program, and those that it is a part of. reason: for the log."""
+        if self._log is not None:
+            self._log.dropped(key, reason)
         program = self._kept.pop(key)
         self._bytes -= program.kept_bytes
         for part in program.keys if isinstance(program, BatchedProgram) else ():
             self._wholes.get(part, set()).discard(key)
         for whole in [*self._wholes.pop(key, ())]:
-            self._drop(whole)
+            self._drop(whole, "a part of it is dropped")
 
     def _whole(self, key: Key, selection: Selection, light: bool) -> SingleProgram:
         program = self._from_template(key, selection) if light and key.group in self._compiled else None
