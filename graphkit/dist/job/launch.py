@@ -26,8 +26,8 @@ _UNLESS_TAKEN = (signal.SIGHUP, signal.SIGQUIT)
 _OWN = (130, 143)
 # What MPICH's launcher leaves with may be all statuses of its processes in one number, bit by bit: 2 and 5 are 7.
 _COMBINED = (6, 7, 11, 13)
-# Seconds. A wait with a bound, however long, looks at the job every 50 ms, and handlers of signals run then.
-_BOUND = 60.0
+# Seconds between two moments at which handlers of signals run while the job runs, at most.
+_PAUSE = 1.0
 # What Open MPI's launcher leaves with that was told to end.
 _ENDED_BY_LAUNCHER = 1
 
@@ -118,12 +118,12 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
 def _wait(job: subprocess.Popen[bytes]) -> int:
     """Wait for the end of the job, and let Python's handlers of signals run meanwhile.
 
-    A wait without a bound would never end by a signal that comes just before it blocks, or that the system gives to
-    another thread of this process: Python calls handlers in the main thread alone, between two of its instructions.
+    Python runs handlers in the main thread, between two of its instructions. A signal does not interrupt a wait
+    without a limit if it comes just before the wait, or if the system delivers it to another thread.
     """
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return job.wait(_BOUND)
+            return job.wait(_PAUSE)
 
 
 def _signal_of(status: int) -> signal.Signals | None:
