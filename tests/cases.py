@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +20,10 @@ def not_excused(error: BaseException) -> str:
     return ""
 
 
-# What is asked about each failure; `tests/conftest.py` sets it.
+# Asked about each failure. `tests/conftest.py` sets it.
 excused: Callable[[BaseException], str] = not_excused
+# Names of the cases that the current item has skipped. `tests/lanes.py` counts them.
+skipped_names: list[str] = []
 # The longest text of one failing case, and how many failing cases are printed whole.
 _LONGEST, _PRINTED = 4000, 5
 
@@ -29,6 +32,41 @@ class Cases(tuple[Any, ...]):
     """The cases of one pytest item. `tests/lanes.py` counts them."""
 
     __slots__ = ()
+
+
+def items_of(
+    cases: Iterable[Any], group: Callable[[Any], str], name: Callable[[Any], str], full: Callable[[Any], bool]
+) -> list[Any]:
+    """The values of a `parametrize` mark: the `Cases` of each group. See `each_case` for the arguments and errors."""
+    groups: dict[tuple[bool, str], list[Any]] = {}
+    for case in cases:
+        groups.setdefault((full(case), group(case)), []).append(case)
+    if not groups:
+        raise ValueError("a test without cases")
+    for (_, title), members in groups.items():
+        names = [name(member) for member in members]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two cases of {title} have one name: {sorted(n for n in names if names.count(n) > 1)[0]}")
+    return [
+        pytest.param(
+            Cases(members), id=f"{title}-full" if is_full else title, marks=pytest.mark.full if is_full else ()
+        )
+        for (is_full, title), members in groups.items()
+    ]
+
+
+def replaced(
+    test: Callable[..., None], run: Callable[..., None], arguments: Iterable[str], marks: Iterable[pytest.Mark]
+) -> Callable[..., None]:
+    """Give `run` the test's name and these marks. arguments: the parameters and fixtures that pytest passes to it."""
+    functools.update_wrapper(run, test)
+    # pytest would look through it at the arguments of the test.
+    del run.__wrapped__  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in arguments]
+    )
+    run.pytestmark = list(marks)  # type: ignore[attr-defined]
+    return run
 
 
 def each_case(
@@ -43,7 +81,7 @@ def each_case(
     traceback. Fixtures are set up once for an item, so that a test must not leave anything in them.
 
     Args:
-        cases: What the test is run with.
+        cases: The cases, each an argument of the test.
         group: The item's name for a case, for example that of its operator.
         name: The case's name in messages and for `pytest --case PATTERN`.
         full: Whether a case belongs to the full lane. The item of those is marked `full`.
@@ -51,37 +89,16 @@ def each_case(
     Raises:
         ValueError: There are no cases, or two cases of an item have one name.
     """
-    groups: dict[tuple[bool, str], list[Any]] = {}
-    for case in cases:
-        groups.setdefault((full(case), group(case)), []).append(case)
-    if not groups:
-        raise ValueError("a test without cases")
-    for (_, title), members in groups.items():
-        names = [name(member) for member in members]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two cases of {title} have one name: {sorted(n for n in names if names.count(n) > 1)[0]}")
-    parameters = [
-        pytest.param(
-            Cases(members), id=f"{title}-full" if is_full else title, marks=pytest.mark.full if is_full else ()
-        )
-        for (is_full, title), members in groups.items()
-    ]
+    items = items_of(cases, group, name, full)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        first, *others = inspect.signature(test).parameters.values()
+        first, *others = inspect.signature(test).parameters
 
         def run(**arguments: Any) -> None:
-            run_all(test, arguments.pop(first.name), name, arguments)
+            run_all(test, arguments.pop(first), name, arguments)
 
-        run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
-        run.__module__ = test.__module__
-        run.__signature__ = inspect.Signature(
-            [  # type: ignore[attr-defined]
-                p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (first, *others)
-            ]
-        )
-        run.pytestmark = list(getattr(test, "pytestmark", []))  # type: ignore[attr-defined]
-        return pytest.mark.parametrize(first.name, parameters)(run)
+        made = replaced(test, run, (first, *others), getattr(test, "pytestmark", []))
+        return pytest.mark.parametrize(first, items)(made)
 
     return decorate
 
@@ -105,6 +122,7 @@ def run_all(
             trace = error.__traceback__ and error.__traceback__.tb_next
             text = "".join(traceback.format_exception(type(error), error, trace))
             failed.append(f"{name(case)}\n{text[-_LONGEST:]}")
+    skipped_names[:] = skipped
     if failed:
         rest = [text.split("\n", 1)[0] for text in failed[_PRINTED:]]
         texts = [*failed[:_PRINTED], *(["also failed: " + ", ".join(rest)] if rest else [])]

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
-from cases import each_case
+from cases import each_case, replaced
 
 # Which combinations the default lane runs: all of them; enough that each pair of values of two parameters occurs; or
 # enough that each value occurs.
@@ -45,26 +45,31 @@ def in_one_item(
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         marks = getattr(test, "pytestmark", [])
-        cases = _combinations([_choices(mark) for mark in reversed(marks) if mark.name == "parametrize"], default)
+        cases = combined(marks, default)
         names = {name for case in cases for name in case.arguments}
-        signature = inspect.signature(test)
-        fixtures = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in signature.parameters.items()]
 
         def run(case: Combination, **given: Any) -> None:
             if case.skipped is not None:
                 pytest.skip(case.skipped)
             test(**case.arguments, **given)
 
-        run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
-        run.__module__ = test.__module__
-        first = inspect.Parameter("case", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [first, *(p for p in fixtures if p.name not in names)]
-        )
-        run.pytestmark = [mark for mark in marks if mark.name != "parametrize"]  # type: ignore[attr-defined]
+        fixtures = [name for name in inspect.signature(test).parameters if name not in names]
+        replaced(test, run, ("case", *fixtures), without_parametrize(marks))
         return each_case(cases, group=lambda case: group(case.arguments), full=lambda case: case.full)(run)
 
     return decorate
+
+
+def without_parametrize(marks: Sequence[pytest.Mark]) -> list[pytest.Mark]:
+    return [mark for mark in marks if mark.name != "parametrize"]
+
+
+def combined(marks: Sequence[pytest.Mark], default: Coverage = "all") -> list[Combination]:
+    """All combinations of the `parametrize` marks, those that `default` does not choose for the full lane."""
+    columns = [_choices(mark) for mark in reversed(marks) if mark.name == "parametrize"]
+    if not columns:
+        raise ValueError("the parametrize marks of a test belong below the decorator that combines them")
+    return _combinations(columns, default)
 
 
 def _choices(mark: pytest.Mark) -> list[Combination]:
@@ -102,8 +107,6 @@ def _title(value: Any, otherwise: str) -> str:
 
 
 def _combinations(columns: Sequence[Sequence[Combination]], default: Coverage) -> list[Combination]:
-    if not columns:
-        raise ValueError("in_one_item belongs above the parametrize marks of a test")
     sizes = [len(column) for column in columns]
     places = list(product(*(range(size) for size in sizes)))
     kept = {"all": lambda: set(places), "pairs": lambda: _pairs(places), "values": lambda: _values(sizes)}[default]()

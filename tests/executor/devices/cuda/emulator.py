@@ -66,7 +66,8 @@ class Emulator:
         self._folder = folder
         self._functions: dict[str, Any] = {}
         self._wanted: dict[Source, None] = {}
-        self._when_missing: Callable[[], None] | None = None
+        # Of each thread: a thread that a test starts compiles what it needs itself.
+        self._of_thread = threading.local()
         self._compiling = threading.Lock()
 
     def compile(self, sources: Iterable[Source]) -> None:
@@ -76,12 +77,12 @@ class Emulator:
 
     @contextlib.contextmanager
     def gathering(self, when_missing: Callable[[], None]) -> Iterator[None]:
-        """Inside, `run` calls `when_missing` before it compiles a kernel of which it has noted the sources."""
-        self._when_missing = when_missing
+        """In this thread, `run` calls `when_missing` before it compiles a kernel whose sources it has noted."""
+        self._of_thread.when_missing = when_missing
         try:
             yield
         finally:
-            self._when_missing = None
+            self._of_thread.when_missing = None
 
     def compile_noted(self) -> None:
         """Compile and load all sources that were noted. Raises CompilerError if the compiler refuses one of them."""
@@ -183,10 +184,11 @@ class Emulator:
         with self._compiling:
             if all(map(self._load, sources)):
                 return
-        if self._when_missing is None:
+        when_missing = getattr(self._of_thread, "when_missing", None)
+        if when_missing is None:
             self.compile_noted()
             return
-        self._when_missing()
+        when_missing()
         with self._compiling:
             self._compile_now(sources)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulator import COMPILER, Emulator
+from on_a_card import stand_in_alone
 from stand_in import Card
 from together import together
 
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, source_of
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+pytestmark = [pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler"), stand_in_alone]
 
 
 def run(emulator: Emulator, number: int) -> int:
@@ -101,6 +103,31 @@ def test_a_source_with_an_error_fails_its_own_case(alone: Emulator, tmp_path: Pa
     (members,) = items(test)
     with pytest.raises(pytest.fail.Exception, match="1 of 3 cases failed\n\na mistake\n"):
         test(members=members, processor=alone, tmp_path=tmp_path)
+
+
+def test_a_case_that_leaves_its_thread_fails(alone: Emulator, tmp_path: Path) -> None:
+    @together()
+    @pytest.mark.parametrize("number", range(2))
+    def test(number: int) -> None:
+        assert run(alone, 600 + number) == 600 + number
+        if number:
+            raise SystemExit(0)
+
+    (members,) = items(test)
+    with pytest.raises(SystemExit):
+        test(members=members, processor=alone, tmp_path=tmp_path)
+
+
+def test_threads_of_a_case_compile_what_they_need(alone: Emulator, tmp_path: Path) -> None:
+    @together()
+    @pytest.mark.parametrize("number", range(2))
+    def test(number: int, card: Card) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            found = [pool.submit(run, alone, 10 * number + n) for n in (700, 701)]
+            assert [f.result() - 10 * number for f in found] == [700, 701]
+
+    (members,) = items(test)
+    test(members=members, processor=alone, tmp_path=tmp_path)
 
 
 def test_processes_share_compiled_kernels(alone: Emulator, kernels: Path) -> None:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import inspect
-import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cases as many
 import on_a_card
 import pytest
+from combinations import Combination, combined, without_parametrize
 from emulator import CompilerError, Emulator
 from fresh import FRESH
-
-
-class Case(NamedTuple):
-    """Arguments of a test, as `pytest.mark.parametrize` gives them. full: whether the case is of the full lane."""
-
-    name: str
-    arguments: dict[str, Any]
-    full: bool
-
 
 # Tests with none of these fixtures compile nothing.
 _COMPILING = {"processor", "emulator", "card", "cards"}
@@ -46,14 +36,10 @@ def together(
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         marks = list(getattr(test, "pytestmark", []))
-        found = list(_cases_of([mark for mark in marks if mark.name == "parametrize"], full))
-        if not found:
-            raise ValueError(f"{test.__name__} has no cases")
-        default, long = ([case for case in found if case.full is is_full] for is_full in (False, True))
-        items = [pytest.param(many.Cases(default), id="cases")] if default else []
-        items += [pytest.param(many.Cases(long), id="cases-full", marks=pytest.mark.full)] if long else []
+        found = [case._replace(full=case.full or full(**case.arguments)) for case in combined(marks)]
+        items = many.items_of(found, lambda case: "cases", lambda case: case.name, lambda case: case.full)
         given = {name for case in found for name in case.arguments}
-        fixtures = [p for p in inspect.signature(test).parameters if p not in given]
+        fixtures = [name for name in inspect.signature(test).parameters if name not in given]
         shared = [name for name in fixtures if name not in FRESH]
 
         def run(**arguments: Any) -> None:
@@ -62,13 +48,8 @@ def together(
             call = _Call(test, fresh, kept, arguments.get("processor"), arguments["tmp_path"])
             _run(call, arguments["members"])
 
-        functools.update_wrapper(run, test)
-        del run.__wrapped__  # type: ignore[attr-defined]
         asked = dict.fromkeys(("members", "tmp_path", *(["processor"] if _COMPILING & {*fixtures} else []), *shared))
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in asked]
-        )
-        run.pytestmark = [mark for mark in marks if mark.name != "parametrize"]  # type: ignore[attr-defined]
+        many.replaced(test, run, asked, without_parametrize(marks))
         return pytest.mark.parametrize("members", items)(run)
 
     return decorate
@@ -84,7 +65,9 @@ class _Call(NamedTuple):
     processor: Emulator | None
     folder: Path
 
-    def __call__(self, case: Case) -> None:
+    def __call__(self, case: Combination) -> None:
+        if case.skipped is not None:
+            pytest.skip(case.skipped)
         with pytest.MonkeyPatch.context() as monkeypatch:
             made = {name: FRESH[name](self.processor, monkeypatch, self.folder) for name in self.fresh}
             self.test(**case.arguments, **self.shared, **made)
@@ -103,7 +86,7 @@ def _run(call: _Call, members: many.Cases) -> None:
     else:
         outcomes = (_begin_again if call.fresh else _take_turns)(call, call.processor, chosen)
 
-    def report(case: Case) -> None:
+    def report(case: Combination) -> None:
         error = outcomes[case.name]
         if error is not None:
             raise error
@@ -114,7 +97,7 @@ def _run(call: _Call, members: many.Cases) -> None:
 Outcomes = dict[str, BaseException | None]
 
 
-def _outcome(call: _Call, case: Case) -> BaseException | None:
+def _outcome(call: _Call, case: Combination) -> BaseException | None:
     """The error of a case. None if it passes."""
     try:
         call(case)
@@ -123,7 +106,7 @@ def _outcome(call: _Call, case: Case) -> BaseException | None:
     return None
 
 
-def _begin_again(call: _Call, processor: Emulator, waiting: list[Case]) -> Outcomes:
+def _begin_again(call: _Call, processor: Emulator, waiting: list[Combination]) -> Outcomes:
     """Stop each case that lacks a kernel, and begin again with it when all kernels are compiled that others lack, too.
 
     Cases that change the process (`card`, `monkeypatch`) cannot wait for each other in the middle.
@@ -159,7 +142,7 @@ def _compile_for_all(processor: Emulator) -> bool:
 class _Turn(threading.Thread):
     """A case in a thread of its own, which stops where the case lacks a kernel. One thread runs at a time."""
 
-    def __init__(self, call: _Call, processor: Emulator, case: Case):
+    def __init__(self, call: _Call, processor: Emulator, case: Combination):
         super().__init__(daemon=True)
         self.case, self.ended = case, False
         self.outcome: BaseException | None = None
@@ -169,7 +152,10 @@ class _Turn(threading.Thread):
     def run(self) -> None:
         self._resumed.acquire()
         try:
-            self.outcome = _outcome(self._call, self.case)
+            with self._processor.gathering(self.stop):
+                self.outcome = _outcome(self._call, self.case)
+        except BaseException as error:  # noqa: BLE001 - such as SystemExit, which would end the thread in silence
+            self.outcome = error
         finally:
             self.ended = True
             self._stopped.release()
@@ -180,12 +166,11 @@ class _Turn(threading.Thread):
 
     def resume(self) -> None:
         """Returns when the case stops or ends."""
-        with self._processor.gathering(self.stop):
-            self._resumed.release()
-            self._stopped.acquire()
+        self._resumed.release()
+        self._stopped.acquire()
 
 
-def _take_turns(call: _Call, processor: Emulator, cases: list[Case]) -> Outcomes:
+def _take_turns(call: _Call, processor: Emulator, cases: list[Combination]) -> Outcomes:
     """Run all cases until each has ended or lacks a kernel, compile these kernels, and continue."""
     turns = [_Turn(call, processor, case) for case in cases]
     for turn in turns:
@@ -199,40 +184,3 @@ def _take_turns(call: _Call, processor: Emulator, cases: list[Case]) -> Outcomes
     for turn in turns:
         turn.join()
     return {turn.case.name: turn.outcome for turn in turns}
-
-
-def _cases_of(marks: list[pytest.Mark], full: Callable[..., bool]) -> Iterator[Case]:
-    """All combinations, in pytest's order: the lowest decorator's values change fastest."""
-    axes = [list(_values(mark)) for mark in reversed(marks)]
-    used: dict[str, int] = {}
-    for parts in itertools.product(*axes):
-        arguments = {name: value for part in parts for name, value in part.arguments.items()}
-        name = "-".join(part.name for part in reversed(parts))
-        used[name] = used.get(name, 0) + 1
-        unique = name if used[name] == 1 else f"{name}#{used[name]}"
-        yield Case(unique, arguments, bool(any(part.full for part in parts) or full(**arguments)))
-
-
-def _values(mark: pytest.Mark) -> Iterator[Case]:
-    """What one decorator gives."""
-    names, values = mark.args
-    split = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    ids = mark.kwargs.get("ids")
-    for number, value in enumerate(values):
-        marks, title = (), None
-        if isinstance(value, type(pytest.param())):
-            marks, title, value = value.marks, value.id, value.values[0] if len(split) == 1 else value.values
-        parts = [value] if len(split) == 1 else list(value)
-        assert all(mark.name == "full" for mark in marks), "another mark of a case"
-        arguments = dict(zip(split, parts, strict=True))
-        if title is None and ids is not None:
-            title = "-".join(str(ids(part)) for part in parts) if callable(ids) else str(ids[number])
-        if title is None:
-            title = "-".join(_name(name, part, number) for name, part in arguments.items())
-        yield Case(title, arguments, bool(marks))
-
-
-def _name(argument: str, value: Any, number: int) -> str:
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return str(value)
-    return str(getattr(value, "__name__", f"{argument}{number}"))
