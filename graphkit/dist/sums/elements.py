@@ -1,4 +1,4 @@
-"""Which elements a store adds up."""
+"""The element types that a store adds up."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InputError
+from graphkit.ir.types import NUMERIC, DType
 
-# Kinds of numpy's dtypes: integers, unsigned integers, floating-point and complex numbers.
-_KINDS = "iufc"
+_SUMMED = frozenset(dtype.value for dtype in NUMERIC | {DType.COMPLEX64, DType.COMPLEX128})
 
 
 def check_summed(key: int | str, dtype: np.dtype[Any]) -> None:
-    """Raise InputError unless arrays of this dtype can be added up: integers, floats (bfloat16 too), complex numbers.
+    """Raise InputError unless a store adds up arrays of this dtype.
 
-    A store of any type and any number of processes refuses the same dtypes, so that a program that runs in one process
-    also runs in several. bool has no sum, and float8 and int4 would overflow with a few summands.
+    Stores of all types refuse the same dtypes in one process and in several, so that a program that runs in one process
+    also runs in several. bool has no sum, and float8 and int4 overflow after a few summands.
 
     Args:
         key: The key, or the name of a gradient, for the message.
-        dtype: That of the array that is to be added up.
+        dtype: The dtype of the array.
     """
-    if dtype.kind not in _KINDS and dtype.name != "bfloat16":
+    if dtype.name not in _SUMMED:
         raise InputError(
-            f"key {key!r} is {dtype}: a store adds up what it gets, and {dtype} is not added up; push integers, "
+            f"key {key!r} is {dtype}: a store does not add up {dtype}; push integers, "
             "float16, bfloat16, float32, float64 or complex numbers (`broadcast` and `gather` take every dtype)"
         )
