@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from graphkit.text import listed
 if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 # How many nodes are looked at to find one that has a name.
 _FARTHEST = 1000
 # How many operands an error lists.
@@ -141,8 +142,8 @@ def _caller() -> str:
     """The innermost line of the stack that is not graphkit's own: the user's. Only for errors: it walks the stack."""
     frame = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE) and not code.co_filename.startswith("<frozen"):
-            return f"{Path(code.co_filename).name}:{frame.f_lineno}"
+        path = frame.f_code.co_filename
+        if not path.startswith((_PACKAGE, "<frozen")):
+            return f"{Path(path).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
