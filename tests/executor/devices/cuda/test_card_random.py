@@ -64,8 +64,11 @@ def test_normal_numbers(size: int, dtype: str, emulator: Emulator) -> None:
     node = node_of(registry.get("", "RandomNormal")(shape=(size,), dtype=dtype, stream=5), RNG)
     (wanted,) = run_node(node, [RNG])
     close = {"float32": 5e-7, "float64": 1e-13, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    # The reference rounds the angle, which is below 2 pi, to float64; a GPU's sincospi does not. The radius is below 9.
+    # Near zeros of sine and cosine the error is therefore absolute.
+    beside = 9 * 2.0**-51 if dtype == "float64" else close * 1e-3
     found = drawn(emulator, node, [RNG])
-    np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=close, atol=close * 1e-3)
+    np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=close, atol=beside)
 
 
 def test_a_node_without_a_state_draws_at_its_beginning(emulator: Emulator) -> None:

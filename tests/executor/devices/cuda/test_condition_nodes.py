@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator import Emulator
+from on_a_card import stand_in_alone
 from registers import check
 from stand_in import Card
 from stand_in_graphs import STREAM, Capturing, Runtime
@@ -315,6 +316,7 @@ def once(self: Card, value: np.ndarray, work: Any) -> None:
         always(self, value, work)
 
 
+@stand_in_alone
 @pytest.mark.parametrize(
     ("name", "does", "wrong"), [("_choose", always, "'then': 2"), ("_repeat", once, "'iterations': 1")]
 )

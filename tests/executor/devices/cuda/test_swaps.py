@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_a_card import stand_in_alone
 from stand_in import Card
 from test_array_programs import random_graph
 from together import together
@@ -183,6 +184,7 @@ def test_without_room_for_copies_nothing_is_swapped(card: Card, monkeypatch: pyt
 # --- order ------------------------------------------------------------------------------------------
 
 
+@stand_in_alone
 @together()
 @pytest.mark.parametrize("missing", [SwapIn, SwapOut], ids=["in", "out"])
 def test_a_wait_that_is_missing_shows(missing: type, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +404,7 @@ def test_the_arena_does_not_grow_with_iterations(loop: str, card: Card) -> None:
     assert arenas[False][1] > 2 * arenas[True][1]
 
 
+@stand_in_alone
 @together()
 @pytest.mark.parametrize("missing", ["in", "out"])
 def test_a_row_that_nobody_waits_for_shows(missing: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
