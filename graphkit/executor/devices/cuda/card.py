@@ -328,9 +328,13 @@ def load(number: int = 0) -> None:
     device(number)
 
 
-@cache
 def device(number: int = 0) -> CudaDevice:
-    """The card of a number; see `load` for what it raises."""
+    """The GPU of a number: one object for each in a process. See `load` for what it raises."""
+    return _device(number)  # a cache takes device() and device(0) for two calls
+
+
+@cache
+def _device(number: int) -> CudaDevice:
     count = cards()
     if number >= count:
         raise UnsupportedError(f"device 'cuda:{number}': the driver finds {count} NVIDIA card{'s' * (count > 1)}")
