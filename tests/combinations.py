@@ -25,9 +25,14 @@ class Combination(NamedTuple):
     skipped: str | None = None  # why
 
 
+def full(*values: Any) -> Any:
+    """Values of `parametrize` that belong to the full lane."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 def seeds(count: int, default: int) -> list[Any]:
     """The seeds below `count`, for `parametrize`. Those from `default` on belong to the full lane."""
-    return [pytest.param(seed, marks=() if seed < default else pytest.mark.full) for seed in range(count)]
+    return [seed if seed < default else full(seed) for seed in range(count)]
 
 
 def in_one_item(
@@ -108,19 +113,36 @@ def _title(value: Any, otherwise: str) -> str:
 
 def _combinations(columns: Sequence[Sequence[Combination]], default: Coverage) -> list[Combination]:
     sizes = [len(column) for column in columns]
-    places = list(product(*(range(size) for size in sizes)))
-    kept = {"all": lambda: set(places), "pairs": lambda: _pairs(places), "values": lambda: _values(sizes)}[default]()
+    places = list(product(*map(range, sizes)))
+    kept = {"all": lambda: places, "pairs": lambda: _pairs(sizes), "values": lambda: _values(sizes)}[default]()
+    default_places = set(kept)
     found = []
     for place in places:
         chosen = [column[i] for column, i in zip(columns, place, strict=True)]
         arguments = {name: value for choice in chosen for name, value in choice.arguments.items()}
-        is_full = place not in kept or any(choice.full for choice in chosen)
+        is_full = place not in default_places or any(choice.full for choice in chosen)
         skipped = next((choice.skipped for choice in chosen if choice.skipped is not None), None)
         found.append(Combination("-".join(c.name for c in chosen), arguments, is_full, skipped))
     return found
 
 
-def _values(sizes: Sequence[int]) -> set[tuple[int, ...]]:
+def covering(*values: Sequence[Any]) -> list[Any]:
+    """Combinations of these values, for `parametrize`: enough that each pair of values of two sequences occurs.
+
+    The default lane runs enough of them that each value occurs, and the full lane the others. For tests that need
+    fixtures of their own for each case; `in_one_item` is cheaper, and runs all combinations.
+    """
+    sizes = [len(v) for v in values]
+    default = _values(sizes)
+    return [
+        pytest.param(
+            *(v[i] for v, i in zip(values, place, strict=True)), marks=() if place in default else pytest.mark.full
+        )
+        for place in _pairs(sizes, default)
+    ]
+
+
+def _values(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """As many places as the largest column has, in which each value of each column occurs."""
     most = max(sizes)
     order = sorted(range(len(sizes)), key=lambda column: -sizes[column])
@@ -130,19 +152,17 @@ def _values(sizes: Sequence[int]) -> set[tuple[int, ...]]:
         speed = speed if speed * sizes[column] <= most else 1
         speeds[column] = speed
         speed *= sizes[column]
-    return {tuple(i // speeds.get(c, 1) % size for c, size in enumerate(sizes)) for i in range(most)}
+    return [tuple(i // speeds.get(c, 1) % size for c, size in enumerate(sizes)) for i in range(most)]
 
 
-def _pairs(places: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Places in which each pair of values of two columns occurs."""
-    order = [places[i] for i in np.random.default_rng(0).permutation(len(places))]
-    seen: set[tuple[int, int, int, int]] = set()
-    kept = set()
-    for least in (1.0, 0.5, 0.0):  # which share of a place's pairs has to be new
-        for place in order:
-            pairs = {(i, place[i], j, place[j]) for i, j in combinations(range(len(place)), 2)}
-            new = len(pairs - seen)
-            if new and new >= least * len(pairs):
-                seen |= pairs
-                kept.add(place)
-    return kept or set(order)
+def _pairs(sizes: Sequence[int], first: Sequence[tuple[int, ...]] = ()) -> list[tuple[int, ...]]:
+    """`first` and further places, so that each pair of values of two columns occurs. The next one has the most new."""
+    found = list(dict.fromkeys(first))
+    places = list(product(*map(range, sizes)))
+    pairs = {place: set(combinations(enumerate(place), 2)) for place in places}
+    missing = set().union(*pairs.values()) - set().union(*(pairs[place] for place in found))
+    while missing:
+        best = max(places, key=lambda place: len(pairs[place] & missing))
+        missing -= pairs[best]
+        found.append(best)
+    return found or places

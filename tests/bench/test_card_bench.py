@@ -77,7 +77,7 @@ def test_a_report_of_all(card: Card) -> None:
 def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(sys, "argv", ["cuda.py"])
-    bench.cuda.device.cache_clear()
+    bench.cuda.card._device.cache_clear()
     assert bench.main() == 5
     assert "needs CuPy" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from combinations import full
 from job_server import command
 from jobs import FAILED, finish, start
 
@@ -275,10 +276,6 @@ STOPS = """
         {how}
     steps(2)
 """
-
-
-def full(*values):
-    return pytest.param(*values, marks=pytest.mark.full)
 
 
 STOP, STALL = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(1000)"

@@ -1,10 +1,7 @@
 """Jobs that run the code of tests: failures name the rank, and others start in place of a broken one."""
 
-import itertools
-
 import pytest
 from job_server import JobError, running
-from settings import covering
 
 
 @pytest.mark.full
@@ -38,15 +35,3 @@ def test_a_job_that_does_not_end_in_time_is_an_error():
 def test_calls_of_one_code_do_not_meet_those_of_the_next():
     with running() as jobs, pytest.raises(JobError, match="do not go on together"):
         jobs.run("kv.init('w', 0.0)\nif kv.rank: kv.push('w', 1.0)")
-
-
-@pytest.mark.parametrize("lengths", [(3,), (2, 3), (2, 3, 4, 2), (5, 8)])
-def test_settings_that_cover_all_values_and_pairs(lengths):
-    values = [[f"{name}{number}" for number in range(length)] for name, length in zip("abcd", lengths, strict=False)]
-    found = covering(*values)
-    default = [case.values for case in found if not case.marks]
-    assert len(default) == max(lengths)
-    assert set().union(*default) == set().union(*values)
-    pairs = {pair for case in found for pair in itertools.combinations(case.values, 2)}
-    assert pairs == {pair for one, other in itertools.combinations(values, 2) for pair in itertools.product(one, other)}
-    assert len(found) <= len(list(itertools.product(*values)))

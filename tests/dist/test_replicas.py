@@ -6,8 +6,8 @@ from collections import deque
 
 import numpy as np
 import pytest
+from combinations import covering
 from serving import Alone, add_twice, begun
-from settings import covering
 
 import graphkit as gk
 from graphkit.dist import kvstore

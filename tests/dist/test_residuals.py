@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from combinations import covering
 from serving import workers
-from settings import covering
 from test_shared_step import net, samples
 
 import graphkit as gk

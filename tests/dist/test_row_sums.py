@@ -1,11 +1,10 @@
 """Row-sparse tables over processes: the rows that any of them read follow one update, and no others travel."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from combinations import covering
+from job_server import FOLDERS
 from jobs import finish, start
-from settings import covering
 
 import graphkit as gk
 
@@ -340,7 +339,7 @@ def test_processes_reach_the_weights_of_one(jobs, tmp_path, processes, per_host,
 OUT_OF_RANGE = """
     import sys, numpy as np, graphkit as gk
     from graphkit.dist.job import ending
-    sys.path.insert(0, {here!r})
+    sys.path[:0] = {folders}
     from test_row_sums import ratings, trained, USERS
     with ending.abort_on_error():
         kv = gk.kvstore.create("dist_sync", timeout=30)
@@ -355,7 +354,7 @@ OUT_OF_RANGE = """
 
 @pytest.mark.full
 def test_an_id_out_of_range_is_named_and_ends_the_job():
-    job = OUT_OF_RANGE.format(here=str(Path(__file__).parent))
+    job = OUT_OF_RANGE.format(folders=FOLDERS)
     status, out, errors = finish(start(2, job, before=""), 90)
     assert status != 0
     assert "went on" not in out

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import covering
 from job_server import command
-from settings import covering
 from test_shared_step import assert_same, net, samples, trained
 
 import graphkit as gk

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from settings import covering
+from combinations import covering
 
 import graphkit as gk
 from graphkit.dist.kvstore import KVStore

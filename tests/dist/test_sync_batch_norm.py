@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from combinations import covering
 from job_server import command
-from settings import covering
 
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient

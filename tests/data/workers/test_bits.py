@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import full
 
 from graphkit.data import Dataset, Splits, Workers, sources
 from graphkit.data.stacking import form_of, parted
@@ -23,10 +24,6 @@ def content(batches):
 def workers():
     with Workers(2) as found:
         yield found
-
-
-def full(*values):
-    return pytest.param(*values, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(

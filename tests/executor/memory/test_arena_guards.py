@@ -43,11 +43,11 @@ def overrun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     run = program._Instance.run
 
-    def run_and_look(self: Any, inputs: Any, buffers: Any, arena: np.ndarray) -> Any:
+    def run_and_look(self: Any, program: Any, inputs: Any, buffers: Any, arena: np.ndarray) -> Any:
         arena[:] = PATTERN
-        results = run(self, inputs, buffers, arena)
-        memory = self._program.lowered.memory
-        steps = self._program.placement.steps
+        results = run(self, program, inputs, buffers, arena)
+        memory = program.lowered.memory
+        steps = program.placement.steps
         nodes = {request: steps[index] for index, request in memory.scratch_of.items()}
         names = {request: value.node for value, request in memory.request_of.items()} | nodes
         sizes = [planned(r).size for r in memory.requests]

@@ -35,9 +35,9 @@ from graphkit.ops.xp import SHARED
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """The device as if nobody had asked for it."""
-    cuda.device.cache_clear()
+    cuda.card._device.cache_clear()
     yield
-    cuda.device.cache_clear()
+    cuda.card._device.cache_clear()
 
 
 class CUDARuntimeError(RuntimeError):
