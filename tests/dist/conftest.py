@@ -8,7 +8,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from clocks import Clock
 from job_server import Jobs, running
+
+from graphkit.dist.hosts import watch
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +19,11 @@ def jobs() -> Iterator[Jobs]:
     """`jobs.run(code, ranks)`: what each rank of a real job prints. See `job_server`."""
     with running() as found:
         yield found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of `graphkit.dist.hosts.watch`, which a test sets."""
+    found = Clock()
+    monkeypatch.setattr(watch, "time", found)
+    return found

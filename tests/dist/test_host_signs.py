@@ -4,18 +4,9 @@ import os
 import re
 
 import pytest
-from clocks import Clock
 
-from graphkit.dist.hosts import watch as watch_module
 from graphkit.dist.hosts.hosts import Host
 from graphkit.dist.hosts.watch import ENDED, Board, Watch
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(watch_module, "time", found)
-    return found
 
 
 @pytest.fixture

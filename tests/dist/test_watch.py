@@ -12,27 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clocks import Clock, wait_until
+from clocks import wait_until
 from job_server import command
 from jobs import FAILED, TRAINER, finish, start
 
 import graphkit as gk
 from graphkit import config
 from graphkit.cli._processes import run_job
-from graphkit.dist.hosts import watch as watch_module
 from graphkit.dist.hosts.hosts import Host
 from graphkit.dist.hosts.watch import Board, Watch
 from graphkit.dist.job import launch
 from graphkit.errors import UsageError
 
 # --- the signs, in one process ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(watch_module, "time", found)
-    return found
 
 
 @pytest.fixture
