@@ -1,8 +1,10 @@
 """Checkpoints: bit-identical resume, damage, and SIGKILL at random moments."""
 
 import json
+import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -78,6 +80,26 @@ def test_the_folder_holds_model_checkpoint_and_log(tmp_path):
     loaded = gk.load(tmp_path)
     x = data()[0]
     np.testing.assert_array_equal(loaded.run({"x": x})["logits"], trainer.net.run({"x": x})["logits"])
+
+
+def test_the_folder_is_synced_before_the_state_of_the_last_checkpoint_is_removed(tmp_path, monkeypatch):
+    """Else a loss of power could leave the old manifest, whose rename was not durable, without its weights."""
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    before = json.loads((tmp_path / "checkpoint.json").read_text())["weights"]["file"]
+    trainer.fit(data(), epochs=1, batch_size=16)
+    synced, of_system = [], os.fsync
+
+    def fsync(descriptor):
+        of_system(descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            manifest = json.loads((tmp_path / "checkpoint.json").read_text())
+            synced.append((manifest["weights"]["file"] != before, (tmp_path / before).exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    trainer.save(tmp_path)
+    assert (True, True) in synced
+    assert not (tmp_path / before).exists()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

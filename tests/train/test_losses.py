@@ -104,6 +104,15 @@ def test_options_that_no_loss_has(name, options, message):
         gk.losses.get(name, **options)
 
 
+@pytest.mark.parametrize(
+    "made", [lambda y: 1.0, lambda y: y, lambda y: gk.reduce_sum(gk.cast(y, to="int64"), keepdims=False)]
+)
+def test_a_loss_is_a_float_scalar(made):
+    net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
+    with pytest.raises(UsageError, match="a loss is a float scalar, not"):
+        gk.Trainer(net, made, targets={})
+
+
 def test_there_is_a_weight_for_each_class():
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
     for name, weights, message in [

@@ -89,6 +89,23 @@ def test_a_skipped_step_is_as_if_it_had_not_been(optimizer: Any, accumulate: int
     assert everything(skipping) == everything(plain)
 
 
+@pytest.mark.parametrize("build", [network, lambda: gk.Model(gk.nn.linear(gk.flatten(gk.input("x", ["N", 3, 4, 4])), 2))])
+def test_gradients_that_wait_stay_when_a_batch_is_not_finite(build: Any) -> None:
+    """Also without running statistics, whose guard would raise in place of that of the sums."""
+    first, second = batch(), batch()
+    plain, raising = (gk.Trainer(build(), optimizer=gk.optim.Adam(0.01), accumulate=2, seed=1) for _ in range(2))
+    plain.step(*first)
+    plain.step(*second)
+    raising.step(*first)
+    before = everything(raising)
+    with pytest.raises(NotFinite, match=r"the loss is nan at update 1, from input 'x'"):
+        raising.step(*batch(NAN))
+    assert everything(raising) == before
+    raising.step(*second)
+    assert raising.updates == plain.updates == 1
+    assert everything(raising) == everything(plain)
+
+
 @ACCUMULATE
 def test_gradients_that_overflow_while_the_loss_does_not(accumulate: int) -> None:
     """sqrt at 0: the loss is 0, the gradient infinite."""

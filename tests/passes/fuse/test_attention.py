@@ -138,6 +138,16 @@ def test_operands_of_three_axes(apply: Any) -> None:
     assert found == {"Unsqueeze": 3, "FusedAttention": 1, "Squeeze": 1}
 
 
+@in_one_item()
+@pytest.mark.parametrize("shape", [(HEADS, 4, 4), (HEADS, 1, 4), (1, 4, 4)])
+def test_a_mask_of_three_axes(apply: Any, shape: tuple[int, ...]) -> None:
+    """Its first axis is that of the heads."""
+    q, k, v = (data(HEADS, 4, WIDTH, name=name) for name in "qkv")
+    mask = data(*shape, name="mask")
+    y = F.mat_mul(F.softmax(F.add(F.mat_mul(q, F.transpose(k, perm=(0, 2, 1))), mask)), v)
+    assert apply([q, k, v, mask], y, fuse_attention)["FusedAttention"] == 1
+
+
 def test_what_is_no_attention(apply: Any) -> None:
     inputs = operands()
     q, k, v = map(split, inputs)

@@ -108,6 +108,18 @@ def test_empty_tables_stay(shape: tuple[int, ...]) -> None:
     assert names(fuse_table_update(graph)) == names(graph)
 
 
+def test_a_table_of_one_axis_is_fused() -> None:
+    """Rows are single numbers, such as a bias of each user."""
+    table, index = Value(TensorType("float32", (5,)), "table", role="state"), Value(TensorType("int64", ("N",)), "index")
+    numbers = Value(TensorType("float32", ("N",)), "numbers")
+    new = F.sgd_update(table, F.gather_grad(numbers, table, index, axis=0), F.constant(value=np.float32(1)))
+    graph = Graph([table, numbers, index], [], [(table, new)])
+    assert names(fuse_table_update(graph)).count("TableUpdate") == 1
+    executor = Executor(graph, ParamStore({"table": table.tensor}, {"table": np.zeros(5, np.float32)}))
+    executor.run({"numbers": np.array([1, 2, 4], np.float32), "index": np.array([3, 0, 3])})
+    assert executor.params["table"].tolist() == [-2, 0, 0, -5, 0]
+
+
 def table_update(index_dtype: str) -> Executor:
     kind = TensorType("float32", (9, 2))
     table = Value(kind, "table", role="state")
