@@ -89,7 +89,9 @@ def test_a_skipped_step_is_as_if_it_had_not_been(optimizer: Any, accumulate: int
     assert everything(skipping) == everything(plain)
 
 
-@pytest.mark.parametrize("build", [network, lambda: gk.Model(gk.nn.linear(gk.flatten(gk.input("x", ["N", 3, 4, 4])), 2))])
+@pytest.mark.parametrize(
+    "build", [network, lambda: gk.Model(gk.nn.linear(gk.flatten(gk.input("x", ["N", 3, 4, 4])), 2))]
+)
 def test_gradients_that_wait_stay_when_a_batch_is_not_finite(build: Any) -> None:
     """Also without running statistics, whose guard would raise in place of that of the sums."""
     first, second = batch(), batch()

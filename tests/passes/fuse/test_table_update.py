@@ -110,7 +110,10 @@ def test_empty_tables_stay(shape: tuple[int, ...]) -> None:
 
 def test_a_table_of_one_axis_is_fused() -> None:
     """Rows are single numbers, such as a bias of each user."""
-    table, index = Value(TensorType("float32", (5,)), "table", role="state"), Value(TensorType("int64", ("N",)), "index")
+    table, index = (
+        Value(TensorType("float32", (5,)), "table", role="state"),
+        Value(TensorType("int64", ("N",)), "index"),
+    )
     numbers = Value(TensorType("float32", ("N",)), "numbers")
     new = F.sgd_update(table, F.gather_grad(numbers, table, index, axis=0), F.constant(value=np.float32(1)))
     graph = Graph([table, numbers, index], [], [(table, new)])

@@ -40,12 +40,19 @@ FUSED = {
         F.dequantize_linear(drawn((5, 32), UINT4), scales(5, 2), axis=1, block_size=16), perm=(1, 0)
     ),
     "columns": lambda: F.dequantize_linear(drawn((32, 5), np.int8), scales(5), axis=1),
+    "columns, counted from the end": lambda: F.dequantize_linear(drawn((32, 5), np.int8), scales(5), axis=-1),
+    "blocks of rows, counted from the end": lambda: F.dequantize_linear(
+        drawn((32, 5), INT4), scales(4, 5), axis=-2, block_size=8
+    ),
     "one scale": lambda: F.dequantize_linear(drawn((32, 5), UINT4), scales(), F.constant(value=np.array(3, UINT4))),
 }
 KEPT = {
     "rows of a vector of scales": lambda: F.dequantize_linear(drawn((32, 5), np.int8), scales(32), axis=0),
     "blocks of columns": lambda: F.dequantize_linear(drawn((32, 6), INT4), scales(32, 2), axis=1, block_size=3),
     "blocks that are no words": lambda: F.dequantize_linear(drawn((32, 5), INT4), scales(8, 5), axis=0, block_size=4),
+    "blocks of columns, counted from the end": lambda: F.dequantize_linear(
+        drawn((32, 16), INT4), scales(32, 2), axis=-1, block_size=8
+    ),
     "16 bits": lambda: F.dequantize_linear(drawn((32, 5), np.int16), scales()),
 }
 

@@ -31,6 +31,12 @@ def test_running_totals(shape, axis, reverse, exclusive, dtype):
         np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16"])
+def test_types_without_running_totals(dtype):
+    with pytest.raises(native.Unsupported, match="CumSum.*: not a type of running totals"):
+        native.Cumulative((3,), 0, False, False, False, dtype, 1)
+
+
 @in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("reverse", [False, True])

@@ -368,6 +368,22 @@ def test_products_with_weights_of_few_bits(products: str, dtype: Any, bits: int)
             assert len(bits_found) == 1
 
 
+@pytest.mark.parametrize(
+    ("a", "w", "block", "bits"),
+    [
+        ((), (5, 8), 8, 8),
+        ((3, 8), (8,), 8, 8),
+        ((3, 7), (5, 8), 8, 8),
+        ((3, 8), (5, 8), 0, 8),
+        ((3, 0), (5, 0), 8, 8),
+        ((3, 8), (5, 8), 8, 2),
+    ],
+)
+def test_products_with_weights_of_few_bits_that_have_no_kernel(a: Any, w: Any, block: int, bits: int) -> None:
+    with pytest.raises(native.Unsupported, match="a product of .* with weights"):
+        native.WeightOnlyProduct(a, w, "uint8", block, bits, zeros=False, packed=False, threads=1)
+
+
 @in_one_item()
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_weights_of_few_bits_and_numbers_that_are_not_finite(products: str, value: float) -> None:
