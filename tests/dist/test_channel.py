@@ -11,7 +11,9 @@ import pytest
 from jobs import FAILED, finish, start
 
 from graphkit.dist import kvstore
+from graphkit.dist.job.mpi import _summands
 from graphkit.dist.rounds.channel import OVERLAPS
+from graphkit.dist.store import FIXED_BUCKET, KVStore
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 
 
@@ -92,6 +94,33 @@ def test_small_sums_travel_together_and_large_ones_alone(on_ranks):
 
     for calls in on_ranks(work):
         assert calls == [24, 46 * 16, 4 << 20]  # four have gone with the announcement
+
+
+def test_a_sum_is_written_into_out_where_mpi_can_write_it():
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    out = np.empty_like(array)
+    source, total = _summands(array, out)
+    assert source is array
+    assert total is out
+    source, total = _summands(array, array)
+    assert source is total is array
+    for out in (np.empty((2, 3)), np.empty(6, np.float32), np.empty((3, 2), np.float32).T, None):
+        source, total = _summands(array, out)
+        assert source is array
+        assert total is not out
+        assert (total.dtype, total.shape) == (array.dtype, array.shape)
+        assert total.flags.c_contiguous
+    both = np.zeros(9, np.float32)
+    source, total = _summands(both[:6], both[3:])
+    assert not np.may_share_memory(source, total)
+
+
+def test_several_ranks_use_the_bucket_that_rank_0_has_measured(on_ranks, monkeypatch):
+    monkeypatch.setattr(KVStore, "_measured_bucket", lambda store: 12_345 + store.rank)
+    assert (
+        on_ranks(lambda store: (store.bucket_bytes(fixed=True), store.bucket_bytes())) == [(FIXED_BUCKET, 12_345)] * 2
+    )
+    assert kvstore.create("local").bucket_bytes() == FIXED_BUCKET
 
 
 def test_what_was_pushed_may_be_changed_at_once(on_ranks):

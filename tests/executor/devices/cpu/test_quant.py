@@ -380,7 +380,7 @@ def test_products_with_weights_of_few_bits(products: str, dtype: Any, bits: int)
     ],
 )
 def test_products_with_weights_of_few_bits_that_have_no_kernel(a: Any, w: Any, block: int, bits: int) -> None:
-    with pytest.raises(native.Unsupported, match="a product of .* with weights"):
+    with pytest.raises(native.Unsupported, match=r"a product of .* with weights"):
         native.WeightOnlyProduct(a, w, "uint8", block, bits, zeros=False, packed=False, threads=1)
 
 
