@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -163,6 +164,16 @@ def test_a_manifest_that_lies_changes_nothing(tmp_path, name):
         with pytest.raises(InvalidModel, match=r"checkpoint"):
             trainer.resume(tmp_path)
     assert before == {key: array.tobytes() for key, array in trainer.net.params.items()}
+
+
+@pytest.mark.parametrize(("digits", "shown"), [(60, "1" * 60), (61, "1" * 57 + "...")])
+def test_a_message_shows_the_beginning_of_a_long_value(tmp_path, digits, shown):
+    trainer = gk.Trainer(model())
+    trainer.save(tmp_path)
+    manifest = tmp_path / "checkpoint.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "run": int("1" * digits)}))
+    with pytest.raises(InvalidModel, match=f"'run' is {re.escape(shown)}$"):
+        trainer.resume(tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"9" * 10_000, b"[]", b"null"])
