@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from graphkit.errors import UsageError
-from graphkit.executor.devices.loading import load_device
+from graphkit.executor.devices.loading import load_native
 from graphkit.executor.run.engine import Engine, Variable
 from graphkit.executor.run.offload import Offload
 
@@ -36,7 +36,7 @@ def prefetch(batches: Iterable[T], depth: int = 2, *, engine: Engine | None = No
     """
     if depth < 0:
         raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
-    if not depth or not load_device("cpu"):
+    if not depth or load_native() is None:
         return iter(batches)
     return _prefetched(iter(batches), depth, engine) if engine is not None else _on_own_engine(iter(batches), depth)
 

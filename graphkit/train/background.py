@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit.data import prefetch
 from graphkit.errors import UsageError
-from graphkit.executor.devices.loading import load_device
+from graphkit.executor.devices.loading import load_native
 from graphkit.executor.run.engine import Engine
 from graphkit.executor.run.offload import Offload
 from graphkit.train.metrics import Metric
@@ -46,7 +46,7 @@ class BackgroundWork:
         self._pending = False  # a wait gives the GIL away, to the worker that loads
 
     def __enter__(self) -> BackgroundWork:
-        if self._depth and load_device("cpu"):
+        if self._depth and load_native() is not None:
             self._engine = Engine(workers=2)
             self._scores = self._engine.variable("metrics")
             self._context = contextvars.copy_context()

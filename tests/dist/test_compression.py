@@ -13,7 +13,7 @@ from cases import each_case
 import graphkit as gk
 from graphkit.dist.sums import compression
 from graphkit.errors import InputError, MissingDependency, UsageError
-from graphkit.executor.devices.loading import load_device, native_module
+from graphkit.executor.devices.loading import load_native
 
 KINDS: dict[str, Any] = {
     "float16": "float16",
@@ -37,8 +37,7 @@ def told(made: compression.Compression, packed: np.ndarray, size: int) -> np.nda
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])
 def every_isa(request):
-    assert load_device("cpu")
-    native = native_module()
+    native = load_native()
     try:
         native.use_isa(request.param)
     except native.Unsupported:
@@ -223,8 +222,7 @@ def test_arrays_that_top_k_cannot_take():
 
 
 def test_kernels_that_cannot_be_made():
-    assert load_device("cpu")
-    native = native_module()
+    native = load_native()
     for make in (native.HalvesPack, native.HalvesAdd):
         with pytest.raises(native.Error, match="float16 or bfloat16, not float32"):
             make(3, "float32")
@@ -234,7 +232,7 @@ def test_kernels_that_cannot_be_made():
 
 
 def test_kernels_write_elsewhere_where_they_are_told_to():
-    native = native_module()
+    native = load_native()
     gradient, residual, left = normal(70), normal(70, 1), np.empty(70, np.float32)
     given = residual.copy()
     native.HalvesPack(70, "float16")([gradient, residual], [np.empty(70, np.uint16), left])
@@ -247,7 +245,7 @@ def test_kernels_write_elsewhere_where_they_are_told_to():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_native_extension_the_error_says_so(monkeypatch, kind):
-    monkeypatch.setattr(compression, "load_device", lambda device: False)
+    monkeypatch.setattr(compression, "load_native", lambda: None)
     with pytest.raises(MissingDependency, match=f"{kind} compression is native code"):
         compression.create(KINDS[kind])
 

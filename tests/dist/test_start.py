@@ -138,7 +138,7 @@ def test_last_words_say_who_waits(launched, monkeypatch, place, variables, who):
         def cancel(self):
             made.append("cancelled")
 
-    monkeypatch.setattr(start_module, "native_module", lambda: types.SimpleNamespace(Deadline=Deadline))
+    monkeypatch.setattr(start_module, "load_native", lambda: types.SimpleNamespace(Deadline=Deadline))
     with deadline(0.2, place):
         ((seconds, _, words, status),) = made
     assert made[1:] == ["cancelled"]
@@ -315,7 +315,7 @@ def test_without_the_native_extension_a_traceback_says_where_it_waits():
             from graphkit.dist import kvstore
             from graphkit.dist.job import ending, start
             ending.LEAST = 3
-            start.native_module = lambda: None
+            start.load_native = lambda: None
             if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
                 time.sleep(1000)
             kvstore.create("dist_sync", timeout=3)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from graphkit import config
 from graphkit.errors import RuntimeFailure, UsageError
-from graphkit.executor.devices.loading import load_device, native_module
+from graphkit.executor.devices.loading import load_native
 
 # A process's rank, and the processes of its job: of Open MPI's launcher, of MPICH's and Slurm's PMI, of PMIx and Slurm.
 # Where launchers run inside of a task of Slurm, the inner one's come first.
@@ -77,8 +77,7 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
     if size == 1 or math.isinf(seconds):
         yield
         return
-    load_device("cpu")
-    native = native_module()
+    native = load_native()
     if native is None:
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
         try:

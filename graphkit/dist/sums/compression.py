@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import MissingDependency, UsageError, did_you_mean
-from graphkit.executor.devices.loading import load_device, native_module
+from graphkit.executor.devices.loading import load_native
 from graphkit.text import settings, short_repr
 
 
@@ -110,9 +110,10 @@ class TopK(Compression):
 
 
 def _native(kind: str) -> Any:
-    if not load_device("cpu"):
+    native = load_native()
+    if native is None:
         raise MissingDependency(f"{kind} compression is native code; this graphkit is not installed: pip install .")
-    return native_module()
+    return native
 
 
 # By type: the class and what it takes besides the type.

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
+from graphkit.executor.devices.extension import import_extension
 
 if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
     from graphkit import _native as _native
@@ -65,8 +66,23 @@ def load_device(device: str) -> bool:
     if kind == "cuda":
         importlib.import_module("graphkit.executor.devices.cuda").load(number)
         return True
+    if load_native() is None:
+        return False
+    importlib.import_module("graphkit.executor.devices.cpu")
+    return True
+
+
+def load_native() -> Any:
+    """The native extension, loaded at the first call, without the kernels that `load_device` registers.
+
+    Returns:
+        The module, or None in a source tree that was never installed.
+
+    Raises:
+        MissingDependency: An installed graphkit lacks it.
+    """
     try:
-        importlib.import_module("graphkit.executor.devices.cpu")
+        return import_extension()
     except ImportError as error:
         if "_native" not in str(error):
             raise
@@ -75,14 +91,12 @@ def load_device(device: str) -> bool:
                 f"graphkit is installed without its native extension, or another copy is found first ({__file__});"
                 f" start Python elsewhere, or install it again: pip install --force-reinstall graphkit ({error})"
             ) from error
-        return False
-    return True
+        return None
 
 
 def native_module() -> Any:
-    """The native extension, once `load_device` has loaded it; None where there is none."""
-    device = sys.modules.get("graphkit.executor.devices.cpu")
-    return None if device is None else device.native
+    """The native extension, once `load_native` or `load_device` has loaded it; None where there is none."""
+    return sys.modules.get("graphkit._native")
 
 
 def _is_installed() -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
-from graphkit.executor.devices.loading import load_device, native_module
+from graphkit.executor.devices.loading import load_native
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class Engine:
         workers = config.ENGINE_WORKERS.get() if workers is None else workers
         if not 1 <= workers <= config.MOST_WORKERS:
             raise UsageError(f"workers={workers}: expected a number from 1 to {config.MOST_WORKERS}")
-        load_device("cpu")
-        self._library: Any = native_module()
+        self._library: Any = load_native()
         if self._library is None:
             raise MissingDependency("the dependency engine is native, and graphkit was not built here: pip install .")
         self._native: _native.Engine = self._library.Engine(workers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
 from graphkit.errors import MissingDependency
@@ -12,10 +10,10 @@ from graphkit.executor.devices import loading
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    def fail(name: str) -> None:
+    def fail() -> None:
         raise ImportError("No module named 'graphkit._native'")
 
-    monkeypatch.setattr(importlib, "import_module", fail)
+    monkeypatch.setattr(loading, "import_extension", fail)
     return monkeypatch
 
 
@@ -31,9 +29,9 @@ def test_source_tree(broken: pytest.MonkeyPatch) -> None:
 
 
 def test_other_import_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
+    def fail() -> None:
         raise ImportError("No module named 'numpy'")
 
-    monkeypatch.setattr(importlib, "import_module", fail)
+    monkeypatch.setattr(loading, "import_extension", fail)
     with pytest.raises(ImportError, match="numpy"):
         loading.load_device("cpu")

@@ -5,11 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from graphkit import config, cores
 from graphkit.executor.devices.cpu._base import describe, native
-
-if config.PIN.get():
-    native.pin_helpers(cores.nearest())
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

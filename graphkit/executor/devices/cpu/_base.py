@@ -1,18 +1,15 @@
 """What the factories of native kernels share: the extension, and the decorator that registers a factory.
 
-This module owns the extension. Importing it raises ImportError, naming `graphkit._native`, where graphkit was not
-built, and MissingDependency where oneDNN, which the extension was built with, is not installed any more.
+Importing it raises what `import_extension` raises.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.metadata
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.extension import import_extension
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.executor.devices.operands import operand
 from graphkit.executor.devices.registry import (
@@ -30,41 +27,12 @@ from graphkit.ops.internal.fused import Epilogue
 
 T = TypeVar("T")
 
-_ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
-_ONEDNN_LIBRARY = "libdnnl.so.3"
-
-
-def _load_native() -> ModuleType:
-    """Import the extension. Its RPATH finds oneDNN in an ordinary environment; package metadata finds it elsewhere."""
-    try:
-        import graphkit._native as native
-    except ImportError as error:
-        if _ONEDNN_LIBRARY not in str(error):
-            raise
-        ctypes.CDLL(_onednn_library(error))
-        import graphkit._native as native
-    return native
-
-
-def _onednn_library(cause: ImportError) -> str:
-    try:
-        files = importlib.metadata.files(_ONEDNN_DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == _ONEDNN_LIBRARY:
-            return str(file.locate())
-    raise MissingDependency(
-        f"oneDNN's {_ONEDNN_LIBRARY} is not there ({cause}); pip install --force-reinstall {_ONEDNN_DISTRIBUTION}"
-    ) from cause
-
-
 if TYPE_CHECKING:
     import graphkit._native
 
     native = graphkit._native
 else:
-    native = _load_native()
+    native = import_extension()
 
 
 def kernel(

@@ -1,5 +1,6 @@
 """Finding the extension and oneDNN: what happens where one of them is not there."""
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import graphkit
-from graphkit.executor.devices.cpu import _base as cpu
+from graphkit.errors import MissingDependency
+from graphkit.executor.devices import cpu, extension
 
 PACKAGE = Path(graphkit.__file__).parent
 
@@ -62,7 +64,7 @@ def test_graphkit_itself_does_not_load_the_extension(tmp_path):
 
 @pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
 def test_onednn_is_found_through_package_metadata():
-    found = Path(cpu._onednn_library(ImportError("libdnnl.so.3: cannot open shared object file")))
+    found = Path(extension._onednn_library(ImportError("libdnnl.so.3: cannot open shared object file")))
     assert found.name == "libdnnl.so.3"
     assert found.exists()
 
@@ -96,7 +98,7 @@ def test_an_extension_without_onednn_runs_networks(tmp_path):
     """Its convolutions and products are interpreted, in training, too."""
     code = f"""
 import ctypes, numpy as np, graphkit as gk
-ctypes.CDLL({cpu._onednn_library(ImportError())!r})
+ctypes.CDLL({extension._onednn_library(ImportError())!r})
 import graphkit._native as native
 for name in {OF_ONEDNN!r}:
     delattr(native, name)
@@ -123,8 +125,8 @@ print(gk.executor.devices.cpu.describe()["oneDNN"])
 
 def test_missing_onednn_says_what_to_install(monkeypatch):
     def nothing(name: str):
-        raise cpu.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(cpu.importlib.metadata, "files", nothing)
-    with pytest.raises(cpu.MissingDependency, match="pip install --force-reinstall onednn-cpu-gomp"):
-        cpu._onednn_library(ImportError("libdnnl.so.3"))
+    monkeypatch.setattr(importlib.metadata, "files", nothing)
+    with pytest.raises(MissingDependency, match="pip install --force-reinstall onednn-cpu-gomp"):
+        extension._onednn_library(ImportError("libdnnl.so.3"))

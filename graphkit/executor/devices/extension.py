@@ -1,0 +1,53 @@
+"""The native extension `graphkit._native`, and oneDNN's library, which it is linked with."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+from functools import cache
+from types import ModuleType
+
+from graphkit import config, cores
+from graphkit.errors import MissingDependency
+
+_ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
+_ONEDNN_LIBRARY = "libdnnl.so.3"
+
+
+@cache
+def import_extension() -> ModuleType:
+    """Import the extension, without any kernel's factory.
+
+    Raises:
+        ImportError: graphkit was not built. The message names `graphkit._native`.
+        MissingDependency: oneDNN, which the extension was built with, is not installed any more.
+    """
+    native = _imported()
+    if config.PIN.get():
+        native.pin_helpers(cores.nearest())
+    return native
+
+
+def _imported() -> ModuleType:
+    # The RPATH of the extension finds oneDNN in an ordinary environment, and package metadata finds it elsewhere.
+    try:
+        import graphkit._native as native
+    except ImportError as error:
+        if _ONEDNN_LIBRARY not in str(error):
+            raise
+        ctypes.CDLL(_onednn_library(error))
+        import graphkit._native as native
+    return native
+
+
+def _onednn_library(cause: ImportError) -> str:
+    try:
+        files = importlib.metadata.files(_ONEDNN_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == _ONEDNN_LIBRARY:
+            return str(file.locate())
+    raise MissingDependency(
+        f"oneDNN's {_ONEDNN_LIBRARY} is not there ({cause}); pip install --force-reinstall {_ONEDNN_DISTRIBUTION}"
+    ) from cause
