@@ -65,12 +65,14 @@ def diagnosed(tmp_path_factory):
     return program.splitlines(), found
 
 
+@pytest.mark.full
 def test_a_program_fits_the_signatures(diagnosed):
     lines, found = diagnosed
     right = len(PROGRAM.splitlines())
     assert {lines[n - 1]: said for n, said in found.items() if n <= right} == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("line", WRONG)
 def test_mistakes_are_seen(diagnosed, line):
     lines, found = diagnosed

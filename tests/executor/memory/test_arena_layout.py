@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from combinations import in_one_item
+from combinations import full, in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.planner import Request, aligned, fits, plan_memory
@@ -43,7 +43,8 @@ def test_nothing_needs_nothing() -> None:
     assert native.lay_out([(0, 0, 3, [])]) == ([0], 0)
 
 
-def test_a_hundred_thousand_blocks() -> None:
-    made = requests(random.Random(0), 100_000)
+@pytest.mark.parametrize("count", [20_000, full(100_000)])
+def test_many_blocks(count: int) -> None:
+    made = requests(random.Random(0), count)
     offsets, _ = native.lay_out([(r.size, r.first, r.last, list(r.inplace)) for r in made])
     assert fits(made, offsets)

@@ -198,8 +198,7 @@ def test_children_of_a_fork_run_models() -> None:
 ALL = (LEAVE, LEAVE_IDLE, LEAVE_LOOPS, LEAVE_IN_A_RUN)
 # Scripts and numbers of threads of what runs in one process.
 LEAVING = [
-    # A process defines an operator once, as the loops do.
-    [*((script, 1) for script in ALL if script != LEAVE_LOOPS), *((script, 4) for script in ALL)],
+    [(script, 4) for script in ALL],
     *(pytest.param([(script, threads)], marks=pytest.mark.full) for threads in (1, 4) for script in ALL),
 ]
 

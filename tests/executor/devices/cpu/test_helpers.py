@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combinations import in_one_item
+from combinations import full, in_one_item
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
@@ -167,7 +167,7 @@ FORK = """
 
 @linux
 @in_one_item()
-@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("others", [full(0), 2])
 def test_children_of_forks_have_helpers_of_their_own(others):
     assert python(FORK.replace("OTHERS", str(others))) == "True\n"
 

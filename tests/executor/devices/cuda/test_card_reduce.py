@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from emulator import Emulator
 from together import together
 
@@ -105,15 +106,16 @@ def test_random_axes(seed: int, emulator: Emulator) -> None:
     np.testing.assert_allclose(run(emulator, kernel, x, expected.shape), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nan_wins(emulator: Emulator) -> None:
+@in_one_item("values")
+@pytest.mark.parametrize("name", ["Max", "Min", "Sum"])
+@pytest.mark.parametrize(("axis", "place"), [(0, 290), (1, 7)])
+def test_nan_wins(emulator: Emulator, name: str, axis: int, place: int) -> None:
     x = np.random.default_rng(0).standard_normal((40, 300)).astype(np.float32)
     x[7, 290] = np.nan
-    for name in ("Max", "Min", "Sum"):
-        for axis, place in ((0, 290), (1, 7)):
-            kernel = reduction(name, x.shape, (axis,), DType.FLOAT32)
-            assert kernel is not None
-            found = run(emulator, kernel, x, (x.shape[1 - axis],))
-            assert np.flatnonzero(np.isnan(found)).tolist() == [place]
+    kernel = reduction(name, x.shape, (axis,), DType.FLOAT32)
+    assert kernel is not None
+    found = run(emulator, kernel, x, (x.shape[1 - axis],))
+    assert np.flatnonzero(np.isnan(found)).tolist() == [place]
 
 
 def test_large_operands_count_in_64_bits() -> None:
