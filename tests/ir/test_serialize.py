@@ -347,6 +347,17 @@ def test_truncated_tensor_is_named(saved: Path) -> None:
         serialize.load(saved, resolve)
 
 
+@pytest.mark.parametrize(
+    ("names", "held"), [("a", "tensor 'a',"), ("ab", "tensor '.' and 1 more,"), ("abc", "and 2 more,")]
+)
+def test_a_damaged_file_is_said_to_hold_its_tensors(tmp_path: Path, names: str, held: str) -> None:
+    values = [Value(TensorType("float32", (2,)), name, role="parameter") for name in names]
+    serialize.save(tmp_path / "net.json", Graph(values, values), {name: np.zeros(2, np.float32) for name in names})
+    weights_of(tmp_path / "net.json").write_bytes(b"short")
+    with pytest.raises(InvalidModel, match=f"which should hold .*{held}"):
+        serialize.load(tmp_path / "net.json", resolve)
+
+
 def test_flipped_bit_is_noticed(saved: Path) -> None:
     file = weights_of(saved)
     content = bytearray(file.read_bytes())
@@ -400,12 +411,14 @@ def test_random_damage_never_escapes(saved: Path) -> None:
             continue
 
 
-def test_deeply_nested_subgraphs_are_refused() -> None:
+@pytest.mark.parametrize("depth", [64, 65, 100])
+def test_deeply_nested_subgraphs_are_refused(depth: int) -> None:
+    """A graph of 64 is read, and its innermost If refused, which lacks a branch."""
     record: dict[str, Any] = {"name": "", "meta": {}, "inputs": [], "nodes": [], "outputs": [], "updates": []}
-    for _ in range(100):
+    for _ in range(depth):
         inner = {"name": "n", "op": "If", "inputs": [], "outputs": [], "graphs": {"then_branch": record}}
         record = {"name": "", "meta": {}, "inputs": [], "nodes": [inner], "outputs": [], "updates": []}
-    with pytest.raises(InvalidModel, match="64 deep"):
+    with pytest.raises(InvalidModel, match="64 deep" if depth > 64 else "else_branch"):
         serialize.from_dict(record, resolve)
 
 

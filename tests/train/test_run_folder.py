@@ -1,5 +1,6 @@
 """A folder is that of one run, and of one process at a time."""
 
+import contextlib
 import errno
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -65,6 +67,16 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path, holder, monkeypatc
     holder.wait()
     trainer().fit(data(), folder=tmp_path)
     assert not (tmp_path / LOCK).exists()
+
+
+def test_a_folder_that_becomes_free_in_time_is_taken(tmp_path):
+    held = contextlib.ExitStack()
+    held.enter_context(RunFolder(tmp_path))
+    release = threading.Timer(0.1, held.close)
+    release.start()
+    with RunFolder(tmp_path, patience=60.0):
+        assert release.finished.is_set()
+    release.join()
 
 
 def test_nor_do_two_trainers_of_one_process(tmp_path):
