@@ -15,7 +15,6 @@ from graphkit.executor.devices.kernel import Kernel, LaunchedKernel
 from graphkit.executor.devices.registry import make_launched
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir.graph import Node
-from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
 
 # From arrays (None: absent operand) to new arrays.
@@ -62,13 +61,12 @@ class PythonFunction(PythonStep):
         self.function = function
 
 
-def kept(node: Node, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-    """`results`, those that hold arrays in sequences and optionals with arrays of their own.
+def kept(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Return `results` with copies in place of those that share memory with an operand.
 
-    The memory of an operand is written again while they live; what an operand holds already is nobody else's.
+    References may return views, as Reshape's does. The memory of an operand may be written again while a result lives.
+    An operand that is a sequence or an optional owns its arrays already: results may share them.
     """
-    if all(isinstance(v.type, TensorType) for v in node.outputs):
-        return results
     lent = {id(_owner(x)) for x in operands if x is not None and not isinstance(x, (list, tuple))}
 
     def own(item: Any) -> Any:
@@ -76,8 +74,7 @@ def kept(node: Node, operands: Sequence[Any], results: Sequence[Any]) -> Sequenc
             return item and [own(x) for x in item]
         return item.copy() if id(_owner(item)) in lent else item
 
-    pairs = zip(node.outputs, results, strict=True)
-    return [r if isinstance(v.type, TensorType) or not lent else own(r) for v, r in pairs]
+    return [own(result) for result in results]
 
 
 def _owner(array: Any) -> Any:

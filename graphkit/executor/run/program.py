@@ -209,7 +209,7 @@ class _Instance:
         native, referred = self.native, self._referred
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            results = kept(node, inputs, function(inputs))
+            results = kept(inputs, function(inputs))
             if declared:
                 declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
             made = zip(node.outputs, destinations, readers_of, results, strict=True)

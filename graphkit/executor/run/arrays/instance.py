@@ -263,7 +263,7 @@ class ArrayInstance:
         elif kernel is not None:
             kernel(operands, outputs, self._storages.scratch(index))
         else:
-            self._place(node, kept(node, operands, run_node(node, operands, self._device.xp)))
+            self._place(node, kept(operands, run_node(node, operands, self._device.xp)))
 
     def _place(self, node: Node, results: Sequence[Any]) -> None:
         """Have arrays that a step has made be its outputs."""
