@@ -166,6 +166,8 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
     same: dict[str, Dim] = {**dict.fromkeys(unknown, _STAND_IN), **_channels(node)}
     yield same
+    if (reshaped := _reshaped(node, same)) is not None:
+        yield same | reshaped
     for one in (False, True):
         aligned: dict[str, Dim] = {}
         for dims in zip_longest(*(shape[::-1] for shape in shapes)):
@@ -177,6 +179,28 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     rest = [name for d in mentioned if isinstance(d, DimExpr) for name in sorted(d.symbols)[1:]]
     if rest:
         yield same | dict.fromkeys(rest, 0)
+
+
+def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
+    """What to take the unknown sizes of a Reshape's result for that its operand does not have: one is all that is left.
+
+    sizes: what those of the operand are taken for. None where there are none, or no number fits.
+    """
+    if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
+        return None
+    x = node.operands[0].tensor.substitute(sizes)
+    wanted = node.operands[1].tensor.value or ()
+    of_x = {symbol for d in node.operands[0].tensor.known_shape if isinstance(d, DimExpr) for symbol in d.symbols}
+    free = [str(d) for d in wanted if isinstance(d, DimExpr) and d.symbols == {str(d)} and str(d) not in of_x]
+    if not free or not x.is_static or 0 in wanted:
+        return None
+    ones: dict[str, Dim] = dict.fromkeys(free, 1)
+    if -1 in wanted:
+        return ones
+    found = TensorType(x.dtype, wanted).substitute(sizes | ones)
+    if not found.is_static or not found.nbytes or x.nbytes % found.nbytes:
+        return None
+    return ones | {free[0]: x.nbytes // found.nbytes}
 
 
 def _channels(node: Node) -> dict[str, Dim]:

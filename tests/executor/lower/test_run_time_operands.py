@@ -427,3 +427,20 @@ def test_a_sum_of_sizes_beside_a_size_of_its_own() -> None:
         np.testing.assert_array_equal(got, np.hstack([np.vstack([array[chosen], array[~chosen]]), array]))
     with pytest.raises(RuntimeFailure, match="Concat"):
         executor(array, every, ~every)
+
+
+@in_one_item()
+@pytest.mark.parametrize("size", [15, "n"])
+@pytest.mark.parametrize("last", ["known", "the rest"])
+def test_a_reshape_to_the_shape_of_a_branch(size: int | str, last: str) -> None:
+    """It is native: one of the unknown sizes of its result is taken for all that is left."""
+    x, y, first = value("x", size), value("y", "a", "b"), value("first", dtype="bool")
+    sizes = F.shape(gk.cond(first, lambda: F.neg(y), lambda: F.concat([y, y], axis=0)))
+    wanted = sizes if last == "known" else F.concat([F.gather(sizes, np.array([0])), np.array([-1])], axis=0)
+    run = Native([x, y, first], [F.reshape(F.neg(x), wanted)])
+    rng = np.random.default_rng(0)
+    for rows, is_first in ((3, True), (5, True)):
+        run(draw(rng, 15), draw(rng, rows, 15 // rows), is_first)
+    assert not run.executor.plan.fallbacks
+    with pytest.raises(RuntimeFailure, match="reshape"):
+        run(draw(rng, 15), draw(rng, 4, 3), True)
