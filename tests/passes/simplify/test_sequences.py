@@ -11,10 +11,12 @@ from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError
+from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import SequenceType, TensorType
 from graphkit.ops import F
 from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.evaluate import evaluate
 from graphkit.passes.core.sweep import operators
 from graphkit.passes.simplify.sequences import resolve_sequences
 
@@ -279,6 +281,24 @@ def test_loops_in_loops_are_written_out_within_bounds() -> None:
     x = gk.input("x", [2], dtype="float64")
     y = F.sequence_at(nested(4, F.sequence_construct(x, F.exp(x))), at(0))
     assert operators(resolve_sequences(gk.Model({"y": y}, name="net").graph)).total() < 20_000
+
+
+def test_rows_of_a_loop_that_is_written_out_are_stacked() -> None:
+    """Elements of different shapes take turns, so that no row of tensors can be the state."""
+    a, b = gk.input("a", [2], dtype="float64"), gk.input("b", [3], dtype="float64")
+    kind = SequenceType(TensorType("float64", (dims.fresh(),)))
+    number, going = Value(TensorType("int64", ()), "number"), Value(TensorType("bool", ()), "going")
+    state = Value(kind)
+    first = F.sequence_at(state, at(0))
+    turned = F.sequence_insert(F.sequence_erase(state, at(0)), first)
+    row = F.concat(F.reduce_sum(first), F.reduce_max(first), axis=0)
+    body = Graph([number, going, state], [going, turned, row])
+    _, rows = F.loop(at(3), None, F.sequence_construct(a, b), body=body)
+    graph = gk.Model({"y": rows}, name="net").graph
+    assert not operators(resolve_sequences(graph)).keys() & {"Loop", "SequenceAt", "SequenceInsert"}
+    arrays = [np.array([1.0, 2.0]), np.array([10.0, 20.0, 30.0])]
+    for found in (evaluate(graph, arrays), evaluate(resolve_sequences(graph), arrays)):
+        np.testing.assert_array_equal(found[0], [[3, 2], [60, 30], [3, 2]])
 
 
 def test_what_would_fail_fails_in_the_run() -> None:
