@@ -28,6 +28,9 @@ from graphkit.errors import UsageError
     "--wrt", "wrt", multiple=True, help="Inputs, parameters or internal values (default: trainable parameters)."
 )
 @click.option(
+    "--suffix", default="_grad", show_default=True, help="The gradient in NAME is called NAME and this suffix."
+)
+@click.option(
     "--straight-through",
     is_flag=True,
     help="Give rounding (Round, Floor, Ceil, Sign, casts to integers and back) the gradient of the identity.",
@@ -48,8 +51,8 @@ from graphkit.errors import UsageError
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],
-    wrt: tuple[str, ...], straight_through: bool, output: str | None, constants: bool, together: bool, check: bool,
-    external_root: str | None, as_json: bool, **image: Any,
+    wrt: tuple[str, ...], suffix: str, straight_through: bool, output: str | None, constants: bool, together: bool,
+    check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write the graph that computes the gradients of MODEL, or check them numerically.
 
@@ -72,7 +75,12 @@ def command(
         net = with_loss(net, loss)
         of = of or ("loss",)
     gradients = grad(
-        net, of=list(of) or None, wrt=list(wrt) or None, with_outputs=True, straight_through=straight_through
+        net,
+        of=list(of) or None,
+        wrt=list(wrt) or None,
+        with_outputs=True,
+        straight_through=straight_through,
+        suffix=suffix,
     )
     if output is not None:
         gradients.save(Path(output))

@@ -217,11 +217,11 @@ class Model:
         return tuple(self.graph.name_of(v) for v in self.graph.values)
 
     def value(self, name: str) -> Value:
-        """The value called `name`; raises UsageError with the closest name."""
+        """The output called `name`, else the input, parameter or inner value. Raises UsageError with the closest name."""
         return self.graph.find(name)
 
     def select(self, *names: str) -> Model:
-        """A model that shares these parameters and gives the named internal values."""
+        """A model that shares these parameters, whose outputs are the named outputs or inner values (see `value`)."""
         if any(not isinstance(n, str) for n in names):
             raise UsageError("values are selected by their names, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
@@ -239,7 +239,7 @@ class Model:
                 raise UsageError(
                     f"{titled(self.graph, 'model')} has no input {name!r}{did_you_mean(name, self.inputs)}"
                 )
-            declared = self.value(name).tensor
+            declared = self.graph.find(name, inputs_first=True).tensor
             kept = declared.shape or (None,) * len(shape)
             given[name] = TensorType(declared.dtype, [k if s is None else s for s, k in zip(shape, kept, strict=True)])
         bound = bind(self.graph, given)
@@ -439,14 +439,27 @@ def grad(
     with_outputs: bool = False,
     allow_unused: bool = False,
     straight_through: bool = False,
+    suffix: str = "_grad",
 ) -> Model:
-    """The model whose outputs are the gradients of `of` (default: every output), summed, in `wrt`.
+    """Return the model whose outputs are the gradients of the sum of `of` with respect to each of `wrt`.
 
-    `wrt` names inputs, parameters or internal values (default: the trainable parameters that `of` depends on); the
-    outputs are called `<name>_grad`. With `with_outputs` the original outputs come first. With `straight_through`
-    rounding (Round, Floor, Ceil, Sign, casts to integers and back) has the gradient of the identity instead of zero.
     Quantisation followed by its dequantisation always has the straight-through gradient (see FakeQuantize).
-    Raises MissingGradient, UsageError.
+
+    Args:
+        model: Any model. The result shares its parameters.
+        of: Names of outputs, else of inner values (default: every output).
+        wrt: Names of inputs or parameters, else of inner values, else of outputs (default: the trainable parameters
+            that `of` depends on).
+        with_outputs: Whether the outputs of `model` come first.
+        allow_unused: Give zeros for a value of `wrt` that `of` does not depend on.
+        straight_through: Take the gradient of rounding (Round, Floor, Ceil, Sign, casts to integers and back) for that
+            of the identity instead of zero.
+        suffix: The gradient with respect to `x` is called `x` and this.
+
+    Raises:
+        MissingGradient: An operator has no gradient.
+        UsageError: A name is unknown or given twice, or a gradient would be called like an output of `model` that
+            `with_outputs` keeps.
     """
     from graphkit.autodiff.reverse_mode import gradient, reached
     from graphkit.passes.training.fake_quantise import fake_quantise
@@ -460,6 +473,7 @@ def grad(
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     source = bind_nested(_resolved(model.graph, [*targets, *([wrt] if isinstance(wrt, str) else wrt or ())]))
     values = [source.find(n) for n in targets]
+    kept = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
     if wrt is None:
         found = reached(values)
         known = {source.name_of(v) for v in source.inputs if v in found}
@@ -472,9 +486,15 @@ def grad(
             )
     else:
         names = [wrt] if isinstance(wrt, str) else list(wrt)
-    gradients = gradient(values, [source.find(n) for n in names], allow_unused=allow_unused or wrt is None)
-    outputs = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
-    outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
+    wanted = [source.find(n, inputs_first=True) for n in names]
+    outputs = dict(kept)
+    for n, found in zip(names, gradient(values, wanted, allow_unused=allow_unused or wrt is None), strict=True):
+        if (made := n + suffix) in outputs:
+            raise UsageError(
+                f"the gradient in {n!r} would be called {made!r}, as another output is: give another suffix= "
+                "(--suffix), or each name once"
+            )
+        outputs[made] = found
     graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
     return Model.from_graph(prune_control(merge_control(graph)), model.params.entries())
 

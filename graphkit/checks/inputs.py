@@ -202,7 +202,7 @@ def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
     """Whether shape inference takes these sizes: no result is empty, no dimension negative, no window fits nowhere."""
-    declared = {name: TensorType(graph.find(name).dtype, shape) for name, shape in shapes.items()}
+    declared = {name: TensorType(graph.find(name, inputs_first=True).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
     dims = (
         d for node in bound.nodes for v in node.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ()

@@ -319,6 +319,7 @@ class Graph:
         "_spent",
         "_output_names",
         "_names",
+        "_by_name",
         "_node_names",
     )
 
@@ -343,6 +344,7 @@ class Graph:
         self._output_names = None if output_names is None else tuple(output_names)
         self._names: dict[Value, str] | None = None
         self._node_names: dict[Node, str] | None = None
+        self._by_name: dict[str, Value] | None = None
         self._check()
 
     def _check(self) -> None:
@@ -426,16 +428,26 @@ class Graph:
     def input_names(self) -> tuple[str, ...]:
         return tuple(self.name_of(v) for v in self.inputs)
 
-    def find(self, name: str) -> Value:
-        """The value called `name`; raises UsageError with the closest name."""
-        for value in self.values:
-            if self.name_of(value) == name:
-                return value
-        by_output = dict(zip(self.output_names, self.outputs, strict=True))
-        if name in by_output:
-            return by_output[name]
-        known = [*by_output, *(self.name_of(v) for v in self.values)]
-        raise UsageError(f"{titled(self)} has no value {name!r}{did_you_mean(name, known)}")
+    def find(self, name: str, *, inputs_first: bool = False) -> Value:
+        """The output called `name`, else the input, parameter or inner value of that name.
+
+        Names of outputs are a namespace of their own: an output may be called like another value.
+
+        Args:
+            name: A name of `output_names`, or what `name_of` returns for a value.
+            inputs_first: Look for inputs, parameters and inner values first, then for outputs.
+
+        Raises:
+            UsageError: Nothing has the name; the message has the closest one.
+        """
+        if self._by_name is None:
+            self._by_name = {self.name_of(v): v for v in self.values}
+        outputs = dict(zip(self.output_names, self.outputs, strict=True))
+        tables = (self._by_name, outputs) if inputs_first else (outputs, self._by_name)
+        found = next((table[name] for table in tables if name in table), None)
+        if found is None:
+            raise UsageError(f"{titled(self)} has no value {name!r}{did_you_mean(name, [*outputs, *self._by_name])}")
+        return found
 
     @uncollected
     def _assign_names(self) -> None:

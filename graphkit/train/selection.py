@@ -1,9 +1,9 @@
-"""Which parameters are trained, and how each of them: by shell patterns of their names."""
+"""Which parameters are trained, and how each of them: by their names, or shell patterns of names."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphkit.autodiff.reverse_mode import reached
@@ -28,11 +28,17 @@ class TrainedParameter:
 
 @dataclass(frozen=True)
 class ParameterSelection:
-    """Shell patterns of parameter names that say what is trained, and how.
+    """Names of parameters, or shell patterns of names, that say what is trained, and how.
 
-    train: what is trained (all, when there is none); freeze: what is left out of it; lazy: tables with row-sparse
-    updates; lr_mult and wd_mult: factors on the learning rate and the weight decay, which go before the attributes
-    `lr_mult` and `wd_mult` of a parameter; of several patterns that match, the last counts.
+    The name of a parameter stands for that one alone, also where it has brackets, which patterns read otherwise.
+
+    Attributes:
+        freeze: What is left out of `train`.
+        train: What is trained; all parameters where it is empty.
+        lazy: Tables with row-sparse updates.
+        lr_mult: Factors on the learning rate. They replace the attributes `lr_mult` of parameters; of several patterns
+            that match, the last counts.
+        wd_mult: The same for the weight decay, and the attributes `wd_mult`.
     """
 
     freeze: Sequence[str] = ()
@@ -41,9 +47,9 @@ class ParameterSelection:
     lr_mult: Mapping[str, float] = field(default_factory=dict)
     wd_mult: Mapping[str, float] = field(default_factory=dict)
 
-    def takes(self, name: str) -> bool:
-        """Whether the patterns let a parameter be trained."""
-        return (not self.train or _matches(name, self.train)) and not _matches(name, self.freeze)
+    def taken(self, names: Collection[str]) -> set[str]:
+        """Which of all names of parameters the patterns let be trained."""
+        return (_matching(self.train, names) if self.train else set(names)) - _matching(self.freeze, names)
 
 
 def select_parameters(graph: Graph, selection: ParameterSelection) -> list[TrainedParameter]:
@@ -55,16 +61,18 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     for option, patterns in vars(selection).items():
         for pattern in patterns:
-            if not fnmatch.filter(names, pattern):
+            if not _matching([pattern], names):
                 raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}")
-    found = reached([graph.outputs[0]])
+    found, taken = reached([graph.outputs[0]]), selection.taken(names)
+    lazy = _matching(selection.lazy, names)
+    rates, decays = (_by_name(given, names) for given in (selection.lr_mult, selection.wd_mult))
     chosen = [
         TrainedParameter(
-            v, n, _multiplier(n, v, "lr_mult", selection.lr_mult), _multiplier(n, v, "wd_mult", selection.wd_mult),
-            _matches(n, selection.lazy) or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
+            v, n, _multiplier(n, v, "lr_mult", rates), _multiplier(n, v, "wd_mult", decays),
+            n in lazy or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
         )
         for n, v in names.items()
-        if v in found and v.attrs.get("trainable", True) and selection.takes(n)
+        if v in found and v.attrs.get("trainable", True) and n in taken
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
@@ -84,13 +92,21 @@ def _some(names: Collection[str]) -> str:
     return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
+    """The names that any of the patterns is or matches."""
+    found: set[str] = set()
+    for pattern in patterns:
+        found.update([pattern] if pattern in names else (n for n in names if fnmatch.fnmatchcase(n, pattern)))
+    return found
 
 
-def _multiplier(name: str, value: Value, key: str, patterns: Mapping[str, float]) -> float:
-    given = [number for pattern, number in patterns.items() if fnmatch.fnmatchcase(name, pattern)]
-    text = given[-1] if given else value.attrs.get(key, 1.0)
+def _by_name(given: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
+    """What is given by pattern, by name; the last pattern counts that matches."""
+    return {name: number for pattern, number in given.items() for name in _matching([pattern], names)}
+
+
+def _multiplier(name: str, value: Value, key: str, given: Mapping[str, float]) -> float:
+    text = given.get(name, value.attrs.get(key, 1.0))
     try:
         number = float(text) if isinstance(text, str) else text
     except ValueError:

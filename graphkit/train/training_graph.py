@@ -48,8 +48,9 @@ def training_graph(
 ) -> TrainingGraph:
     """Written from the graph of a model. mixed: whether losses are those of mixed samples; straight_through: whether
     gradients pass through rounding; statistics_over: whose processes batch normalisation's statistics are of."""
-    parameters = [v for v in net.graph.inputs if v.role == "parameter"]
-    frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
+    parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
+    taken = selection.taken(parameters)
+    frozen = [v for n, v in parameters.items() if n not in taken]
     # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
     graph = recognise(resolve_sequences(to_training(net.graph, frozen)))
     bound = losses.bound(graph, *criterion)

@@ -1,0 +1,100 @@
+"""Names that two values have: each option takes the value that it is about, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.cli import invoke
+from graphkit.errors import UsageError
+
+POINT = np.array([0.1, 0.2, 0.3])
+TANH = np.tanh(POINT)
+
+
+def named_like(name: str) -> gk.Model:
+    """exp(tanh(x)^2), whose output has the name of an input or inner value."""
+    x = gk.input("x", [3], "float64")
+    hidden = gk.tanh(x)
+    return gk.Model({name: gk.reduce_sum(gk.exp(hidden * hidden), keepdims=False)}, name="net")
+
+
+@pytest.mark.parametrize("name", ["x", "tanh", "mul", "y"])
+@pytest.mark.parametrize("of", [None, "by name"])
+def test_a_gradient_is_of_the_output(name: str, of: str | None) -> None:
+    net = named_like(name)
+    found = gk.grad(net, of=None if of is None else name, wrt=["x"]).run({"x": POINT})["x_grad"]
+    np.testing.assert_allclose(found, np.exp(TANH**2) * 2 * TANH * (1 - TANH**2))
+    gk.check_gradient(net, {"x": POINT}).raise_if_failed()
+
+
+@pytest.mark.parametrize("name", ["x", "tanh"])
+def test_values_and_selections_are_outputs_first(name: str) -> None:
+    net = named_like(name)
+    assert net.value(name) is net.graph.outputs[0]
+    expected = net.run({"x": POINT})[name]
+    assert net.select(name).run({"x": POINT})[name] == expected == pytest.approx(np.exp(TANH**2).sum())
+    assert net.infer_shapes(x=(3,))["x"].rank == (0 if name == "x" else 1)
+
+
+def test_a_parameter_comes_before_an_output_in_wrt() -> None:
+    x = gk.input("x", [3], "float64")
+    w = gk.parameter("w", [3], dtype="float64")
+    net = gk.Model({"w": gk.reduce_sum(x * w * w, keepdims=False)}, params={"w": np.ones(3)})
+    np.testing.assert_allclose(gk.grad(net, of="w", wrt="w").run({"x": POINT})["w_grad"], 2 * POINT)
+
+
+def test_no_output_is_replaced_by_a_gradient() -> None:
+    x = gk.input("x", [3], "float64")
+    net = gk.Model({"y": gk.reduce_sum(x * x * x, keepdims=False)})
+    first = gk.grad(net, of="y", wrt=["x"], with_outputs=True)
+    with pytest.raises(UsageError, match="'x' would be called 'x_grad', as another output is: give another suffix="):
+        gk.grad(first, of="x_grad", wrt=["x"], with_outputs=True)
+    second = gk.grad(first, of="x_grad", wrt=["x"], with_outputs=True, suffix="_grad2").run({"x": POINT})
+    np.testing.assert_allclose(second["x_grad"], 3 * POINT**2)
+    np.testing.assert_allclose(second["x_grad2"], 6 * POINT)
+    with pytest.raises(UsageError, match="each name once"):
+        gk.grad(net, wrt=["x", "x"])
+
+
+def test_the_command_takes_a_suffix(tmp_path: Path, capsys: Any) -> None:
+    gk.grad(named_like("y"), wrt=["x"], with_outputs=True).save(tmp_path / "first.json")
+    again = ["grad", str(tmp_path / "first.json"), "--of", "x_grad", "--wrt", "x", "-o", str(tmp_path / "second.json")]
+    assert invoke(again) == UsageError.exit_code
+    assert "--suffix" in capsys.readouterr().err
+    assert invoke([*again, "--suffix", "_grad2"]) == 0
+    assert gk.load(tmp_path / "second.json").outputs == ("y", "x_grad", "x_grad2")
+
+
+def trained(names: list[str], **options: Any) -> list[str]:
+    """The parameters that a step changes."""
+    h = gk.input("x", ["N", 3])
+    for name in names:
+        h = gk.mat_mul(h, gk.parameter(name, [3, 3]))
+    net = gk.Model({"y": h}, seed=0)
+    before = {n: np.array(net.params[n]) for n in names}
+    gk.Trainer(net, "mse", gk.optim.SGD(0.1), **options).step(np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32))
+    return [n for n in names if (net.params[n] != before[n]).any()]
+
+
+@pytest.mark.parametrize("other", ["layers0.w", "layers[1].w"])
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({"freeze": ["layers[0].w"]}, "other"),
+        ({"train": ["layers[0].w"]}, "named"),
+        ({"lr_mult": {"layers[0].w": 0.0}}, "other"),
+        ({"lr_mult": {"*": 0.0, "layers[0].w": 1.0}}, "named"),
+    ],
+    ids=str,
+)
+def test_a_parameters_name_is_no_pattern(other: str, options: dict[str, Any], changes: str) -> None:
+    assert trained(["layers[0].w", other], **options) == ["layers[0].w" if changes == "named" else other]
+
+
+def test_a_pattern_with_brackets_still_matches() -> None:
+    assert trained(["a0", "a1", "b"], freeze=["a[01]"]) == ["b"]
