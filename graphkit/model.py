@@ -217,7 +217,7 @@ class Model:
         return tuple(self.graph.name_of(v) for v in self.graph.values)
 
     def value(self, name: str) -> Value:
-        """The output of this name, else the input, parameter or inner value; raises UsageError with the closest name."""
+        """The output of this name, else the input, parameter or inner value; raises UsageError with a similar name."""
         return self.graph.find(name)
 
     def select(self, *names: str) -> Model:
