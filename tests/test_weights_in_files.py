@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import full
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -248,7 +249,7 @@ print(loaded, resident("RssAnon") - before, resident("VmHWM") - resident("VmRSS"
 """
 
 
-@pytest.mark.parametrize("storage", ["inside", "external", "json"])
+@pytest.mark.parametrize("storage", [full("inside"), "external", full("json")])
 def test_what_is_packed_is_not_resident_besides(tmp_path: Path, storage: str) -> None:
     weights = 6 * 2048 * 2048 * 4
     for name, layers, width in (("small", 1, 16), ("large", 6, 2048)):

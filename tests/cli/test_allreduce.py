@@ -25,10 +25,11 @@ def finished(command):
     ("launcher", "compression"),
     [
         ("--processes", "2bit:0.5"),
-        pytest.param("--processes", None, marks=pytest.mark.full),
-        pytest.param("mpiexec", None, marks=pytest.mark.full),
+        ("--processes", None),
+        ("mpiexec", None),
     ],
 )
+@pytest.mark.full
 def test_two_processes(capsys, launcher, compression):
     command = [*GRAPHKIT, *FAST, *(["--compression", compression] if compression else []), "--json"]
     started = (

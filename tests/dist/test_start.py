@@ -229,7 +229,7 @@ def _launcher_ends_it():
 @pytest.mark.parametrize(
     "what",
     [
-        "time.sleep(1000)",
+        pytest.param("time.sleep(1000)", marks=pytest.mark.full),
         pytest.param("os._exit(0)", marks=pytest.mark.full),
         pytest.param("os.kill(os.getpid(), signal.SIGSTOP)", marks=pytest.mark.full),
     ],

@@ -355,6 +355,7 @@ def test_usage(tmp_path, monkeypatch):
         gk.TensorBoard(tmp_path)
 
 
+@pytest.mark.full
 def test_a_full_disk_is_told(tmp_path):
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -378,9 +379,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(w, marks=[pytest.mark.full] if w in ("placed", "servers") else []) for w in WAYS]
-)
+@pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.full] if w != "alone" else []) for w in WAYS])
 def test_train(tmp_path, way):
     """Rank 0 has the parameters of all, as they are saved."""
     x = gk.input("x", ["N", 1, 4, 4])

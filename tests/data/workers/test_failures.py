@@ -52,7 +52,7 @@ HUNG = f"was ended, as it has not gone on for {TIMEOUT:g} s, in sample 13 of har
         ("killed", WorkerError, "was ended by SIGKILL, in sample 13 of harmful"),
         ("gone", WorkerError, "has ended with the exit code 3, in sample 13 of harmful"),
         ("hang", WorkerError, HUNG),
-        ("hold", WorkerError, HUNG),
+        pytest.param("hold", WorkerError, HUNG, marks=pytest.mark.full),
     ],
     ids=["value", "graphkit", "memory", "unpickled", "exit", "killed", "gone", "hang", "hold"],
 )

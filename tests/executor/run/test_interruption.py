@@ -69,7 +69,7 @@ print(stopped, np.array_equal(runner(data)[0], expected))
 
 
 def test_a_run_ends_between_its_steps():
-    assert run(BETWEEN, layers=700) == "True True\n"
+    assert run(BETWEEN, layers=400) == "True True\n"
 
 
 OTHERS = """

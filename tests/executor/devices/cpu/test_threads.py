@@ -7,7 +7,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from combinations import in_one_item
+from combinations import full, in_one_item
 
 import graphkit as gk
 from graphkit import config
@@ -110,7 +110,7 @@ FEWER_THREADS = {"OMP_THREAD_LIMIT": "1", "OMP_DYNAMIC": "true", "OMP_MAX_ACTIVE
     "environment",
     [
         FEWER_THREADS,
-        {"OMP_NUM_THREADS": "100000"},
+        full({"OMP_NUM_THREADS": "100000"}),
         *(pytest.param({name: value}, marks=pytest.mark.full) for name, value in FEWER_THREADS.items()),
     ],
     ids=lambda e: "-".join(e),
