@@ -160,13 +160,13 @@ def test_who_waits_too_long_says_so_and_ends():
 def test_the_clock_stops_when_all_have_come():
     done = _python(
         """
-        with start.deadline(5, (0, 2)):
+        with start.deadline(2, (0, 2)):
             pass
         try:
-            with start.deadline(5, (0, 2)):
+            with start.deadline(2, (0, 2)):
                 raise ValueError("MPI cannot start")
         except ValueError:
-            hold(6)
+            hold(2.5)
         for never in (1e300, float("inf")):
             with start.deadline(never, (0, 2)):
                 hold(0.1)
@@ -181,12 +181,12 @@ def test_the_clock_stops_when_all_have_come():
 def test_a_forked_child_has_no_deadline():
     done = _python(
         """
-        with start.deadline(3, (0, 2)):
+        with start.deadline(1, (0, 2)):
             child = os.fork()
             if child != 0:
                 assert os.waitpid(child, 0)[1] == 0
         if child == 0:
-            hold(5)
+            hold(2)
             sys.exit(0)
         """
     )

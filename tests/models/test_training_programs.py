@@ -49,7 +49,7 @@ def train(trainer, feeds, steps=3):
     return [float(trainer.step(inputs, targets)) for _ in range(steps)]
 
 
-def in_ways(ways, first):
+def in_ways(ways, first=None):
     """Every network in every way. The default lane has small networks in the first way, and core ones in all."""
     return [
         pytest.param(
@@ -95,7 +95,7 @@ def test_every_step_of_row_sparse_updates_is_native(name, options, way, strict):
     assert np.isfinite(losses).all()
 
 
-@pytest.mark.parametrize(("name", "options", "variant"), in_ways(VARIANTS, "at the newest opset"))
+@pytest.mark.parametrize(("name", "options", "variant"), in_ways(VARIANTS))
 def test_a_file_trains_by_the_program_of_the_network(name, options, variant, tmp_path):
     """The same steps and bytes; the same bits, which dropout and running statistics take part in, or the same loss."""
     net = gk.models.build(name, **options)
