@@ -36,7 +36,7 @@ class Build:
         self._link: list[str] = []
         for line in self._ninja("-t", "commands", self.library).splitlines():
             words = shlex.split(line)
-            if "-c" in words and "CMakeFiles/_native.dir" in line:
+            if "-c" in words and re.search(r"CMakeFiles/_native\w*\.dir/", line):
                 self._compile[words[words.index("-o") + 1]] = words
             elif "-shared" in words and self.library in words:
                 self._link = line.split("&&")[1].split()

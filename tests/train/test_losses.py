@@ -5,7 +5,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
-from graphkit.train.losses import with_loss
+from graphkit.train.losses import attach, with_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((7, 4)).astype(np.float32)
@@ -111,6 +111,14 @@ def test_a_loss_is_a_float_scalar(made):
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
     with pytest.raises(UsageError, match="a loss is a float scalar, not"):
         gk.Trainer(net, made, targets={})
+
+
+def test_targets_are_inputs_behind_those_of_the_data():
+    x, w = gk.input("x", ["N", 3]), gk.parameter("w", [3, 2])
+    net = gk.Model(gk.mat_mul(x, w) + gk.input("y", ["N", 2]))
+    assert attach(net.graph, "mse").input_names == ("x", "y", "target", "w")
+    only = gk.Model(gk.mat_mul(gk.parameter("v", [4, 3]), w))
+    assert attach(only.graph, "mse").input_names[0] == "target"
 
 
 def test_there_is_a_weight_for_each_class():

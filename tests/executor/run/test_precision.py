@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from combinations import in_one_item
 import graphkit as gk
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.run import device_passes
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -136,6 +138,13 @@ def test_the_gradient_of_weights_has_their_type() -> None:
     (direct,) = run_node(dw.node, arrays)
     expanded = Graph([x, dy, w], [dw.node.op.expand(x, dy, w)])
     np.testing.assert_allclose(evaluate(expanded, arrays)[0], direct, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("has", [True, False, None])
+def test_half_floats_are_computed_in_float32_without_the_arithmetic(has: bool | None, monkeypatch: Any) -> None:
+    native = None if has is None else SimpleNamespace(has_bfloat16=lambda: has)
+    monkeypatch.setattr(device_passes, "native_module", lambda: native)
+    assert device_passes._computed_in_float32() == ({DType.FLOAT16} if has else {DType.FLOAT16, DType.BFLOAT16})
 
 
 @pytest.mark.parametrize(("onednn", "who"), [(True, "this processor"), (False, "an engine without oneDNN")])

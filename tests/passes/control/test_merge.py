@@ -40,6 +40,15 @@ def branching(count: int) -> Graph:
     return Graph([p, x], [v for pair in results for v in pair])
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_graph_with_less_than_two_is_returned_as_it_is(count: int) -> None:
+    """Also where it has equal nodes, which common subexpression elimination would merge."""
+    graph = branching(count)
+    x = graph.inputs[1]
+    graph = graph.replace(outputs=[*graph.outputs, scaled(x, 2), scaled(x, 2)])
+    assert merge_control(graph) is graph
+
+
 def loop(m: Value, start: Value, build: Callable[[Value], list[Value]]) -> tuple[Value, ...]:
     number, going, state = Value(TensorType("int64", ())), Value(TensorType("bool", ())), vector()
     body = Graph([number, going, state], [going, *build(state)])

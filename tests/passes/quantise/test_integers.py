@@ -101,6 +101,15 @@ def test_scales_whose_quotients_are_no_numbers(operator, of_a, of_y):
     np.testing.assert_array_equal(net.compile().run(given)["y"], expected)
 
 
+@pytest.mark.parametrize(("of_y", "on_integers"), [(2.0**-13, True), (2.0**-14, False)])
+def test_sums_whose_steps_are_far_finer_than_their_terms_stay_floats(of_y, on_integers):
+    a, b = (gk.input(name, [4], dtype="uint8") for name in "ab")
+    zero = np.array(120, np.uint8)
+    total = F.add(*(F.dequantize_linear(v, np.float32(0.5), zero) for v in (a, b)))
+    found = after(gk.Model({"y": F.quantize_linear(total, np.float32(of_y), zero)}))
+    assert (found["QLinearAdd"] == 1) is on_integers
+
+
 @in_one_item()
 @pytest.mark.parametrize("scale", [np.inf, np.nan, 3e38, -1.0, 0.0, 1e-45, 0.5])
 @pytest.mark.parametrize("between", ["nothing", "pad", "argmax", "maxpool"])
