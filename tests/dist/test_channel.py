@@ -4,6 +4,7 @@ import re
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from jobs import FAILED, finish, start
 
 from graphkit.dist import kvstore
+from graphkit.dist.job import mpi
 from graphkit.dist.job.mpi import _summands
 from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.dist.store import FIXED_BUCKET, KVStore
@@ -113,6 +115,20 @@ def test_a_sum_is_written_into_out_where_mpi_can_write_it():
     both = np.zeros(9, np.float32)
     source, total = _summands(both[:6], both[3:])
     assert not np.may_share_memory(source, total)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("unclosed", [True, False])
+@pytest.mark.parametrize("finalized", [True, False])
+def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, unclosed, finalized):
+    closed = []
+    library = SimpleNamespace(Is_finalized=lambda: finalized, Finalize=lambda: closed.append("MPI"))
+    monkeypatch.setattr(mpi, "_mpi", lambda: library)
+    found = object.__new__(mpi.MpiCommunicator)
+    found.channel, found._watch = SimpleNamespace(close=lambda: closed.append("channel"), timeout=10.0), None
+    found._opened, found.unclosed, found.place, found.processes = opened, unclosed, 0, 1
+    found.finalize()
+    assert closed == ["channel", *(["MPI"] if opened and not unclosed and not finalized else [])]
 
 
 def test_several_ranks_use_the_bucket_that_rank_0_has_measured(on_ranks, monkeypatch):
