@@ -73,7 +73,7 @@ def command(
         net = constants_to_parameters(net)
     if loss is not None:
         net = with_loss(net, loss)
-        of = of or ("loss",)
+        of = of or net.outputs[:1]
     gradients = grad(
         net,
         of=list(of) or None,

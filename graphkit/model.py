@@ -487,16 +487,24 @@ def grad(
     else:
         names = [wrt] if isinstance(wrt, str) else list(wrt)
     wanted = [source.find(n, inputs_first=True) for n in names]
-    outputs = dict(kept)
-    for n, found in zip(names, gradient(values, wanted, allow_unused=allow_unused or wrt is None), strict=True):
-        if (made := n + suffix) in outputs:
-            raise UsageError(
-                f"the gradient in {n!r} would be called {made!r}, as another output is: give another suffix= "
-                "(--suffix), or each name once"
-            )
-        outputs[made] = found
+    outputs = _with_gradients(kept, names, gradient(values, wanted, allow_unused=allow_unused or wrt is None), suffix)
     graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
     return Model.from_graph(prune_control(merge_control(graph)), model.params.entries())
+
+
+def _with_gradients(
+    outputs: Mapping[str, Value], names: Sequence[str], gradients: Sequence[Value], suffix: str
+) -> dict[str, Value]:
+    """Outputs by name, and behind them the gradient in each of `names`; raises UsageError where two have one name."""
+    found = dict(outputs)
+    for name, value in zip(names, gradients, strict=True):
+        if (made := name + suffix) in found:
+            raise UsageError(
+                f"the gradient in {name!r} would be called {made!r}, as another output is: give another suffix= "
+                "(--suffix), or each name once"
+            )
+        found[made] = value
+    return found
 
 
 def _resolved(graph: Graph, names: Sequence[str]) -> Graph:

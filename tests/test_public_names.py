@@ -98,3 +98,73 @@ def test_a_parameters_name_is_no_pattern(other: str, options: dict[str, Any], ch
 
 def test_a_pattern_with_brackets_still_matches() -> None:
     assert trained(["a0", "a1", "b"], freeze=["a[01]"]) == ["b"]
+
+
+# --- targets and losses -----------------------------------------------------------------------------------
+
+
+X, Y = np.ones((4, 3), np.float32), np.array([0, 1, 2, 3])
+OPTIONS = [{}, {"accumulate": 2}, {"mixup": 0.2}, {"on_nonfinite": "skip"}, {"ema": 0.9}]
+
+
+def classifier(data: str, weight: str, output: str, *, own: bool = False) -> gk.Model:
+    """A network whose names are given; own: an output `loss`, which is the product of the logits with themselves."""
+    logits = gk.mat_mul(gk.input(data, ["N", 3]), gk.parameter(weight, [3, 4]))
+    outputs = {"loss": gk.reduce_sum(logits * logits, keepdims=False)} if own else {}
+    drawn = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    return gk.Model({**outputs, output: logits}, params={weight: drawn})
+
+
+def losses_of(net: gk.Model, output: str, targets: Any, **options: Any) -> list[float]:
+    """Losses of two steps, of an evaluation, and of an epoch."""
+    trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), output=output, seed=1, **options)
+    data = next(iter(net.inputs))
+    found = [float(trainer.step({data: X}, targets)) for _ in range(2)]
+    found.append(trainer.evaluate((X, Y), ["accuracy", "loss"])["loss"])
+    (record,) = trainer.fit((X, Y), (X, Y), epochs=1, batch_size=2, metrics=["accuracy"])
+    return [*found, record["loss"], record["valid_loss"], record["valid_accuracy"]]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("data", "weight", "output", "own"),
+    [
+        ("target", "w", "y", False),
+        ("x", "target", "y", False),
+        ("x", "w", "target", False),
+        ("x", "w", "loss", False),
+        ("x", "w", "y", True),
+        ("loss", "target_1", "loss", False),
+    ],
+)
+def test_names_that_training_has_too_change_nothing(
+    data: str, weight: str, output: str, own: bool, options: dict[str, Any]
+) -> None:
+    expected = losses_of(classifier("x", "w", "y"), "y", Y, **options)
+    for targets in (Y, {"target": Y}, {output: Y}):
+        net = classifier(data, weight, output, own=own)
+        np.testing.assert_array_equal(losses_of(net, output, targets, **options), expected)
+
+
+def test_an_output_called_loss_may_be_what_is_trained() -> None:
+    net = classifier("x", "w", "y", own=True)
+    squares = float(np.square(X @ net.params["w"]).sum())
+    trainer = gk.Trainer(net, lambda own, y: own, gk.optim.SGD(0.01), targets={})
+    assert float(trainer.step(X, {})) == pytest.approx(squares, rel=1e-5)
+    assert float(trainer.step(X, {})) < squares
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "batch_weight", "total_weight", "optimizer_step", "finite"])
+def test_names_of_a_step_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"has an (in|out)put '{name}', as a step of training has: rename it"):
+        gk.Trainer(classifier(name, "w", "y"))
+    with pytest.raises(UsageError, match=f"has an output '{name}'"):
+        gk.Trainer(classifier("x", "w", name))
+
+
+def test_the_command_trains_a_model_with_an_output_called_loss(tmp_path: Path) -> None:
+    classifier("x", "w", "y", own=True).save(tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    arguments = ["--data", str(tmp_path / "data.npz"), "--output-name", "y", "-o", str(tmp_path / "run")]
+    assert invoke(["train", str(tmp_path / "net.onnx"), *arguments, "--batch-size", "2"]) == 0
+    assert invoke(["grad", str(tmp_path / "net.onnx"), "--of", "y", "-o", str(tmp_path / "grad.json")]) == 0

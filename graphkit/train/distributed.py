@@ -29,7 +29,6 @@ from graphkit.train.placed_stepper import PlacedStepper
 from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
 
-LOSS = "loss"
 _NO_LOSS = np.full((), np.nan, np.float32)
 
 
@@ -54,7 +53,8 @@ class DistributedStepper(PlacedStepper):
         super().__init__(graph, trained, rule, params, pipe, owners, placement.home(output) or 0)
         self._output_name = output_name
         self._loss_rank = placement.home(graph.outputs[0]) or 0
-        wanted = graph.replace(outputs=[graph.outputs[0], output], output_names=[LOSS, output_name])
+        self._loss = graph.output_names[0]
+        wanted = graph.replace(outputs=[graph.outputs[0], output], output_names=[self._loss, output_name])
         self._placed = part = self._part(steps.whole_gradients(wanted, trained, rule), trained, options["device"])
         self.programs = [steps.placed_step(part.graph, self._own, rule, part.token)]
         self.store = JointStore([params, self.slots])
@@ -69,7 +69,7 @@ class DistributedStepper(PlacedStepper):
         found = dict(zip(whole.output_names, whole.outputs, strict=True))
         pinned = {found[name]: rank for name, rank in gradients.items()}
         everyone = range(self._store.num_workers)
-        where = {LOSS: everyone, steps.FINITE: everyone, self._output_name: (self.output_rank,)}
+        where = {self._loss: everyone, steps.FINITE: everyone, self._output_name: (self.output_rank,)}
         ranks: list[Sequence[int]] = [where[n] if n in where else (gradients[n],) for n in whole.output_names]
         placement = place(whole, self.pipe.groups, self.owners, pinned)
         return distribute(placement, ranks, self._store.num_workers)[self._store.rank]
@@ -97,7 +97,7 @@ class DistributedStepper(PlacedStepper):
                 self.skipped += 1
                 return _NO_LOSS, {}
         self.updates += 1
-        return results[LOSS], results
+        return results[self._loss], results
 
     def _run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The step; what it sends has been taken when it ends, also where it ends with NotFinite, which all find."""

@@ -70,7 +70,7 @@ class Evaluation:
                 results = program.run(feeds)
                 state.keep(results)
                 if with_loss:
-                    total += float(results[LOSS]) * batch.size
+                    total += float(results[program.outputs[0]]) * batch.size
                     seen += batch.size
                 if trainer._output in results:
                     target = trainer._targets.measured(batch.targets, trainer._output)

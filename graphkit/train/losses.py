@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ import numpy as np
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.names import Names
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
@@ -253,6 +254,9 @@ def attach(
 ) -> Graph:
     """The graph with target inputs and a first output `loss`, followed by its own outputs.
 
+    Where the graph has an output `loss` already, or an input that is called like a target, the new one has a number
+    behind its name: `loss_1`, `target_1` (see `target_inputs`).
+
     A named loss compares `output` (needed when there are several) with one input `target`, whose type follows from it;
     those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from. A function
     is called with all outputs, or `output` alone, and the target Values, in the order of `targets` (name to type,
@@ -263,11 +267,12 @@ def attach(
     (1 - MIX) * loss(second targets), as mixup has it (Zhang et al., 2018).
     """
     found = bound(graph, loss, targets, output, weights)
-    placeholders = [Value(t, n) for n, t in found.targets.items()]
+    names = target_inputs(graph, found.targets)
+    placeholders = [Value(t, names[n]) for n, t in found.targets.items()]
     with context.made_by(f"loss {described(loss)}"):
         value = found.build(*placeholders)
     if mixed:
-        second = [Value(t, f"{n}{SECOND}") for n, t in found.targets.items()]
+        second = [Value(t, f"{names[n]}{SECOND}") for n, t in found.targets.items()]
         mix = Value(TensorType(DType.FLOAT32, ()), MIX)
         share = F.cast(mix, to=value.dtype)
         value = F.add(F.mul(share, value), F.mul(F.sub(scalar_like(1.0, value), share), found.build(*second)))
@@ -279,9 +284,15 @@ def attach(
         [value, *graph.outputs],
         graph.updates,
         graph.name,
-        output_names=_unique_loss(graph.output_names),
+        output_names=[Names(graph.output_names).take("loss"), *graph.output_names],
         meta=graph.meta,
     )
+
+
+def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
+    """The names of the inputs that `attach` adds to a graph, by the names of targets: the same where they are free."""
+    names = Names(graph.input_names)
+    return {target: names.take(target) for target in targets}
 
 
 @dataclass(frozen=True)
@@ -418,19 +429,15 @@ def are_probabilities(output: Value) -> bool:
     return output.node is not None and not output.node.op.domain and output.node.op.name in ("Softmax", "Sigmoid")
 
 
-def _unique_loss(names: Sequence[str]) -> list[str]:
-    if "loss" in names:
-        raise UsageError("the model already has an output called 'loss'; rename it to train this model")
-    return ["loss", *names]
-
-
 def with_loss(
     model: Model,
     loss: AnyLoss,
     targets: Mapping[str, TensorType] | None = None,
     output: str | None = None,
 ) -> Model:
-    """A model whose first output is the scalar `loss`, with the same parameters and one more input per target.
+    """A model whose first output is the scalar loss, with the same parameters and one more input per target.
+
+    They are called `loss` and `target`, as far as the model has no output and no input of that name: see `attach`.
 
     targets, output: as a Trainer takes them.
     """

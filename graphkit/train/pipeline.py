@@ -28,7 +28,6 @@ from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
 from graphkit.train.stage_runner import StageRunner
 
-LOSS = "loss"
 # Lanes of messages; those of passes have 0 and 1, a gather 2.
 _COPIES, _SUMS = 3, 4
 _NO_LOSS = np.full((), np.nan, np.float32)
@@ -56,9 +55,9 @@ class PipelineStepper(PlacedStepper):
         self.index = part.ranks.index(pipe.store.rank)
         owners = {graph.name_of(v): part.ranks[stage] for v, stage in part.owner_of.items()}
         super().__init__(graph, trained, rule, params, pipe, owners, part.ranks[part.home(output) or 0])
-        self._output_name = output_name
+        self._loss, self._output_name = graph.output_names[0], output_name
         self.stage = stage_programs.training_stage(
-            part, self.index, {LOSS: graph.outputs[0], output_name: output}, trained
+            part, self.index, {self._loss: graph.outputs[0], output_name: output}, trained
         )
         self._loss_rank = part.ranks[part.home(graph.outputs[0]) or 0]
         self._draws = any(v.role == "rng" for v in graph.inputs)
@@ -126,7 +125,7 @@ class PipelineStepper(PlacedStepper):
                 runner.backward(batch, batches[batch], rng, weights[batch])
                 continue
             results = runner.forward(batch, batches[batch], rng)
-            losses += [results[LOSS]] if LOSS in results else []
+            losses += [results[self._loss]] if self._loss in results else []
             outputs += [results[self._output_name]] if self._output_name in results else []
         self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
         self._add_up()

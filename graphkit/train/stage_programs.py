@@ -114,7 +114,7 @@ def inference_stage(part: Partition, stage: int, results: Mapping[str, Value]) -
 def training_stage(
     part: Partition, stage: int, results: Mapping[str, Value], trained: Sequence[TrainedParameter]
 ) -> Stage:
-    """The programs of one stage of a training graph, whose first output is the loss, "loss" of `results`."""
+    """The programs of one stage of a training graph, whose first output is the loss."""
     draft = _Draft(part, stage, results)
     flowing = differentiated(part, trained)
     loss = part.graph.outputs[0]

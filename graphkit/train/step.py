@@ -39,6 +39,8 @@ ROWS = "rows"
 LOSS_SUM = "loss_sum"
 SCALE = "gradient_scale"
 FINITE = "finite"
+# What inputs, states and outputs of the programs are called that no parameter is part of the name of.
+NAMES = frozenset({LEARNING_RATE, BATCH_WEIGHT, TOTAL_WEIGHT, STEP, SCALE, FINITE})
 
 
 @dataclass(frozen=True)

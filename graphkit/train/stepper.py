@@ -72,6 +72,7 @@ class Stepper:
         self._whole: Mapping[str, np.ndarray] | None = None
         self._kvstore = kvstore
         self._group = accumulate
+        self._loss = graph.output_names[0]
         # Waits for the shapes of the first batch; a number of bytes, for those of larger ones too.
         self._recompute = recompute
         self._fitted: Mapping[str, Sequence[int]] = {}
@@ -322,7 +323,7 @@ class Stepper:
         if idle:
             self._draw()
         self.updates += 1
-        return results["loss"], results
+        return results[self._loss], results
 
     def _accumulate(
         self, feeds: dict[str, Any], weight: float, position: Position | None
@@ -337,14 +338,14 @@ class Stepper:
             if how == "raise":
                 self._raise(error, feeds, generator, position)
             # The gradients of the other batches of the group are dropped with these.
-            weight, results = math.nan, {"loss": _NO_LOSS}
+            weight, results = math.nan, {self._loss: _NO_LOSS}
         else:
             if not weight:
                 self._draw()
             weight = float(results.pop(steps.TOTAL_WEIGHT, weight))
         self.waiting += 1
         self.waiting_weight += weight
-        return results["loss"], {} if math.isnan(weight) else results
+        return results[self._loss], {} if math.isnan(weight) else results
 
     def _without_samples(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Take part in the sums and the update."""
@@ -370,8 +371,8 @@ class Stepper:
             pair = np.zeros(2)
             self.collectives.start(shares.LOSS, [pair], 0)
             self.collectives.wait([shares.LOSS])
-            results = {"loss": np.asarray(np.float32(pair[0] / pair[1])), steps.TOTAL_WEIGHT: pair[1]}
-        loss = results["loss"]
+            results = {self._loss: np.asarray(np.float32(pair[0] / pair[1])), steps.TOTAL_WEIGHT: pair[1]}
+        loss = results[self._loss]
         if self._rule.on_nonfinite != "ignore" and not np.isfinite(loss):
             raise NotFinite(str(loss))
         return results

@@ -14,7 +14,7 @@ import numpy as np
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
-from graphkit.train.losses import Bound, Loss
+from graphkit.train.losses import Bound, Loss, target_inputs
 
 # Kinds of numpy's element types that are real numbers; bfloat16 and its like have a kind of their own.
 _NUMBERS = "biuf"
@@ -25,14 +25,15 @@ class Targets:
 
     types: as the graph declares them. compared: by target, the loss by name and the type of the output that it compares
     with; what a function wants may be anything of the declared type. outputs: by target, the output that it is of, by
-    whose name it may be given too.
+    whose name it may be given too. inputs: by target, the name of the program's input, where that is another one.
     """
 
     def __init__(
         self, types: Mapping[str, TensorType], compared: Mapping[str, tuple[Loss, Type]],
-        outputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None, inputs: Mapping[str, str] | None = None,
     ):  # fmt: skip
         self.types = dict(types)
+        self._inputs = dict(inputs or {})
         self.names = tuple(types)
         self._others = {output: name for name, output in (outputs or {}).items()}
         self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
@@ -47,7 +48,7 @@ class Targets:
             return {self._others.get(str(n), str(n)): array for n, array in given.items()}
         arrays = given if isinstance(given, tuple) else (given,)
         if len(arrays) != len(self.names):
-            names = ", ".join(self._others) or ", ".join(self.names)
+            names = ", ".join(self._others if len(self._others) > 1 else self.names)
             raise InputError(f"{len(self.names)} targets are expected ({names}), {len(arrays)} given")
         return dict(zip(self.names, arrays, strict=True))
 
@@ -56,21 +57,23 @@ class Targets:
         return np.asarray(self.named(given)[self.of(output)])
 
     def fitted(self, given: Any) -> dict[str, Any]:
-        """The arrays of one batch by name, cast and reshaped where that loses nothing. Raises InputError for the
-        others."""
+        """The arrays of one batch by the names of inputs, cast and reshaped where that loses nothing. Raises InputError
+        for the others."""
         named = self.named(given)
-        return {n: self._targets[n].fitted(array) if n in self._targets else array for n, array in named.items()}
+        return {
+            self._inputs.get(n, n): self._targets[n].fitted(array) if n in self._targets else array
+            for n, array in named.items()
+        }
 
 
-def expected_targets(graph: Graph, bound: Bound, outputs: Mapping[str, Type], by_output: bool) -> Targets:
-    """The targets of a training graph; those of losses by name are what these say.
+def expected_targets(graph: Graph, bound: Bound, outputs: Mapping[str, Type]) -> Targets:
+    """The targets of a graph that is to be trained; those of losses by name are what these say.
 
-    outputs: the types of the model's. by_output: there is a loss for each of several, whose targets have their names.
+    graph: without the loss. outputs: the types of the model's.
     """
-    declared = {graph.name_of(v): v.tensor for v in graph.inputs if v.role == "data"}
-    types = {name: declared[name] for name in bound.targets}
     kinds = {name: (loss, outputs[output]) for name, (loss, output) in bound.named.items()}
-    return Targets(types, kinds, {n: output for n, (_, output) in bound.named.items()} if by_output else {})
+    by_name = {n: output for n, (_, output) in bound.named.items()}
+    return Targets(bound.targets, kinds, by_name, target_inputs(graph, bound.targets))
 
 
 class _Target:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from graphkit.dist.kvstore import KVStore
+from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph
+from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
@@ -18,6 +20,7 @@ from graphkit.passes.training.to_training import to_training
 from graphkit.train import losses
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.statistics import over_processes
+from graphkit.train.step import NAMES
 from graphkit.train.targets import Targets, expected_targets
 
 
@@ -48,15 +51,26 @@ def training_graph(
 ) -> TrainingGraph:
     """Written from the graph of a model. mixed: whether losses are those of mixed samples; straight_through: whether
     gradients pass through rounding; statistics_over: whose processes batch normalisation's statistics are of."""
+    _check_names(net)
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     taken = selection.taken(parameters)
     frozen = [v for n, v in parameters.items() if n not in taken]
     # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
     graph = recognise(resolve_sequences(to_training(net.graph, frozen)))
     bound = losses.bound(graph, *criterion)
+    targets = expected_targets(graph, bound, net.output_types)
     graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed))
-    targets = expected_targets(graph, bound, net.output_types, isinstance(criterion.loss, Mapping))
     graph = fake_quantise(graph)
     if straight_through:
         graph = pass_through_rounding(graph)
     return TrainingGraph(over_processes(graph, statistics_over), targets)
+
+
+def _check_names(net: Model) -> None:
+    """Raise UsageError where an input, parameter or output has a name that the programs of a training step give."""
+    for what, names in (("input", net.graph.input_names), ("output", net.outputs)):
+        if taken := NAMES.intersection(names):
+            raise UsageError(
+                f"{titled(net.graph, 'model')} has an {what} {min(taken)!r}, as a step of training has: rename it to "
+                "train the model"
+            )
