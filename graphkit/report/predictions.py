@@ -14,7 +14,7 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.model import Model
 from graphkit.train import losses
-from graphkit.train.losses import are_probabilities
+from graphkit.train.probabilities import are_probabilities
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.targets import aligned
 

@@ -19,6 +19,7 @@ from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.text import short_repr
 from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
+from graphkit.train.probabilities import logits_of
 
 LossFunction: TypeAlias = Callable[..., Value]
 
@@ -258,10 +259,10 @@ def attach(
     behind its name: `loss_1`, `target_1` (see `target_inputs`).
 
     A named loss compares `output` (needed when there are several) with one input `target`, whose type follows from it;
-    those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from. A function
-    is called with all outputs, or `output` alone, and the target Values, in the order of `targets` (name to type,
-    required). Named losses by output (a dict) are added up, each times its weight (1 where `weights` has none); their
-    targets are called `target_of(output)`.
+    those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from (see
+    `logits_of`). A function is called with all outputs, or `output` alone, and the target Values, in the order of
+    `targets` (name to type, required). Named losses by output (a dict) are added up, each times its weight (1 where
+    `weights` has none); their targets are called `target_of(output)`.
 
     mixed: there is a second input for each target (`SECOND`), and a scalar `MIX`: the loss is MIX * loss(targets) +
     (1 - MIX) * loss(second targets), as mixup has it (Zhang et al., 2018).
@@ -330,7 +331,7 @@ def bound(
             targets = {"target": known.target_type(chosen[0].tensor)}
             named = {"target": (known, output or graph.output_names[0])}
         function: LossFunction = known.build
-        compared = [_logits(v, known.of_logits) for v in chosen]
+        compared = [logits_of(v, known.of_logits) for v in chosen]
     else:
         function, compared = loss, chosen
         if targets is None:
@@ -363,7 +364,7 @@ def _of_outputs(
     def build(*values: Value) -> Value:
         terms = []
         for (name, loss), target in zip(losses.items(), values, strict=True):
-            term = _scalar(loss.build(_logits(outputs[name], loss.of_logits), target))
+            term = _scalar(loss.build(logits_of(outputs[name], loss.of_logits), target))
             weight = weights.get(name, 1.0)
             terms.append(term if weight == 1.0 else F.mul(scalar_like(weight, term), term))
         total = terms[0]
@@ -412,21 +413,6 @@ def float_behind(value: Value) -> Value | None:
             return None
         value = value.node.operands[0]
     return value
-
-
-def _logits(output: Value, operator: str) -> Value:
-    """The operand of `operator` when the output is what it gives (a Softmax over the last axis), else the output."""
-    node = output.node
-    if node is None or node.op.domain or not operator or node.op.name != operator:
-        return output
-    if operator == "Softmax" and node.op.attributes()["axis"] not in (-1, (output.rank or 0) - 1):
-        return output
-    return node.operands[0]
-
-
-def are_probabilities(output: Value) -> bool:
-    """Whether an output is what a Softmax or a Sigmoid gives."""
-    return output.node is not None and not output.node.op.domain and output.node.op.name in ("Softmax", "Sigmoid")
 
 
 def with_loss(

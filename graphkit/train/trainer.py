@@ -46,6 +46,7 @@ from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
+from graphkit.train.probabilities import are_probabilities
 from graphkit.train.progress import ProgressBar
 from graphkit.train.rates import Rates
 from graphkit.train.recurrent_state import RecurrentState
@@ -472,7 +473,7 @@ class Trainer:
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
         output = self.net.graph.outputs[self.net.outputs.index(self._output)]
         specs = [spec for spec in listed(specs) if not (isinstance(spec, str) and spec == LOSS)]
-        return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
+        return metrics.get_all(specs, probabilities=are_probabilities(output))
 
     def _data(self, given: Any) -> Dataset | Iterated:
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}

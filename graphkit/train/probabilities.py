@@ -1,0 +1,112 @@
+"""Whether an output is made of probabilities, and the logits that they come from.
+
+A Softmax or Sigmoid counts through operators that keep its values: those that only move them (Reshape, Squeeze,
+Transpose, ...), casts between floats, and bounds that keep probabilities off 0 and 1.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graphkit.ir.graph import Node, Value
+from graphkit.passes.core.match import RESHAPES, first, is_op, scalar
+
+# Operators that keep the values of their first operand, in other places or fewer of them.
+_MOVES = frozenset({*RESHAPES, "Identity", "Transpose", "Slice", "Gather", "Expand"})
+# A bound that is at most so far from 0 or 1 keeps logarithms finite, and says nothing of the probabilities.
+_MARGIN = 1e-2
+
+
+class _Source(NamedTuple):
+    """path: the operators behind `node`, the last one first."""
+
+    node: Node
+    path: Sequence[Node]
+
+
+def are_probabilities(output: Value) -> bool:
+    """Whether the values of an output are those of a Softmax or a Sigmoid."""
+    return _source(output) is not None
+
+
+def logits_of(output: Value, name: str) -> Value:
+    """What the output is computed from by the operator `name`, Softmax or Sigmoid, in the output's shape.
+
+    The output itself where it does not come from that operator. A Softmax has to be over the output's last axis; where
+    it is over another one, a warning says that the output is taken for logits.
+    """
+    found = _source(output)
+    if found is None or found.node.op.name != name:
+        return output
+    if name == "Softmax" and not _classes_are_last(found):
+        behind = ", ".join(node.op.name for node in reversed(found.path)) or "nothing"
+        warnings.warn(
+            f"the loss takes {output} for logits, although it comes from {found.node.describe()} ({behind} behind it): "
+            "its classes are not along the last axis. Name an output with the logits, or one with classes last",
+            stacklevel=2,
+        )
+        return output
+    value = first(found.node)
+    for node in reversed(found.path):
+        if node.op.name in _MOVES or node.op.name == "Cast":
+            value = node.rebuilt([value, *node.inputs[1:]]).outputs[0]
+    return value
+
+
+def _source(output: Value) -> _Source | None:
+    path: list[Node] = []
+    value = output
+    while (node := value.node) is not None and not node.op.domain:
+        if is_op(node, "Softmax", "Sigmoid"):
+            return _Source(node, path)
+        if not _keeps_values(node) or value is not node.outputs[0]:
+            return None
+        path.append(node)
+        value = first(node)
+    return None
+
+
+def _keeps_values(node: Node) -> bool:
+    if node.op.name in _MOVES:
+        return True
+    if node.op.name == "Cast":
+        return first(node).dtype.is_float and node.outputs[0].dtype.is_float
+    if is_op(node, "Clip"):
+        low, high = (*node.inputs[1:], None, None)[:2]
+        return _is_near(low, 0.0) and _is_near(high, 1.0)
+    if is_op(node, "Max", "Min") and len(node.inputs) == 2:
+        return _is_near(node.inputs[1], 0.0 if node.op.name == "Max" else 1.0)
+    return False
+
+
+def _is_near(bound: Value | None, end: float) -> bool:
+    """Whether a bound is absent or a constant near an end of the range of probabilities, or beyond it."""
+    if bound is None:
+        return True
+    number = scalar(bound)
+    return number is not None and (number <= _MARGIN if end == 0.0 else number >= 1.0 - _MARGIN)
+
+
+def _classes_are_last(found: _Source) -> bool:
+    """Whether the axis of a Softmax is the last one of the output; axes of one element behind it do not count."""
+    shape = first(found.node).tensor.shape
+    if shape is None:
+        return not found.path and found.node.op.attributes()["axis"] == -1
+    axis: int = found.node.op.attributes()["axis"] % max(len(shape), 1)
+    for node in reversed(found.path):
+        before, after = first(node).tensor.shape, node.outputs[0].tensor.shape
+        if before is None or after is None:
+            return False
+        if is_op(node, "Transpose"):
+            permutation = node.op.attributes()["perm"] or range(len(before))[::-1]
+            axis = list(permutation).index(axis)
+        elif node.op.name in _MOVES and node.op.name != "Identity":
+            behind = before[axis + 1 :]
+            places = [k for k in range(len(after)) if after[k] == before[axis] and all(d == 1 for d in after[k + 1 :])]
+            if any(d != 1 for d in behind) or not places:
+                return False
+            axis = places[0]
+    final = found.path[0].outputs[0].tensor.shape if found.path else shape
+    return final is not None and axis == len(final) - 1
