@@ -132,7 +132,8 @@ def verify(
 
     `inputs` gives arrays by name; the others are filled (see make_feeds). An element passes when
     |a-b| <= atol + rtol*|b|, with a from graphkit and b from ONNX Runtime; NaNs and infinities must be in the same
-    places; integers, booleans and strings must be equal. Default tolerances depend on the element type.
+    places; integers, booleans and strings must be equal. Default tolerances depend on the element type. The default of
+    atol is at most rtol times the largest |b| of the output, so that small outputs are compared too.
 
     Where floats fail, the graph is interpreted in double precision, and graphkit passes when its error from that
     is no more than twice ONNX Runtime's own, per output, in the mean and at every element that failed (see
@@ -148,7 +149,7 @@ def verify(
     proto = model.to_onnx(opset=opset) if against is None else against
     mine = model.compile(device=device, threads=threads).run(feeds.arrays)
     theirs = OnnxRuntimeModel(proto, threads=threads).run(feeds.arrays)
-    reports = compare_outputs(mine, theirs, rtol, atol)
+    reports = compare_outputs(mine, theirs, rtol, atol, by_magnitude=True)
     if strict_tolerance is None:
         strict_tolerance = rtol is not None or atol is not None
     if not strict_tolerance and any(_is_doubtful(report) for report in reports):
@@ -208,21 +209,39 @@ def _draws(node: Any) -> bool:
 
 
 def compare_outputs(
-    ours: Mapping[str, Any], reference: Mapping[str, Any], rtol: float | None = None, atol: float | None = None
+    ours: Mapping[str, Any],
+    reference: Mapping[str, Any],
+    rtol: float | None = None,
+    atol: float | None = None,
+    *,
+    by_magnitude: bool = False,
 ) -> tuple[OutputReport, ...]:
-    """Compare outputs in their order, under our names; sequences element by element."""
+    """Compare outputs in their order, under our names; sequences element by element. See `compare`."""
     if len(ours) != len(reference):
         raise RuntimeFailure(f"graphkit gave {len(ours)} outputs, ONNX Runtime {len(reference)}")
     pairs = zip(ours.items(), reference.values(), strict=True)
-    return tuple(compare(n, x, y, rtol, atol) for (name, a), b in pairs for n, x, y in _flat(name, a, b))
+    flat = [item for (name, a), b in pairs for item in _flat(name, a, b)]
+    return tuple(compare(n, x, y, rtol, atol, by_magnitude=by_magnitude) for n, x, y in flat)
 
 
-def compare(name: str, ours: Any, reference: Any, rtol: float | None = None, atol: float | None = None) -> OutputReport:
-    """Compare one array with its reference by |a-b| <= atol + rtol*|b|."""
+def compare(
+    name: str,
+    ours: Any,
+    reference: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    *,
+    by_magnitude: bool = False,
+) -> OutputReport:
+    """Compare one array with its reference by |a-b| <= atol + rtol*|b|.
+
+    by_magnitude: the default of atol is at most rtol times the largest finite |b|, so that small arrays are compared.
+    """
     a, b = np.asarray(ours), np.asarray(reference)
     dtype = dtype_of(a.dtype)
     default = TOLERANCES.get(dtype, (0.0, 0.0))
     rtol = default[0] if rtol is None or dtype not in FLOATS else rtol
+    scaled = by_magnitude and atol is None
     atol = default[1] if atol is None or dtype not in FLOATS else atol
     if a.shape != b.shape or dtype is not dtype_of(b.dtype):
         reason = f"{dtype}{list(a.shape)} here, {dtype_of(b.dtype)}{list(b.shape)} there"
@@ -231,6 +250,8 @@ def compare(name: str, ours: Any, reference: Any, rtol: float | None = None, ato
             name, str(dtype), a.shape, False, inf, inf, inf, rtol, atol, inf, inf, max(a.size, 1), reason
         )
     error, size = _errors(a, b, dtype)
+    if scaled:
+        atol = min(atol, rtol * _largest(size))
     with np.errstate(all="ignore"):
         excess = error - rtol * size
         relative = np.where(error == 0, 0.0, error / size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from graphkit.errors import InputError, UsageError
@@ -107,6 +108,9 @@ class _Target:
             cast = array.astype(wanted.numpy)
             # A float is rounded to the width of another; nothing else may change.
             fits = np.isfinite(cast) == np.isfinite(array) if wanted.is_float else cast == array
+            if wanted.is_integer and _is_float(array):
+                # Beyond, a float does not tell whole numbers apart: which class was meant is not known.
+                fits &= np.abs(array) < 2.0 ** (ml_dtypes.finfo(array.dtype).nmant + 1)
         if not np.all(fits):
             odd = array[~fits].reshape(-1)[0]
             raise InputError(f"{self._described}; the {array.dtype} array given holds {odd}{self._advice(array)}")

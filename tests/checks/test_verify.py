@@ -40,6 +40,38 @@ def test_opsets(opset: int) -> None:
     assert report.opset == opset
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-10, 1e-30])
+def test_small_outputs_are_compared(scale: float) -> None:
+    """What is wrong by a part of them fails, however small they are; what is right passes."""
+
+    def scaled(factor: float) -> gk.Model:
+        return gk.Model({"y": gk.tanh(gk.input("x", ["N", 8])) * np.float32(scale * factor)}, name="net")
+
+    report = gk.verify(scaled(1.0))
+    assert report.passed, str(report)
+    assert report.outputs[0].atol <= 1e-4 * scale
+    wrong = gk.verify(scaled(1.0), against=scaled(1.001).to_onnx())
+    assert not wrong.passed
+    assert "further from double precision than rounding explains" in wrong.outputs[0].reason
+    assert gk.verify(scaled(1.0), against=scaled(1.001).to_onnx(), atol=1e-2 * scale).passed
+
+
+def test_small_differences_of_large_numbers_are_judged_by_their_rounding() -> None:
+    """Their error is that of what was subtracted, and a large part of them."""
+    x = gk.input("x", ["N", 64])
+    total = gk.reduce_sum(gk.exp(x), [1], keepdims=False)
+    net = gk.Model({"y": total - gk.reduce_sum(gk.exp(x) * 1.0000001, [1], keepdims=False)}, name="net")
+    report = gk.verify(net)
+    assert report.passed, str(report)
+
+
+def test_outputs_of_zeros_have_to_be_zeros() -> None:
+    x = gk.input("x", ["N", 4])
+    zeros = gk.Model({"y": x * np.float32(0)}, name="net")
+    assert gk.verify(zeros).passed
+    assert not gk.verify(zeros, against=gk.Model({"y": x * np.float32(1e-12)}, name="net").to_onnx()).passed
+
+
 def test_a_wrong_export_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     net = network()
     other = net.to_onnx()

@@ -42,10 +42,23 @@ def _arrays(arrays: dict[str, np.ndarray], path: Path | str, axes: Axes, part: s
         raise InputError(f"{source}: no input array; name one x (it holds {', '.join(arrays) or 'nothing'})")
     targets = None if target is None else arrays[target]
     if targets is not None:
-        targets = targets.astype({"u": np.int64, "i": np.int64, "f": np.float32}.get(targets.dtype.kind, targets.dtype))
+        targets = _as_targets(targets, f"{source}: {target}")
     if list(inputs) == ["x"]:
         return Dataset(inputs["x"], targets, classes=classes, name=source, axes=axes)
     return Dataset(inputs, targets, classes=classes, name=source, axes=axes)
+
+
+def _as_targets(array: np.ndarray, where: str) -> np.ndarray:
+    """Integers as int64, floats as float32. Raises InputError, naming `where`, for numbers that these do not hold."""
+    kind = {"u": np.int64, "i": np.int64, "f": np.float32}.get(array.dtype.kind)
+    if kind is None:
+        return array
+    with np.errstate(over="ignore"):
+        found = array.astype(kind)
+    lost = np.isfinite(array) & ~np.isfinite(found) if kind is np.float32 else found != array
+    if lost.any():
+        raise InputError(f"{where} holds {array[lost].flat[0]}, which is too large for {np.dtype(kind)}")
+    return found
 
 
 def _are_names(array: np.ndarray | None) -> bool:

@@ -76,8 +76,11 @@ def labels_of(records: RecordFile) -> np.ndarray:
         odd = int(np.flatnonzero(sizes != sizes[0])[0])
         raise InputError(f"{records.named(odd)}: {sizes[odd]} labels, and {sizes[0]} in the first")
     labels = np.array(found, np.float32)
-    whole = labels.ndim == 1 and bool(np.isfinite(labels).all() and (labels == np.round(labels)).all())
-    return labels.astype(np.int64) if whole and (labels >= 0).all() else labels
+    # From 2^24 on a float32 does not tell whole numbers apart: these are measured, and no classes.
+    whole = labels.ndim == 1 and bool(
+        (labels >= 0).all() and (labels < 2**24).all() and (labels == labels.round()).all()
+    )
+    return labels.astype(np.int64) if whole else labels
 
 
 def classes_file(path: Path) -> Path:

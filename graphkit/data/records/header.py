@@ -31,16 +31,29 @@ class IRHeader(NamedTuple):
 def pack(header: IRHeader | tuple[int, float | Sequence[float] | np.ndarray, int, int], data: bytes) -> bytes:
     """The content of a record: header, labels where there are several, data. flag is made of the labels.
 
-    Raises InputError for labels that are no numbers, and ids outside 0 to 2^64 - 1.
+    Raises InputError for labels that are no numbers, integers that float32 rounds, and ids outside 0 to 2^64 - 1.
     """
     _, label, number, second = header
     try:
+        _check_exact(np.asarray(label))
         if np.ndim(label) == 0:
             return _HEADER.pack(0, float(label), number, second) + data  # type: ignore[arg-type]
         labels = np.ascontiguousarray(label, "<f4").reshape(-1)
         return _HEADER.pack(len(labels), 0.0, number, second) + labels.tobytes() + data
     except (struct.error, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"no header of a record: {IRHeader(*header)}: {error}") from None
+
+
+def _check_exact(labels: np.ndarray) -> None:
+    """Raise InputError for integers that are another number as float32: classes would merge."""
+    if labels.dtype.kind not in "iuO":
+        return
+    for label in labels.reshape(-1).tolist():
+        if isinstance(label, int) and int(np.float32(label)) != label:
+            raise InputError(
+                f"labels of records are float32, which does not hold the integer {label}: number classes from 0, or "
+                "write a decimal point where it is measured"
+            )
 
 
 def unpack(record: bytes | memoryview) -> tuple[IRHeader, memoryview]:

@@ -118,6 +118,11 @@ def _encoded(picture: Picture, resize: int | None, quality: int, encoding: str) 
     return made.getvalue()
 
 
+def _label(text: str) -> float:
+    """An integer as it is written, so that it is packed to the last digit or refused; else a float."""
+    return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
+
+
 def _lst(path: Path) -> Iterator[Item]:
     try:
         lines = path.read_text("utf-8-sig").split("\n")
@@ -129,7 +134,7 @@ def _lst(path: Path) -> Iterator[Item]:
             continue
         try:
             key, *labels, name = cells
-            values = [float(label) for label in labels]
+            values = [_label(label) for label in labels]
             yield Item(int(key), values[0] if len(values) == 1 else values, path.parent / name)
         except (ValueError, IndexError):
             raise InputError(

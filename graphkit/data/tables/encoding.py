@@ -196,6 +196,10 @@ def names_of(given: str | Collection[str] | None) -> tuple[str, ...]:
     return tuple(name for part in parts if (name := str(part).strip()))
 
 
+# From here on a float64 does not tell whole numbers apart.
+_EXACT = 2.0**53
+
+
 def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """(targets, classes) of a column: int64 for whole numbers from 0, float32 for others, int64 for text."""
     column = table.columns[name]
@@ -211,4 +215,10 @@ def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | N
         return np.array([places[text] for text in column.texts], np.int64)[column.codes], tuple(classes)
     values: Any = column.values
     whole = bool(np.isfinite(values).all() and (values == np.round(values)).all() and (values >= 0).all())
+    if whole and values.size and values.max() >= _EXACT:
+        row = int(values.argmax())
+        raise InputError(
+            f"{table.path}: the target {name!r} is {values[row]:.0f} or near it in {table.row(row)}; columns of numbers "
+            "are float64, which rounds whole numbers from 2^53 on: write classes as text, and measurements with a fraction"
+        )
     return values.astype(np.int64 if whole else np.float32), None
