@@ -100,6 +100,14 @@ def read_model(source: str, external_root: str | None = None) -> Model:
     return load(Path(source), external_root=external_root)
 
 
+def trust_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--trust-run-folder", is_flag=True,
+        help="Read files, and call functions of files, that the run folder names and the command does not. For folders "
+        "of your own.",
+    )(command)  # fmt: skip
+
+
 def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--data-option", "data_options", multiple=True, metavar="NAME=VALUE",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphkit.cli._options import data_option, json_option, source_options
+from graphkit.cli._options import data_option, json_option, source_options, trust_option
 from graphkit.cli._output import log, print_json
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
@@ -39,6 +39,7 @@ _REFRESH = 10
     "--refresh", type=click.IntRange(1), metavar="SECONDS",
     help=f"The page loads itself again so often while a run goes on (default with --watch: {_REFRESH}).",
 )  # fmt: skip
+@trust_option
 @click.option("--watch", is_flag=True, help="Write the page again and again until the runs are over, or Ctrl-C.")
 @json_option
 def command(
@@ -51,6 +52,7 @@ def command(
     max_samples: int,
     title: str | None,
     refresh: int | None,
+    trust_run_folder: bool,
     watch: bool,
     as_json: bool,
 ) -> None:
@@ -71,7 +73,7 @@ def command(
     options = source_options(data_options)
 
     def data_of(run: Run, net: Model) -> Dataset:
-        return _validation(run, net, spec, valid_spec, options)
+        return _validation(run, net, spec, valid_spec, options, trusted=trust_run_folder)
 
     given = spec is not None or valid_spec is not None
     gathering = Gathering(data_of if predictions else None, max_samples, strict=given and not watch)
@@ -122,15 +124,28 @@ def _described(run: Run) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _validation(run: Run, net: Model, spec: str | None, valid_spec: str | None, options: dict[str, object]) -> Dataset:
-    """What a run is judged by. Raises UsageError where neither the command nor the run says it."""
+def _validation(
+    run: Run, net: Model, spec: str | None, valid_spec: str | None, options: dict[str, object], *, trusted: bool
+) -> Dataset:
+    """The data that a run is judged by.
+
+    trusted: whether files are read, and functions called, that the run folder names and the command does not. Raises
+    UsageError where they are needed and are not trusted, or where neither the command nor the run names any.
+    """
     from graphkit.cli.train import data, objective
+    from graphkit.data import sources
 
     own = run.options
     if valid_spec is None and spec is None:
         # Paths in the config hold wherever the command is called.
         spec, valid_spec = (run.settings.get(name, own.get(f"{name}_spec")) for name in ("data", "valid"))
         options = source_options(tuple(own.get("data_options") or ())) | options
+        foreign = [s for s in (spec, valid_spec) if s is not None and s not in sources.names()]
+        if foreign and not trusted:
+            raise UsageError(
+                f"its folder names the data {', '.join(foreign)}: read them by --data or --valid, or say "
+                "--trust-run-folder if the folder is your own"
+            )
     if spec is None and valid_spec is None:
         raise UsageError("its folder does not say which data it was trained on; --data says what to predict")
     axes = data.axis_options(tuple(own.get("batch_axes") or ()))

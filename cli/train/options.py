@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._options import trust_option
 from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
 
@@ -176,6 +177,7 @@ _RUN = (
         "--resume", is_flag=True,
         help="Go on from the checkpoint in the output folder; options that are not given are those of the run.",
     ),
+    trust_option,
     click.option("--overwrite", is_flag=True, help="Replace the run that the output folder holds."),
     click.option(
         "--profile", "trace", type=click.Path(dir_okay=False),

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from graphkit.data.sources import runs_code
 from graphkit.errors import UsageError
 
 # Where options come from that are given: the command line, and a file of options.
@@ -17,7 +18,7 @@ _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 # Of one call, not of the run; the number of epochs has rules of its own.
 _OF_A_CALL = {
     "model", "folder", "resume", "overwrite", "epochs", "as_json", "trace", "external_root", "places", "micro_batches",
-    "find_lr", "print_config", "workers",
+    "find_lr", "print_config", "workers", "trust_run_folder",
 }  # fmt: skip
 
 
@@ -33,7 +34,8 @@ def taken_over(
     """The options of a run that goes on: those that are given, and for what is left out those of `before`.
 
     Tells which came from where. Raises UsageError for what a run cannot change: the seed, as the order of the
-    data and dropout follow it.
+    data and dropout follow it; and for data that only the run folder says are made by a function of a file, unless the
+    folder is trusted.
     """
     merged, same, changed = dict(options), [], []
     if "loss" in before:  # of checkpoints by a version whose losses were of one output
@@ -51,6 +53,13 @@ def taken_over(
             changed.append(f"{_text(parameter, options[name])} (was {_text(parameter, old)})")
             if name == "seed":
                 raise UsageError(f"{changed[-1]}: a run keeps its seed, which the order of its data follows")
+    for name in ("data_spec", "valid_spec"):
+        given = context.get_parameter_source(name) in _GIVEN
+        if merged[name] is not None and runs_code(merged[name]) and not (given or options["trust_run_folder"]):
+            raise UsageError(
+                f"the run folder names code, {merged[name]}: give it yourself by --data or --valid, or say "
+                "--trust-run-folder if the folder is your own"
+            )
     if merged["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     if tell is not None:

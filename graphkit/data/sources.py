@@ -140,6 +140,11 @@ def takes(spec: str | os.PathLike[str], option: str) -> bool:
     return option in inspect.signature(found).parameters
 
 
+def runs_code(spec: str | os.PathLike[str]) -> bool:
+    """Whether reading this data runs a function of a file, FILE.py:FUNCTION."""
+    return _OF_PYTHON.fullmatch(os.fspath(spec)) is not None
+
+
 def names() -> list[str]:
     """The data sets that come with the package."""
     return list(_BUILT_IN)

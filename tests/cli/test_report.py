@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -58,10 +59,56 @@ def test_data_of_the_run_that_are_gone_are_told(call, tmp_path, run):
     shutil.copytree(run, tmp_path / "run")
     config = (run / "config.toml").read_text()
     (tmp_path / "run/config.toml").write_text(config.replace('data = "digits"', 'data = "gone.npz"'))
-    code, _, err = call("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    code, _, err = call("report", tmp_path / "run", "-o", tmp_path / "page.html", "--trust-run-folder")
     assert code == 0
     assert "run: no predictions: gone.npz: no such file" in err
     assert "no predictions: gone.npz" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("where", ["config", "checkpoint"])
+@pytest.mark.parametrize("spec", ["FOLDER/harm.py:data", "FOLDER/pipe", "FOLDER/other.csv"])
+def test_a_received_folder_is_data(call, tmp_path, run, where, spec):
+    """No function is called, and no file read, that it names and the command does not."""
+    folder, spec = tmp_path / "run", spec.replace("FOLDER", str(tmp_path))
+    shutil.copytree(run, folder)
+    (tmp_path / "harm.py").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'harmed')!r}).touch()\ndef data(): return None\n"
+    )
+    (tmp_path / "other.csv").write_text("a,label\n1,2\n")
+    os.mkfifo(tmp_path / "pipe")
+    if where == "config":
+        config = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(config.replace('data = "digits"', f'data = "{spec}"'))
+    else:
+        (folder / "config.toml").unlink()
+        notes = json.loads((folder / "checkpoint.json").read_text())
+        notes["notes"]["data_spec"] = spec
+        (folder / "checkpoint.json").write_text(json.dumps(notes))
+    code, _, err = call("report", folder, "-o", tmp_path / "page.html")
+    assert code == 0
+    assert f"no predictions: its folder names the data {spec}" in err
+    assert "--trust-run-folder" in err
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_received_run_goes_on_without_its_code(call, tmp_path, run):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (tmp_path / "harm.py").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'harmed')!r}).touch()\nfrom graphkit.data import sources\n"
+        "def data(): return sources.read('digits')\n"
+    )
+    spec = f"{tmp_path / 'harm.py'}:data"
+    notes = json.loads((folder / "checkpoint.json").read_text())
+    notes["notes"]["data_spec"] = spec
+    (folder / "checkpoint.json").write_text(json.dumps(notes))
+    arguments = ("train", folder / "model.json", "-o", folder, "--resume", "--epochs", 3)
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert f"the run folder names code, {spec}" in err
+    assert not (tmp_path / "harmed").exists()
+    assert call(*arguments, "--trust-run-folder")[0] == 0
+    assert (tmp_path / "harmed").exists()
 
 
 def test_usage(call, run, tmp_path):
@@ -181,7 +228,7 @@ def test_several_outputs_are_told_apart(call, tmp_path):
     losses = ["--loss", "kind=softmax_cross_entropy", "--loss", "size=mse", "--output-name", "kind"]
     arguments = ["train", str(tmp_path / "net.json"), "--data", str(tmp_path / "data.npz"), *losses]
     assert cli.invoke([*arguments, "--tensorboard", "-o", str(tmp_path / "run")]) == 0
-    code, _, err = call("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    code, _, err = call("report", tmp_path / "run", "-o", tmp_path / "page.html", "--trust-run-folder")
     assert code == 0
     assert "warning" not in err
     assert "output kind: " in (tmp_path / "page.html").read_text()
@@ -198,7 +245,7 @@ def test_a_run_of_a_table(call, tmp_path, monkeypatch):
     )
     assert cli.invoke(["train", str(tmp_path / "net.json"), *data, "-o", str(tmp_path / "run")]) == 0
     monkeypatch.chdir("/")
-    assert call("report", tmp_path / "run", "-o", tmp_path / "page.html")[0] == 0
+    assert call("report", tmp_path / "run", "-o", tmp_path / "page.html", "--trust-run-folder")[0] == 0
     text = (tmp_path / "page.html").read_text()
     assert "<td>young</td>" in text
     assert re.search(r"\d+ samples of \S*people", text)

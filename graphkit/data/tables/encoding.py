@@ -217,8 +217,9 @@ def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | N
     whole = bool(np.isfinite(values).all() and (values == np.round(values)).all() and (values >= 0).all())
     if whole and values.size and values.max() >= _EXACT:
         row = int(values.argmax())
+        where = f"{table.path}: the target {name!r} is {values[row]:.0f} or near it in {table.row(row)}"
         raise InputError(
-            f"{table.path}: the target {name!r} is {values[row]:.0f} or near it in {table.row(row)}; columns of numbers "
-            "are float64, which rounds whole numbers from 2^53 on: write classes as text, measurements with a fraction"
+            f"{where}; columns of numbers are float64, which rounds whole numbers from 2^53 on: write classes as text, "
+            "measurements with a fraction"
         )
     return values.astype(np.int64 if whole else np.float32), None
