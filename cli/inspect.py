@@ -14,6 +14,7 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UnsupportedError, UsageError
+from graphkit.frontend.summary import frozen
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Value
 from graphkit.model import Model
@@ -72,6 +73,8 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
                 "outputs": {n: str(t) for n, t in net.output_types.items()},
                 "parameters": {n: str(net.params.type_of(n)) for n in net.params},
                 "num_parameters": net.num_parameters,
+                "trainable": list(net.trainable),
+                "frozen": frozen(net.graph),
                 "nodes": len(net.graph.nodes),
                 "groups": groups(net),
                 "operators": dict(Counter(n.op.name for n in net.graph.nodes).most_common()),

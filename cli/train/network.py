@@ -32,6 +32,10 @@ def network(source: Network, train: Dataset | None, axes: Mapping[str, int | Non
             raise UsageError(f"{source.file}: network: {error}") from None
     if o["constants"]:
         net = imported.constants_to_parameters(net)
+    # Only by their very names: a scalar of a formula is no parameter otherwise.
+    known = imported.float_constants(net.graph)
+    if named := [name for name in o["train_only"] if name in known and name not in net.params]:
+        net = imported.constants_to_parameters(net, named)
     net = with_head(net, o["head_options"], o["head_at"], o["output_name"], o["seed"])
     return imported.free_batch(net, axes=axes) if o["free_batch"] else net
 

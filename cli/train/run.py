@@ -18,6 +18,8 @@ from graphkit.cli.train.config_file import Network
 from graphkit.cli.train.network import network
 from graphkit.cli.train.resume import kept, taken_over
 from graphkit.errors import UsageError
+from graphkit.frontend.summary import frozen
+from graphkit.text import listed
 from graphkit.train import defaults
 
 if TYPE_CHECKING:
@@ -60,6 +62,9 @@ def train(
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
                 trainer.resume(folder)
+        if writes and (left := frozen(trainer.net.graph)):
+            shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
+            log(f"not trained: {shown}; --train NAME trains one by its name")
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
             log(f"{folder} {_done(trainer)}; --epochs N, with N above that, trains more")

@@ -10,6 +10,7 @@ from typing import NamedTuple, TextIO
 from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
+from graphkit.text import listed
 
 _STORED = ("parameter", "state")
 _COLUMNS = ("name", "operator", "output", "parameters")
@@ -51,6 +52,11 @@ def totals(graph: Graph) -> dict[str, int]:
     }
 
 
+def frozen(graph: Graph) -> dict[str, str]:
+    """Why training leaves parameters alone that the file's exporter or their use says are not learned, by name."""
+    return {graph.name_of(v): str(v.attrs["frozen"]) for v in graph.inputs if "frozen" in v.attrs}
+
+
 def summary(graph: Graph) -> str:
     """The table as plain text: columns aligned, no escape codes, the same for the same graph."""
     table = [(r.name, r.operator, r.output, f"{r.parameters:,}" if r.parameters else "") for r in rows(graph)]
@@ -90,6 +96,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _total_lines(graph: Graph) -> Iterator[str]:
     counts = totals(graph)
     yield f"parameters: {counts['parameters']:,} ({counts['trainable']:,} trainable)"
+    if left := frozen(graph):
+        yield f"not trained: {listed((f'{name} ({why})' for name, why in left.items()), len(left))}"
     if counts["state"]:
         yield f"running statistics: {counts['state']:,}"
     yield f"stored: {_size_text(counts['bytes'])}"

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import AttributeProto, ModelProto, TypeProto
@@ -171,7 +171,7 @@ class Builder:
                 self.initial_values[id(region), name] = self.constant(Tensor(self.initial_array(region, name)), name)
             else:
                 array = self.parameter_array(region, name)
-                attrs = attrs_of.get(name) if region is self.top else None
+                attrs = self.attributes_of(plan, name, array, attrs_of) if region is self.top else None
                 value = Value(TensorType(array.dtype, array.shape), name, role=role, attrs=attrs)
                 self.initial_values[id(region), name] = value
                 arrays[value] = array
@@ -194,6 +194,17 @@ class Builder:
         meta = self.metadata(graph, unique)
         params = {graph.name_of(value): array for value, array in arrays.items()}
         return Imported(graph.replace(meta=meta), params, self.top.name, meta, self.declared)
+
+    def attributes_of(
+        self, plan: initializers.Plan, name: str, array: np.ndarray | StoredArray, written: Mapping[str, dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The attributes of a parameter: as graphkit wrote them, else whether training leaves it alone, and why."""
+        if name in written:
+            return written[name]
+        reason = plan.frozen.get(name)
+        if reason is None and name in plan.initial_states and not np.any(np.asarray(array)):
+            reason = initializers.ZERO_STATE
+        return {} if reason is None else {"trainable": False, "frozen": reason}
 
     def initial_array(self, region: Region, name: str) -> np.ndarray:
         where = f"{self.label}: initializer {name!r}"

@@ -4,6 +4,9 @@
 - Integers, booleans, strings and the narrow float types are constants: shapes and axes that inference reads.
 - A floating-point scalar (rank 0) is a constant: exporters write the literals of formulas so, learned tensors have
   axes. So is one that only feeds operands that are settings (bounds of Clip, scales of Resize, ...).
+- PyTorch's exporter says of each of its tensors whether it is a parameter or a buffer: a parameter of rank 0 is a
+  parameter, and a buffer is one that training leaves alone (`trainable` is False, and `frozen` has the reason). So are
+  initial states of recurrent layers that are zero.
 - One that is also a graph input (and, up to IR version 3 where all are, that is the rule for floats) is a default that
   may be replaced: a parameter, or a state when it is not floating-point.
 - Unused ones are left out.
@@ -30,6 +33,16 @@ ATTRIBUTES_KEY = "ai.graphkit.attributes"
 # Metadata that say something about initialisers, and become no metadata of the model.
 KEYS = frozenset({ROLES_KEY, ATTRIBUTES_KEY})
 _ROLES = frozenset({"parameter", "state", "constant"})
+# What PyTorch's exporter (torch.onnx.export, dynamo=True) writes of a value, and what it calls tensors that it learns
+# and those that it does not.
+_KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
+_LEARNED_KIND, _FIXED_KINDS = (
+    "PARAMETER",
+    {"BUFFER": "a buffer of the file", "CONSTANT_TENSOR": "a constant of the file"},
+)
+# Operands that are the states before the first step, by recurrent operator.
+_INITIAL_STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}
+ZERO_STATE = "the zero initial state of a recurrent layer"
 
 
 # Operands of ONNX Runtime's quantised operators that are scales.
@@ -56,15 +69,25 @@ _SCALES = {
 
 
 class Plan(NamedTuple):
-    """(region, name, role) of every initialiser that is used, outer regions first."""
+    """What becomes of the initialisers.
+
+    Attributes:
+        entries: (region, name, role) of each one that is used, outer regions first.
+        frozen: By name, why training leaves a parameter of the file's graph alone.
+        initial_states: Names of those that only recurrent layers read, as the states before the first step.
+    """
 
     entries: list[tuple[Region, str, str]]
+    frozen: dict[str, str]
+    initial_states: frozenset[str]
 
 
 def classify(model: ModelProto, top: Region) -> Plan:
     """Decide the role of each initialiser of the graph and its subgraphs."""
     settings: set[str] = set()
     statistics: set[str] = set()
+    starts: set[str] = set()
+    others: set[str] = set()
     learned: set[str] = {name for name, _ in top.outputs}
     regions: dict[int, Region] = {id(top): top}
     for region, node in top.walk():
@@ -78,6 +101,9 @@ def classify(model: ModelProto, top: Region) -> Plan:
                 statistics.add(name)
             else:
                 learned.add(name)
+                is_start = node.domain == "" and position in _INITIAL_STATES.get(node.op_type, ())
+                (starts if is_start else others).add(name)
+    kinds, frozen = _kinds(model), {}
     feedable = {name for name, _ in top.inputs}
     declared = _declared_roles(model)
     entries: list[tuple[Region, str, str]] = []
@@ -94,10 +120,19 @@ def classify(model: ModelProto, top: Region) -> Plan:
                 role = "state" if replaceable and model.ir_version >= 4 else "constant"
             elif name in statistics and name not in learned:
                 role = "state"
-            elif not replaceable and (rank == 0 or name not in learned):
+            elif not replaceable and ((rank == 0 and kinds.get(name) != _LEARNED_KIND) or name not in learned):
                 role = "constant"
+            elif region is top and kinds.get(name) in _FIXED_KINDS:
+                frozen[name] = _FIXED_KINDS[kinds[name]]
             entries.append((region, name, told or role))
-    return Plan(entries)
+    return Plan(entries, frozen, frozenset(starts - others - {name for name, _ in top.outputs}))
+
+
+def _kinds(model: ModelProto) -> dict[str, str]:
+    """What PyTorch's exporter says of the values of the file's graph, by name."""
+    graph = model.graph
+    told = (*graph.input, *graph.value_info, *graph.initializer)
+    return {item.name: entry.value for item in told for entry in item.metadata_props if entry.key == _KIND_KEY}
 
 
 def _settings(node: RawNode) -> Collection[int]:

@@ -130,16 +130,24 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
                 raise UsageError(f"it mixes the samples of a batch in output {label!r}")
 
 
-def constants_to_parameters(model: Model) -> Model:
-    """The model with the weights that its file has as Constant nodes made parameters (statistics: states).
+def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
+    """The model with the weights that its file has as constants made parameters (statistics: states).
 
-    These are floating-point constants with at least one axis that layers learn: weights of convolutions, products,
-    recurrent layers, normalisations, tables, and operands of Add and Mul (there, of more than one element); also behind
-    operators that only arrange them (Unsqueeze, Concat, Slice, ...), and in the subgraphs of If, Loop and Scan, which
-    capture them. Raises UsageError when there are none.
+    By default these are floating-point constants with at least one axis that layers learn: weights of convolutions,
+    products, recurrent layers, normalisations, tables, and operands of Add and Mul (there, of more than one element);
+    also behind operators that only arrange them (Unsqueeze, Concat, Slice, ...), and in the subgraphs of If, Loop and
+    Scan, which capture them.
+
+    Args:
+        model: Any model. The result shares its parameters.
+        names: Make these floating-point constants parameters in place of those, scalars too (a temperature, say), by
+            the names of their values. They are outside of subgraphs.
+
+    Raises:
+        UsageError: There are no such constants.
     """
     graph = model.graph
-    roles = _weight_roles(graph)
+    roles = _weight_roles(graph) if names is None else _named_roles(graph, names)
     if not roles:
         raise UsageError(f"{titled(graph, 'model')} has no weights among its constants")
     names = Names(graph.input_names)
@@ -149,6 +157,20 @@ def constants_to_parameters(model: Model) -> Model:
     opened = _with_inputs(graph, stored)
     arrays = {opened.name_of(new): _array(old) for old, new in stored.items()}
     return Model.from_graph(opened, {**model.params.entries(), **arrays})
+
+
+def float_constants(graph: Graph) -> dict[str, Value]:
+    """The floating-point constants of a graph by name, without those of its subgraphs."""
+    found = (node.outputs[0] for node in graph.nodes if isinstance(node.op, Constant))
+    return {graph.name_of(v): v for v in found if isinstance(v.type, TensorType) and v.dtype in FLOATS}
+
+
+def _named_roles(graph: Graph, names: Sequence[str]) -> dict[Value, str]:
+    known = float_constants(graph)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{titled(graph, 'model')} has no float constant {name!r}{did_you_mean(name, known)}")
+    return {known[name]: "parameter" for name in names}
 
 
 def _weight_roles(graph: Graph) -> dict[Value, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from graphkit.autodiff.reverse_mode import reached
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
+from graphkit.ops.tensor.constants import Constant
 from graphkit.train.arguments import NOT_NEGATIVE, real
 
 
@@ -34,7 +35,8 @@ class ParameterSelection:
 
     Attributes:
         freeze: What is left out of `train`.
-        train: What is trained; all parameters where it is empty.
+        train: What is trained; all parameters where it is empty. One that is marked trainable=False is trained by its
+            name alone, not by a pattern.
         lazy: Tables with row-sparse updates.
         lr_mult: Factors on the learning rate. They replace the attributes `lr_mult` of parameters; of several patterns
             that match, the last counts.
@@ -53,8 +55,9 @@ class ParameterSelection:
 
 
 def select_parameters(graph: Graph, selection: ParameterSelection) -> list[TrainedParameter]:
-    """The parameters to update: floats that `selection` takes, that are not marked trainable=False, and that the loss
-    (the graph's first output) depends on, which those of other outputs need not be.
+    """The parameters to update: floats that `selection` takes and that the loss (the graph's first output) depends on.
+
+    Those that are marked trainable=False only if `train` has their very name.
 
     Raises UsageError when a pattern matches no parameter, a multiplier is no number, or nothing is left to train.
     """
@@ -62,7 +65,10 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
     for option, patterns in vars(selection).items():
         for pattern in patterns:
             if not _matching([pattern], names):
-                raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}")
+                hint = ""
+                if any(isinstance(n.op, Constant) and graph.name_of(n.outputs[0]) == pattern for n in graph.nodes):
+                    hint = f"; it is a constant, of which constants_to_parameters(net, [{pattern!r}]) makes a parameter"
+                raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}{hint}")
     found, taken = reached([graph.outputs[0]]), selection.taken(names)
     lazy = _matching(selection.lazy, names)
     rates, decays = (_by_name(given, names) for given in (selection.lr_mult, selection.wd_mult))
@@ -72,7 +78,7 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
             n in lazy or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
         )
         for n, v in names.items()
-        if v in found and v.attrs.get("trainable", True) and n in taken
+        if v in found and (v.attrs.get("trainable", True) or n in selection.train) and n in taken
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
