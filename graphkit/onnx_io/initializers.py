@@ -33,13 +33,10 @@ ATTRIBUTES_KEY = "ai.graphkit.attributes"
 # Metadata that say something about initialisers, and become no metadata of the model.
 KEYS = frozenset({ROLES_KEY, ATTRIBUTES_KEY})
 _ROLES = frozenset({"parameter", "state", "constant"})
-# What PyTorch's exporter (torch.onnx.export, dynamo=True) writes of a value, and what it calls tensors that it learns
-# and those that it does not.
+# The key under which PyTorch's exporter (torch.onnx.export, dynamo=True) writes what a value is.
 _KIND_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
-_LEARNED_KIND, _FIXED_KINDS = (
-    "PARAMETER",
-    {"BUFFER": "a buffer of the file", "CONSTANT_TENSOR": "a constant of the file"},
-)
+_LEARNED_KIND = "PARAMETER"
+_FIXED_KINDS = {"BUFFER": "a buffer of the file", "CONSTANT_TENSOR": "a constant of the file"}
 # Operands that are the states before the first step, by recurrent operator.
 _INITIAL_STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}
 ZERO_STATE = "the zero initial state of a recurrent layer"
