@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from graphkit import config, models
+from graphkit.cli._output import log
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
 
@@ -90,14 +91,27 @@ def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
-def read_model(source: str, external_root: str | None = None) -> Model:
-    """Load a path, or a model from stdin for `-`; raises UsageError, which says how to build one of the zoo."""
+def read_model(source: str, external_root: str | None = None, *, best: bool = False) -> Model:
+    """Load a path, or a model from stdin for `-`; raises UsageError, which says how to build one of the zoo.
+
+    best: of a run folder that has its best model (--keep-best), take that one, and say so.
+    """
     if source == "-":
         data = sys.stdin.buffer.read()
         return load(data, external_root=external_root)
     if not Path(source).exists() and source in models.names():
         raise UsageError(f"there is no file {source!r}; `graphkit build {source} -o {source}.json` makes one")
-    return load(Path(source), external_root=external_root)
+    path = Path(source)
+    if best and path.is_dir():
+        from graphkit.train.run_folder import BEST, MODEL
+
+        if not (path / BEST).exists():
+            return load(path, external_root=external_root)
+        found = load(path / BEST, external_root=external_root)
+        epoch = found.meta.get("best_epoch", "unknown")
+        log(f"{source}: the best model, of epoch {epoch}; the last one is {path / MODEL}")
+        return found
+    return load(path, external_root=external_root)
 
 
 def trust_option(command: Callable[..., Any]) -> Callable[..., Any]:

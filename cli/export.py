@@ -52,7 +52,7 @@ def command(
     """
     if not output.endswith(".onnx"):
         raise UsageError(f"{output}: the file to export to ends in .onnx")
-    net = read_model(model, external_root)
+    net = read_model(model, external_root, best=True)
     if purpose == "inference":
         net = Model.from_graph(to_inference(net.graph), net.params.entries())
     net.save(Path(output), opset=opset)

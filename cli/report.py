@@ -140,7 +140,7 @@ def _validation(
         # Paths in the config hold wherever the command is called.
         spec, valid_spec = (run.settings.get(name, own.get(f"{name}_spec")) for name in ("data", "valid"))
         options = source_options(tuple(own.get("data_options") or ())) | options
-        foreign = [s for s in (spec, valid_spec) if s is not None and s not in sources.names()]
+        foreign = [s for s in (spec, valid_spec) if s is not None and not sources.comes_with_package(s)]
         if foreign and not trusted:
             raise UsageError(
                 f"its folder names the data {', '.join(foreign)}: read them by --data or --valid, or say "

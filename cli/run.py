@@ -92,7 +92,7 @@ def command(
 
     if output is not None and not output.endswith(".npz"):
         raise UsageError(f"{output}: outputs are written to an .npz file")
-    net = read_model(model, external_root)
+    net = read_model(model, external_root, best=True)
     if names:
         net = net.select(*names)
     feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays

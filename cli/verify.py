@@ -44,7 +44,7 @@ def command(
     from graphkit.checks.verify import verify
     from graphkit.cli._inputs import feeds_for
 
-    net = read_model(model, external_root)
+    net = read_model(model, external_root, best=True)
     # A file is proved as it is: ONNX Runtime runs it, not a new export of what was read from it.
     against = model if model.endswith(".onnx") and opset is None else None
     feeds = feeds_for(net, inputs, fill, seed, images_of(image))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from graphkit.data.sources import runs_code
 from graphkit.errors import UsageError
+from graphkit.text import listed
 
 # Where options come from that are given: the command line, and a file of options.
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
@@ -68,6 +69,23 @@ def taken_over(
         if changed:
             tell(f"changed by the command line: {', '.join(changed)}")
     return merged
+
+
+def check_classes(before: Sequence[str] | None, now: Sequence[str] | None) -> None:
+    """Raise UsageError where the data of a run that goes on have other classes, or the same in another order.
+
+    Their numbers, which the weights were trained with, would be those of others. before: None of a run without names.
+    """
+    if before is None or now is None or list(before) == list(now):
+        return
+    gone, new = (sorted(set(a) - set(b)) for a, b in ((before, now), (now, before)))
+    what = "; ".join(
+        f"{title}: {listed(names, len(names))}" for title, names in (("gone", gone), ("new", new)) if names
+    )
+    raise UsageError(
+        f"the classes of the data are not those of the run ({what or 'they are in another order'}): a class would get "
+        "the number of another one. Give the data that the run began with, or begin a run in another folder"
+    )
 
 
 def _text(parameter: click.Parameter, value: Any) -> str:

@@ -16,7 +16,7 @@ from graphkit.cli._processes import ARGUMENTS
 from graphkit.cli.train import config_file, data, objective, record, telling
 from graphkit.cli.train.config_file import Network
 from graphkit.cli.train.network import network
-from graphkit.cli.train.resume import kept, taken_over
+from graphkit.cli.train.resume import check_classes, kept, taken_over
 from graphkit.errors import UsageError
 from graphkit.frontend.summary import frozen
 from graphkit.text import listed
@@ -68,7 +68,10 @@ def train(
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
             log(f"{folder} {_done(trainer)}; --epochs N, with N above that, trains more")
-        trainer.notes = kept(o, trainer.seed)
+        classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
+        if resume:
+            check_classes(before.get("classes"), classes)
+        trainer.notes = {**kept(o, trainer.seed), "classes": classes}
         if run is not None and writes:
             run.claim(trainer.run, overwrite=o["overwrite"])
             if not over:

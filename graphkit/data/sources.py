@@ -46,8 +46,9 @@ SOURCES = (
 # Data that a function of the user's makes.
 _OF_PYTHON = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 
-# What comes with the package, by name.
+# What comes with the package, by name, and what may stand before the name.
 _BUILT_IN = {"digits": "files.digits:load"}
+_PREFIX = "built-in:"
 
 # How the name of a source of text begins.
 TEXT_SOURCES = ("sentences:", "text:")
@@ -145,6 +146,11 @@ def runs_code(spec: str | os.PathLike[str]) -> bool:
     return _OF_PYTHON.fullmatch(os.fspath(spec)) is not None
 
 
+def comes_with_package(spec: str | os.PathLike[str]) -> bool:
+    """Whether this names data of the package: `digits`, or `built-in:digits` where a folder has that name."""
+    return os.fspath(spec).removeprefix(_PREFIX) in _BUILT_IN
+
+
 def names() -> list[str]:
     """The data sets that come with the package."""
     return list(_BUILT_IN)
@@ -192,8 +198,12 @@ def _function(spec: str) -> tuple[Callable[..., Dataset | Splits], Path | None]:
         loader: Callable[..., Dataset | Splits] = _imported("files.python:loader")(found["file"], found["name"])
         return loader, None
     path = Path(spec)
-    if spec in _BUILT_IN:
-        return _imported(_BUILT_IN[spec]), None
+    if comes_with_package(spec):
+        if spec in _BUILT_IN and path.exists():
+            raise InputError(
+                f"{spec} is a data set of the package, and a file or folder here: write {_PREFIX}{spec} or ./{spec}"
+            )
+        return _imported(_BUILT_IN[spec.removeprefix(_PREFIX)]), None
     if path.is_dir():
         return _of_folder(path), path
     if kind in by_kind and (colon or not path.exists()):
