@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ from graphkit.train import defaults
 @data_options
 @data_option
 @click.option(
-    "-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log."
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(file_okay=False),
+    help="Folder for model, checkpoint and log (default: runs/DATE-MODEL).",
 )
 @network_options
 @loss_options
@@ -74,20 +79,19 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         values = {**context.params, "seed": seed, "epochs": epochs}
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0
-    job = Job.taken(options)
+    job, resume = Job.taken(options), options["resume"]
+    if resume and folder is None:
+        raise UsageError("--resume needs the folder, -o")
+    given = folder is not None or options["find_lr"]
+    if not given:
+        folder = str(_dated(network.name or model))
     if job.is_to_be_started:
         if options["find_lr"]:
             raise UsageError("--find-lr looks for a rate in one process: leave --processes and --kvstore out")
-        return job.run(context.meta[ARGUMENTS], folder)
-    resume = options["resume"]
-    if resume and folder is None:
-        raise UsageError("--resume needs the folder, -o")
+        arguments = context.meta[ARGUMENTS]
+        return job.run(arguments if given else [*arguments, "-o", folder], folder)
     if resume and options["overwrite"]:
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
-    if options["keep_best"] and folder is None:
-        raise UsageError("--keep-best needs the folder, -o")
-    if options["tensorboard"] and folder is None:
-        raise UsageError("--tensorboard needs the folder, -o")
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     path = None if folder is None else Path(folder)
@@ -99,3 +103,12 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         else:
             run.train(context, network, path, job.store(), options)
     return 0
+
+
+def _dated(model: str) -> Path:
+    """A folder for a run that is given none: `runs/2026-11-28-093000-net`, with a number where there is such a one."""
+    name = Path(f"{datetime.now():%Y-%m-%d-%H%M%S}-{Path(model).stem or 'model'}")
+    found, number = Path("runs") / name, 2
+    while found.exists():
+        found, number = Path("runs") / f"{name}-{number}", number + 1
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,20 @@ def test_a_run_goes_on_with_its_classes(
         return
     assert code == 2
     assert f"the classes of the data are not those of the run ({told})" in capsys.readouterr().err
+
+
+def test_a_run_that_is_given_no_folder_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for count in (1, 2):
+        assert invoke(["train", network(tmp_path), "--data", "digits", "--keep-best", "--tensorboard"]) == 0
+        folders = sorted((tmp_path / "runs").iterdir())
+        assert len(folders) == count
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}-net(-2)?", folder.name) for folder in folders)
+        told = capsys.readouterr().err
+        assert f"wrote {folders[-1].relative_to(tmp_path)}: model.json, best.json, checkpoint.json" in told
+        assert (folders[-1] / "best.json").exists() and list((folders[-1] / "tensorboard").iterdir())
+    assert invoke(["train", network(tmp_path), "--data", "digits", "--find-lr"]) == 0
+    assert invoke(["train", network(tmp_path), "--data", "no such data"]) != 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2

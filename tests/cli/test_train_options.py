@@ -89,7 +89,6 @@ def test_the_best_model_is_beside_the_last(call, task, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--keep-best"], "--keep-best needs the folder, -o"),
         (["--early-stop", 2, "--monitor", "valid_acuracy"], "did you mean 'valid_accuracy'"),
         (["--monitor", "loss"], "--monitor: nothing looks at it"),
         (["--min-delta", 1], "--min-delta is of --early-stop"),

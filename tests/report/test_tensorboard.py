@@ -402,8 +402,3 @@ def test_train(tmp_path, way):
         histogram = found.histograms[f"weights/{name}"][-1][1]
         assert (histogram["min"], histogram["max"]) == (np.min(values), np.max(values))
     assert found.texts["predictions/text_summary"][-1][1].count("\n") == 9
-
-
-def test_the_command_needs_a_folder(tmp_path):
-    small().save(tmp_path / "net.json")
-    assert cli.invoke(["train", str(tmp_path / "net.json"), "--data", "digits", "--tensorboard"]) == 2
