@@ -115,7 +115,8 @@ def test_a_run_that_is_given_no_folder_is_kept(
         assert all(re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}-net(-2)?", folder.name) for folder in folders)
         told = capsys.readouterr().err
         assert f"wrote {folders[-1].relative_to(tmp_path)}: model.json, best.json, checkpoint.json" in told
-        assert (folders[-1] / "best.json").exists() and list((folders[-1] / "tensorboard").iterdir())
+        assert (folders[-1] / "best.json").exists()
+        assert list((folders[-1] / "tensorboard").iterdir())
     assert invoke(["train", network(tmp_path), "--data", "digits", "--find-lr"]) == 0
     assert invoke(["train", network(tmp_path), "--data", "no such data"]) != 0
     assert len(list((tmp_path / "runs").iterdir())) == 2
