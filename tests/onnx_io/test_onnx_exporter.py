@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
 
+import graphkit as gk
 from graphkit.checks.verify import compare_outputs
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir import dims
@@ -343,3 +346,18 @@ def test_branches_cost_what_they_are_not_what_is_around_them(steps):
 
     few, many = branching(100), branching(400)
     assert steps(lambda: export(many, {})) < 4.4 * steps(lambda: export(few, {}))
+
+
+@pytest.mark.parametrize("batch", [2, "N"])
+@pytest.mark.parametrize("opset", [13, 21, 28])
+def test_gradients_of_subpixel_networks_are_standard(batch: Any, opset: int) -> None:
+    """PyTorch's PixelShuffle is DepthToSpace by columns, whose gradient only opset 28 has an operator for."""
+    x = gk.input("x", [batch, 1, 4, 6])
+    h = gk.depth_to_space(gk.nn.conv2d(x, 8, kernel=3, pad=1, name="c"), blocksize=2, mode="CRD")
+    net = gk.Model({"loss": gk.reduce_sum(h * h * h, keepdims=False)}, seed=0)
+    gradients = gk.grad(net, of="loss")
+    if opset < 28:
+        report = gk.verify(gradients, opset=opset)
+        assert report.passed, str(report)
+    operators = {node.op_type for node in gradients.to_onnx(opset=opset).graph.node}
+    assert ("SpaceToDepth" in operators) is (opset >= 28)

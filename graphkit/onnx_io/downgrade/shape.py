@@ -13,6 +13,7 @@ from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, constant_array, r
 from graphkit.ops import F, constant, operator
 from graphkit.ops.math.reduce import Reduction
 from graphkit.ops.tensor.concat import Split
+from graphkit.ops.tensor.layout import SpaceToDepth
 from graphkit.ops.tensor.shape import Shape
 
 _REDUCTIONS = (
@@ -157,6 +158,20 @@ def _scatter_without_reduction(spelling: Spelling) -> None:
 def _scatter_sums(spelling: Spelling) -> None:
     if spelling.attrs.get("reduction") in ("max", "min"):
         raise spelling.fail(f"reduction={spelling.attrs['reduction']!r}")
+
+
+@rewrites("SpaceToDepth", below=28)
+def _depth_last(site: Site) -> Sequence[Value] | None:
+    """mode="CRD", the gradient of DepthToSpace's, as moves: [N, C, H, b, W, b] to [N, C, b, b, H, W]."""
+    op, x = operator(site.node, SpaceToDepth), site.operand(0)
+    if op.mode != "CRD":
+        return None
+    batch, channels, height, width = (F.gather(F.shape(x), _i64(axis)) for axis in range(4))
+    block, squares = _i64(op.blocksize), _i64(op.blocksize**2)
+    rows, columns = F.div(height, block), F.div(width, block)
+    apart = F.reshape(x, F.concat(batch, channels, rows, block, columns, block, axis=0))
+    turned = F.transpose(apart, perm=(0, 1, 3, 5, 2, 4))
+    return [F.reshape(turned, F.concat(batch, F.mul(channels, squares), rows, columns, axis=0))]
 
 
 @spells("SpaceToDepth", below=28)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
 
 from graphkit.errors import RuntimeFailure, TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir import dims
-from graphkit.ir.dims import DimExpr
+from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, constant, op
-from graphkit.ops.ml.matrix import ML, NUMBERS, examples
+from graphkit.ops.ml.matrix import ML, NUMBERS
 
 
 @op
@@ -55,9 +56,22 @@ class ArrayFeatureExtractor(Op):
         return F.unsqueeze(z, [0]) if rank == 1 else z
 
 
+def _rows(x: TensorType) -> Dim:
+    """How many examples an operand of FeatureVectorizer has."""
+    if x.shape is None:
+        return dims.fresh()
+    if not x.shape:
+        raise TypeMismatch("a scalar has no examples")
+    return 1 if len(x.shape) == 1 else x.shape[0]
+
+
 @op
 class FeatureVectorizer(Op):
-    """The first `inputdimensions[i]` features of each operand, filled up with zeros, side by side; float32."""
+    """The first `inputdimensions[i]` features of each operand, filled up with zeros, side by side; float32.
+
+    A vector is one example. Of an operand with more than two axes, an example's features are in one row, as ONNX
+    Runtime has them (OneHotEncoder of a column gives three axes).
+    """
 
     inputdimensions: tuple[int, ...] = ()
     domain = ML
@@ -69,6 +83,8 @@ class FeatureVectorizer(Op):
         Sample((3, 4), (3, 2), inputdimensions=[4, 2]),
         Sample((3, 4), (3, 2), inputdimensions=[2, 5]),
         Sample((4,), (1, 2), inputdimensions=[4, 2]),
+        Sample((2, 1, 3), (2, 2, 3), (2, 2), inputdimensions=[5, 4, 2]),
+        Sample((2, 3, 0), (2, 2), inputdimensions=[1, 2]),
     )
 
     def infer(self, *xs: TensorType) -> TensorType:
@@ -76,14 +92,14 @@ class FeatureVectorizer(Op):
             raise UsageError(f"{len(xs)} operands, and inputdimensions for {len(self.inputdimensions)}")
         if not xs or any(size < 0 for size in self.inputdimensions):
             raise UsageError(f"inputdimensions={list(self.inputdimensions)}")
-        count = examples(xs[0])
-        for x in xs[1:]:
-            if not dims.may_equal(count, examples(x)):
-                raise TypeMismatch(f"operands have {count} and {examples(x)} examples")
+        count, *others = map(_rows, xs)
+        for other in others:
+            if not dims.may_equal(count, other):
+                raise TypeMismatch(f"operands have {count} and {other} examples")
         return TensorType(DType.FLOAT32, (count, sum(self.inputdimensions)))
 
     def reference(self, xp: Any, *xs: Any) -> Any:
-        rows = [x.reshape(1, -1) if x.ndim == 1 else x for x in xs]
+        rows = [x.reshape(1, -1) if x.ndim == 1 else x.reshape(len(x), math.prod(x.shape[1:])) for x in xs]
         if len({len(x) for x in rows}) > 1:
             raise RuntimeFailure(f"operands have {', '.join(str(len(x)) for x in rows)} examples")
         y = xp.zeros((len(rows[0]), sum(self.inputdimensions)), np.float32)
@@ -98,13 +114,15 @@ class FeatureVectorizer(Op):
         parts = []
         for x, size in zip(xs, self.inputdimensions, strict=True):
             shape = x.shape
-            if shape is None or isinstance(shape[-1], DimExpr):
+            found = None if shape is None else dims.product(shape if len(shape) == 1 else shape[1:])
+            if shape is None or found is None or isinstance(found, DimExpr):
                 raise UnsupportedError("the number of features is unknown")
-            part = F.cast(F.unsqueeze(x, [0]) if len(shape) == 1 else x, to=DType.FLOAT32)
-            if size < shape[-1]:
+            row = F.unsqueeze(x, [0]) if len(shape) == 1 else x if len(shape) == 2 else F.flatten(x)
+            part = F.cast(row, to=DType.FLOAT32)
+            if size < found:
                 part = F.slice(part, [0], [size], [1])
-            elif size > shape[-1]:
-                part = F.pad(part, [0, 0, 0, size - shape[-1]])
+            elif size > found:
+                part = F.pad(part, [0, 0, 0, size - found])
             parts.append(part)
         return F.concat(*parts, axis=1)
 
