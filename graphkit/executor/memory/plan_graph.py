@@ -268,21 +268,24 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
     Another operand in the same storage forbids it, unless that one may be overwritten as well and has the output's
     shape: then every element is read where, and before, it is written.
     """
-    root = placement.root
-    found: list[tuple[Value, Value]] = []
+    root, allowed = placement.root, set(permitted)
+    readers: dict[Value, list[tuple[int, Value]]] = {}  # operands with their positions, by storage
+    for i, v in enumerate(node.inputs):
+        if v is not None:
+            readers.setdefault(root[v], []).append((i, v))
+    fits: dict[tuple[Value, Value], bool] = {}
     for position, index in permitted:
         if position >= len(node.inputs) or index >= len(node.outputs):
             continue
         operand, output = node.inputs[position], node.outputs[index]
         if operand is None or output not in placement.used or not placement.is_sized(operand):
             continue
-        storage = root[operand]
-        fits = all(
-            (i, index) in permitted and v.tensor.shape == output.tensor.shape
-            for i, v in enumerate(node.inputs)
-            if v is not None and root[v] is storage
-        )
-        same_width = operand.dtype.itemsize == output.dtype.itemsize
-        if fits and same_width and placement.place[storage] in ("arena", "parameter"):
-            found.append((storage, output))
-    return found
+        pair = root[operand], output
+        if pair not in fits and placement.place[pair[0]] in ("arena", "parameter"):
+            fits[pair] = all(
+                (i, index) in allowed
+                and v.tensor.shape == output.tensor.shape
+                and v.dtype.itemsize == output.dtype.itemsize
+                for i, v in readers[pair[0]]
+            )
+    return [pair for pair, is_fitting in fits.items() if is_fitting]
