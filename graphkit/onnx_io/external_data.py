@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,15 @@ _KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 class ExternalData:
     """Finds external tensors of one model. Tensors share a file that one of them holds open.
 
-    A file must lie, with symbolic links resolved, inside the model's folder or inside `external_root`;
-    anything else raises UnsafeModel. `folder` is None for a model that was given as bytes: then locations are
-    relative to `external_root`.
+    A file must lie, with symbolic links resolved, inside one of the model's `folders` or inside `external_root`;
+    anything else raises UnsafeModel. Locations are relative to the first of the folders in which there is such a file:
+    a model that is a link, as in the cache of the Hugging Face hub, has links or files beside itself or beside its
+    target. Those of a model without folders, which was given as bytes, are relative to `external_root`.
     """
 
-    def __init__(self, folder: Path | None, external_root: Path | None = None):
-        roots = [p for p in (folder, external_root) if p is not None]
-        self._base = roots[0] if roots else None
+    def __init__(self, folders: Sequence[Path] = (), external_root: Path | None = None):
+        roots = [*folders, *([] if external_root is None else [external_root])]
+        self._bases = folders or roots
         self._roots = [Path(os.path.realpath(p)) for p in roots]
         self._files: weakref.WeakValueDictionary[Path, StoredFile] = weakref.WeakValueDictionary()
         self._latest: StoredFile | None = None
@@ -56,12 +57,13 @@ class ExternalData:
         return Place(file, offset, length)
 
     def _open(self, location: str, where: str) -> StoredFile:
-        if self._base is None:
+        if not self._bases:
             raise InvalidModel(f"{where}: data are in {location!r}, and the model was given without a folder")
         if "\0" in location:
             raise UnsafeModel(f"{where}: external data location {location!r} is not a path")
         try:
-            path = Path(os.path.realpath(self._base / location))
+            base = next((b for b in self._bases if (b / location).exists()), self._bases[0])
+            path = Path(os.path.realpath(base / location))
             self._check_inside(path, location, where)
             file = self._files.get(path)
             if file is None:

@@ -86,7 +86,7 @@ def import_model(
     Raises InvalidModel, UnsafeModel, UnsupportedError, or UnsupportedOperator listing every unknown operator.
     """
     parsed = validate.read_model(source)
-    external = ExternalData(parsed.folder, None if external_root is None else Path(external_root))
+    external = ExternalData(parsed.folders, None if external_root is None else Path(external_root))
     try:
         with context.detached():
             return Builder(parsed.model, parsed.label, external, parsed.large, differentiate).build()

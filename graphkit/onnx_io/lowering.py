@@ -124,7 +124,7 @@ def _standard_body(node: Node, operands: Sequence[Value | None]) -> Sequence[Val
         return None
     model = ModelProto(graph=onnx.GraphProto(name=f"definition of {proto.op_type}"))
     model.opset_import.add(domain="", version=NEWEST_OPSET)
-    builder = Builder(model, node.describe(), ExternalData(None))
+    builder = Builder(model, node.describe(), ExternalData())
     raw = RawNode(proto, {}, {a.name: a for a in proto.attribute})
     with context.detached():
         found = builder.call(raw, operands, raw.attributes, builder.setting, node.describe())

@@ -47,14 +47,15 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 
 
 class Source(NamedTuple):
-    """A parsed model, what to call it in messages, and the folder that its external data are relative to.
+    """A parsed model, what to call it in messages, and the folders that its external data are relative to.
 
-    `large` says where the data of initialisers are that are not in `model`.
+    `folders` are that of the path, and where that is a symbolic link, that of the file; none of a model that was given
+    as bytes. `large` says where the data of initialisers are that are not in `model`.
     """
 
     model: ModelProto
     label: str
-    folder: Path | None
+    folders: tuple[Path, ...]
     large: Mapping[str, Place] = MappingProxyType({})
 
 
@@ -64,13 +65,14 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
     Raises UsageError when there is no such file, InvalidModel saying what is wrong with it.
     """
     if isinstance(source, ModelProto):
-        found = Source(source, source.graph.name or "model", None)
+        found = Source(source, source.graph.name or "model", ())
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        found = Source(parse(bytes(source), "model"), "model", None)
+        found = Source(parse(bytes(source), "model"), "model", ())
     else:
         path = Path(source)
         data, large = _read_file(path)
-        found = Source(parse(data, str(path)), str(path), path.resolve().parent, large)
+        folders = tuple(dict.fromkeys((path.absolute().parent, path.resolve().parent)))
+        found = Source(parse(data, str(path)), str(path), folders, large)
     check_frame(found.model, found.label)
     return found
 

@@ -87,6 +87,26 @@ def test_symbolic_links_out_of_the_folder(folder, tmp_path):
     np.testing.assert_array_equal(allowed.params["w"], W)
 
 
+@pytest.mark.parametrize("linked", ["both", "the model"])
+def test_a_model_that_is_a_link(tmp_path, folder, linked):
+    """As in the cache of the Hugging Face hub: both are links to blobs, whose names are digests."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/revision/onnx"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    onnx.save(external_model("data", 16), blobs / "c6ed")
+    (snapshot / "model.onnx").symlink_to("../../../blobs/c6ed")
+    (folder / "w.bin").rename(blobs / ("b879" if linked == "both" else "data"))
+    if linked == "both":
+        (snapshot / "data").symlink_to("../../../blobs/b879")
+    np.testing.assert_array_equal(gk.load(snapshot / "model.onnx").params["w"], W)
+    # What lies in neither folder is refused all the same.
+    for place in (snapshot, blobs):
+        (place / "data").unlink(missing_ok=True)
+    (snapshot / "data").symlink_to(tmp_path / "outside.bin")
+    with pytest.raises(UnsafeModel, match="outside the model's folder"):
+        gk.load(snapshot / "model.onnx")
+
+
 def test_a_model_without_a_folder(tmp_path, folder):
     data = external_model("w.bin", 16).SerializeToString()
     with pytest.raises(InvalidModel, match="without a folder"):

@@ -45,7 +45,7 @@ def test_a_body_computes_what_the_operator_does(cls, version):
     assert standard_function(cls.onnx.domain, proto.op_type, version, proto, types) is not None
     model = ModelProto(graph=onnx.GraphProto(name="body"))
     model.opset_import.add(domain="", version=version)
-    builder = Builder(model, "body", ExternalData(None))
+    builder = Builder(model, "body", ExternalData())
     raw = RawNode(proto, {}, {a.name: a for a in proto.attribute})
     with context.detached():
         found = builder.call(raw, operands, raw.attributes, builder.setting, "body")
