@@ -30,7 +30,7 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
 from graphkit.text import short_repr
-from graphkit.train import adversarial_saving, finite
+from graphkit.train import adversarial_saving, finite, states
 from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
 from graphkit.train.run_folder import RunFolder
@@ -122,10 +122,10 @@ class _Player:
         for parameter, grad in zip(self.trained, gradients, strict=True):
             slots = _slots(parameter, optimizer)
             lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
-            new, *changed = optimizer.update(parameter.value, grad, slots, lr, step, parameter.decay_mult)
-            self._now[parameter.value] = new
+            made = states.update(optimizer, parameter.value, grad, slots, lr, step, parameter.decay_mult)
+            self._now[parameter.value] = made.weight
             self._slots += slots
-            self._new_slots += changed
+            self._new_slots += made.states
 
     def fix(self) -> None:
         """Gradients do not go through what is held, from here on."""
@@ -144,9 +144,9 @@ def starts(generator: Model, discriminator: Model, optimizers: tuple[Optimizer, 
     arrays = {STEP: np.zeros((), np.int64)}
     for net, optimizer in zip((generator, discriminator), optimizers, strict=True):
         for parameter in select_parameters(net.graph, ParameterSelection()):
-            for slot in optimizer.slots:
-                shape, dtype = parameter.value.tensor.static_shape, parameter.value.dtype.numpy
-                arrays[f"{parameter.name}/{slot}"] = np.full(shape, optimizer.start(slot), dtype)
+            for slot, kind in states.kinds(optimizer, parameter.value.tensor).items():
+                filled = np.full(kind.static_shape, states.start(optimizer, slot), kind.dtype.numpy)
+                arrays[f"{parameter.name}/{slot}"] = filled
     return arrays
 
 
@@ -269,7 +269,8 @@ def _verdict(logits: Value, truth: float) -> Value:
 
 
 def _slots(parameter: TrainedParameter, optimizer: Optimizer) -> list[Value]:
-    return [Value(parameter.value.type, f"{parameter.name}/{slot}", role="state") for slot in optimizer.slots]
+    kinds = states.kinds(optimizer, parameter.value.tensor)
+    return [Value(kind, f"{parameter.name}/{slot}", role="state") for slot, kind in kinds.items()]
 
 
 def _drawn(noise: Value, real: Value) -> Value:

@@ -77,11 +77,13 @@ class Averages:
     def __init__(self, params: ParamStore, holder: Holder, are_kept: bool):
         self._params, self._holder, self._are_kept = params, holder, are_kept
         self.are_in_place = False
+        self._aside: dict[str, np.ndarray] = {}  # averages whose parameters are in half floats, while these have them
 
     def start(self) -> None:
         """They are what the parameters are."""
         for name in self._holder.trained if self._are_kept else ():
-            self._holder.slots[f"{name}/{AVERAGE}"] = self._params[name]
+            key = f"{name}/{AVERAGE}"
+            self._holder.slots[key] = np.asarray(self._params[name], self._holder.slots.type_of(key).dtype.numpy)
 
     def exchange(self) -> None:
         """With the parameters, or back. Raises UsageError where there are none."""
@@ -91,8 +93,18 @@ class Averages:
             for name in self._holder.held:
                 key = f"{name}/{AVERAGE}"
                 weight, average = self._params[name], self._holder.slots[key]
-                self._params.commit(name, average)
-                self._holder.slots.commit(key, weight)
+                if weight.dtype == average.dtype:
+                    self._params.commit(name, average)
+                    self._holder.slots.commit(key, weight)
+                    continue
+                # A parameter in half floats has the average rounded; the average itself is put aside.
+                self._params.commit(name, average.astype(weight.dtype))
+                aside = self._aside.pop(key, None)
+                if self.are_in_place:
+                    self._holder.slots.commit(key, weight.astype(average.dtype) if aside is None else aside)
+                else:
+                    self._aside[key] = average
+                    self._holder.slots.commit(key, weight.astype(average.dtype))
             self.are_in_place = not self.are_in_place
 
     @contextlib.contextmanager

@@ -150,9 +150,9 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
     roles = _weight_roles(graph) if names is None else _named_roles(graph, names)
     if not roles:
         raise UsageError(f"{titled(graph, 'model')} has no weights among its constants")
-    names = Names(graph.input_names)
+    taken = Names(graph.input_names)
     stored = {
-        v: Value(TensorType(v.dtype, v.shape), names.take(v.name or role), role=role) for v, role in roles.items()
+        v: Value(TensorType(v.dtype, v.shape), taken.take(v.name or role), role=role) for v, role in roles.items()
     }
     opened = _with_inputs(graph, stored)
     arrays = {opened.name_of(new): _array(old) for old, new in stored.items()}

@@ -19,6 +19,7 @@ from graphkit.train.average import AVERAGE
 from graphkit.train.metrics import Metric, value_of
 from graphkit.train.placed import Pipeline
 from graphkit.train.selection import TrainedParameter
+from graphkit.train.states import kinds, precise, start
 
 # The lane of messages that gather parameters.
 GATHER = 2
@@ -63,8 +64,8 @@ class PlacedStepper:
         """Of the optimizer's slots of this rank; raises UsageError where processes are to divide them."""
         if processes > 1:
             raise UsageError("ranks with groups have their own slots, and do not divide them")
-        slots, bytes_ = len(self._rule.optimizer.slots), [t.value.tensor.nbytes for t in self._own]
-        return slots * sum(bytes_)
+        optimizer = self._rule.optimizer
+        return sum(kind.nbytes for t in self._own for kind in kinds(optimizer, t.value.tensor).values())
 
     def _begin_alike(self) -> None:
         """Rank 0's values, one by one; those of other stages are released at once."""
@@ -82,15 +83,17 @@ class PlacedStepper:
         optimizer = self._rule.optimizer
         for parameter in trained:
             kind = parameter.value.tensor
-            types |= {f"{parameter.name}/{slot}": kind for slot in optimizer.slots}
+            types |= {f"{parameter.name}/{slot}": found for slot, found in kinds(optimizer, kind).items()}
             if self._rule.ema is not None:
-                types[f"{parameter.name}/{AVERAGE}"] = kind
+                types[f"{parameter.name}/{AVERAGE}"] = precise(kind)
         for parameter in self._own:
             kind = parameter.value.tensor
-            for slot in optimizer.slots:
-                arrays[f"{parameter.name}/{slot}"] = np.full(kind.static_shape, optimizer.start(slot), kind.dtype.numpy)
+            for slot, found in kinds(optimizer, kind).items():
+                filled = np.full(found.static_shape, start(optimizer, slot), found.dtype.numpy)
+                arrays[f"{parameter.name}/{slot}"] = filled
             if self._rule.ema is not None:
-                arrays[f"{parameter.name}/{AVERAGE}"] = params[parameter.name]
+                average = np.asarray(params[parameter.name], precise(kind).dtype.numpy)
+                arrays[f"{parameter.name}/{AVERAGE}"] = average
         return ParamStore(types, arrays)
 
     # --- who has what ----------------------------------------------------------------------------

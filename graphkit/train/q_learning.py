@@ -26,6 +26,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F, as_value
 from graphkit.text import short_repr
+from graphkit.train import states as slot_states
 from graphkit.train.losses import huber
 from graphkit.train.optim import Adam, Optimizer
 from graphkit.train.step import LEARNING_RATE, STEP
@@ -188,7 +189,10 @@ def learning_episode(
     learnt = Learnt(
         weights,
         [states[f"target/{n}"] for n in names],
-        [[states[f"{n}/{slot}"] for slot in optimizer.slots] for n in names],
+        [
+            [states[f"{n}/{slot}"] for slot in slot_states.names(optimizer, v.dtype)]
+            for n, v in zip(names, weights, strict=True)
+        ],
         states[STEP],
     )
     memory = Memory(*(states[f"replay/{field}"] for field in Memory._fields))
@@ -249,9 +253,9 @@ class _Learner:
         updates = F.add(learnt.updates, np.int64(1))
         weights, slots = [], []
         for weight, grad, own in zip(learnt.weights, gradients, learnt.slots, strict=True):
-            new, *changed = self.optimizer.update(weight, grad, own, self.rate, updates, 1.0)
-            weights.append(new)
-            slots.append(list(changed))
+            made = slot_states.update(self.optimizer, weight, grad, own, self.rate, updates, 1.0)
+            weights.append(made.weight)
+            slots.append(made.states)
         copy = F.equal(F.mod(updates, np.int64(settings.sync)), np.int64(0))
         target = [F.where(copy, new, old) for new, old in zip(weights, learnt.target, strict=True)]
         return Learnt(weights, target, slots, updates), loss
@@ -275,7 +279,9 @@ def starts(net: Model, world: Environment, optimizer: Optimizer, settings: Setti
     return {
         **{f"target/{n}": np.array(net.params[n]) for n in names},
         **{
-            f"{n}/{slot}": np.full_like(net.params[n], optimizer.start(slot)) for n in names for slot in optimizer.slots
+            f"{n}/{slot}": np.full(kind.static_shape, slot_states.start(optimizer, slot), kind.dtype.numpy)
+            for n in names
+            for slot, kind in slot_states.kinds(optimizer, net.params.type_of(n)).items()
         },
         STEP: np.zeros((), np.int64),
         "replay/state": np.zeros((kept, *start.tensor.static_shape[1:]), start.dtype.numpy),

@@ -21,6 +21,7 @@ from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
 from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
+from graphkit.train.states import names, precise
 from graphkit.train.stepper import Stepper
 from graphkit.train.updater import KeyedOptimizer
 
@@ -148,13 +149,13 @@ class RemoteStepper(_Apart):
 
     def _state_types(self, params: ParamStore) -> dict[str, TensorType]:
         """With what servers keep, which is brought here when a checkpoint asks for it."""
-        kept = {f"{name}/{slot}": params.type_of(name) for name in self.trained for slot in self._kept}
+        kept = {f"{name}/{slot}": precise(params.type_of(name)) for name in self.trained for slot in self._kept(name)}
         return super()._state_types(params) | kept | {steps.STEP: TensorType(DType.INT64, ())}
 
-    @property
-    def _kept(self) -> list[str]:
-        """What servers keep of each parameter."""
-        return [*self._rule.optimizer.slots, *([] if self._rule.ema is None else [AVERAGE])]
+    def _kept(self, name: str) -> list[str]:
+        """What servers keep of a parameter."""
+        dtype = self._values[name].dtype
+        return [*names(self._rule.optimizer, dtype), *([] if self._rule.ema is None else [AVERAGE])]
 
     def spread(self) -> None:
         first = not self._placed
@@ -179,7 +180,7 @@ class RemoteStepper(_Apart):
     def _states(self) -> dict[str, np.ndarray]:
         """What servers keep of the parameters, as they name it."""
         found = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
-        return found | {f"s:{name}/{s}": self.slots[f"{name}/{s}"] for name in self.trained for s in self._kept}
+        return found | {f"s:{name}/{s}": self.slots[f"{name}/{s}"] for name in self.trained for s in self._kept(name)}
 
     # --- one batch -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphkit.dist.sums.slices import Slices
 from graphkit.ir.graph import Value
+from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.train import finite
 from graphkit.train.shares import Buckets, bucket_key, cast_like
@@ -152,38 +153,39 @@ def _gather_key(number: int) -> str:
 
 
 def whole_slots(
-    trained: Mapping[str, Value],
-    slots: Sequence[str],
+    trained: Mapping[str, Mapping[str, TensorType]],
     mine: Mapping[str, np.ndarray],
     gather: Callable[[dict[str, np.ndarray]], Sequence[Mapping[str, np.ndarray]]],
     keep: bool,
 ) -> dict[str, np.ndarray]:
     """Slots of all parameters, by name, of the parts that processes have, as rank 0 writes them.
 
-    One parameter after the other goes through `gather`, which every process calls; nothing is kept where not `keep`.
+    trained: the types of the whole slots of each parameter. One parameter after the other goes through `gather`, which
+    every process calls; nothing is kept where not `keep`.
     """
     found: dict[str, np.ndarray] = {}
-    for name, value in trained.items():
-        keys = [f"{name}/{slot}" for slot in slots]
-        parts = gather({key: mine[key] for key in keys if key in mine}) if keys else ()
-        for key in keys if keep else ():
-            whole = np.concatenate([np.zeros(0, value.dtype.numpy), *(part[key] for part in parts if key in part)])
-            found[key] = whole.astype(value.dtype.numpy, copy=False).reshape(value.tensor.static_shape)
+    for name, slots in trained.items():
+        kinds = {f"{name}/{slot}": kind for slot, kind in slots.items()}
+        parts = gather({key: mine[key] for key in kinds if key in mine}) if kinds else ()
+        for key, kind in kinds.items() if keep else ():
+            whole = np.concatenate([np.zeros(0, kind.dtype.numpy), *(part[key] for part in parts if key in part)])
+            found[key] = whole.astype(kind.dtype.numpy, copy=False).reshape(kind.static_shape)
     return found
 
 
 def own_slots(
-    trained: Mapping[str, Value], slots: Sequence[str], buckets: Buckets, arrays: Mapping[str, np.ndarray]
+    trained: Mapping[str, Value],
+    slots: Mapping[str, Mapping[str, TensorType]],
+    buckets: Buckets,
+    arrays: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """The arrays with this process's parts in place of whole slots."""
+    """The arrays with this process's parts in place of whole slots. slots: those of each parameter."""
     assert buckets.place is not None, "it is sharded"
+    keys = {name: {f"{name}/{slot}" for slot in kinds} for name, kinds in slots.items()}
+    divided = set().union(*keys.values())
+    found = {key: array for key, array in arrays.items() if key not in divided}
     names = list(trained)
-    found = {key: array for key, array in arrays.items() if key not in _keys(names, slots)}
     for index, begin, end in parts_of(list(trained.values()), buckets, buckets.place[0]):
-        for key in _keys([names[index]], slots) & arrays.keys():
+        for key in keys[names[index]] & arrays.keys():
             found[key] = arrays[key].reshape(-1)[begin:end]
     return found
-
-
-def _keys(names: Sequence[str], slots: Sequence[str]) -> set[str]:
-    return {f"{name}/{slot}" for name in names for slot in slots}

@@ -21,7 +21,7 @@ from graphkit.ops import F
 from graphkit.ops.internal.moments import AllMoments
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.sync_batch_norm import chained
-from graphkit.train import finite, loss_scale, sharded, shares
+from graphkit.train import finite, loss_scale, sharded, shares, states
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
 from graphkit.train.selection import TrainedParameter
@@ -81,7 +81,7 @@ def _updates(
 
     token: what has to be finite before anything is written, if there is such a thing.
     """
-    dense = dense_of(gradients)
+    dense = [states.widened(g) for g in dense_of(gradients)]
     if rule.clip_norm is not None:
         dense = clip_by_global_norm(dense, rule.clip_norm)
     optimizer = rule.optimizer
@@ -93,22 +93,27 @@ def _updates(
     inputs, updates = [fed, count], [(count, step)]
     for parameter, found, grad in zip(trained, gradients, dense, strict=True):
         weight = parameter.value
-        slots = [Value(weight.type, f"{parameter.name}/{slot}", role="state") for slot in optimizer.slots]
+        kinds = states.kinds(optimizer, weight.tensor)
+        slots = [Value(kind, f"{parameter.name}/{slot}", role="state") for slot, kind in kinds.items()]
         lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
-        states = [weight, *slots]
+        kept = [weight, *slots]
         with context.made_by(f"{optimizer.kind}'s update of {parameter.name!r}"):
             if isinstance(found, Rows):
-                rows = [found.take(s) for s in states]
-                new = optimizer.update(rows[0], found.per_place(grad), rows[1:], lr, step, parameter.decay_mult)
-                new = [found.put(s, r) for s, r in zip(states, new, strict=True)]
+                rows = [found.take(s) for s in kept]
+                made = states.update(
+                    optimizer, rows[0], found.per_place(grad), rows[1:], lr, step, parameter.decay_mult
+                )
+                new = [found.put(s, r) for s, r in zip(kept, (made.weight, *made.states), strict=True)]
+                precise = states.widened(new[0])
             else:
-                new = optimizer.update(weight, grad, slots, lr, step, parameter.decay_mult)
+                made = states.update(optimizer, weight, grad, slots, lr, step, parameter.decay_mult)
+                new, precise = [made.weight, *made.states], made.precise
         inputs += slots
-        updates += list(zip(states, new, strict=True))
+        updates += list(zip(kept, new, strict=True))
         if rule.ema is not None:
-            average = Value(weight.type, f"{parameter.name}/{AVERAGE}", role="state")
+            average = Value(states.precise(weight.tensor), f"{parameter.name}/{AVERAGE}", role="state")
             inputs.append(average)
-            updates.append((average, rule.ema.update(average, new[0], step)))
+            updates.append((average, rule.ema.update(average, precise, step)))
     if rule.scale is not None:
         inputs.append(rule.scale)
         updates.append((rule.scale, finite.guarded(loss_scale.next_state(rule.scale), token)))
@@ -200,7 +205,7 @@ def split_step(
     """
     _refuse_lazy(trained)
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
-    sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trained]
+    sums = [_sum_of(t) for t in trained]
     outputs, names, known = list(graph.outputs), list(graph.output_names), graph.outputs[0]
     if buckets is not None:
         known, total = shares.mean_loss(graph.outputs[0], weight)
@@ -218,6 +223,11 @@ def split_step(
     return accumulate, _update(graph.name, trained, rule, sums, buckets)
 
 
+def _sum_of(parameter: TrainedParameter) -> Value:
+    """The state in which gradients of a parameter wait."""
+    return Value(states.precise(parameter.value.tensor), f"{parameter.name}/{GRADIENT_SUM}", role="state")
+
+
 def _added(
     loss: Value,
     wanted: Sequence[Value],
@@ -233,12 +243,14 @@ def _added(
     if not shared or not any(isinstance(node.op, AllMoments) for node in topological([loss])):
         factor = finite.guarded(weight, token)
         gradients = loss_scale.gradients(loss, wanted, scale)
-        return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)], token
+        wide = map(states.widened, gradients)
+        return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, wide, strict=True)], token
     gradients = loss_scale.gradients(F.mul(loss, cast_like(weight, loss)), wanted, scale)
     if token is not None:
         for found in gradients:  # nobody may stop while another one waits for a sum
             token = F.after(token, found)
-    return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, gradients, strict=True)], token
+    wide = map(states.widened, gradients)
+    return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, wide, strict=True)], token
 
 
 def _update(
@@ -268,7 +280,7 @@ def staged_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRu
     _refuse_lazy(trained)
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
-    sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trained]
+    sums = [_sum_of(t) for t in trained]
     means = [F.div(s, cast_like(total, s)) for s in sums]
     squares = [F.cast(F.reduce_sum_square(m, keepdims=False), to="float32") for m in means]
     told = [squares[0] if len(squares) == 1 else F.sum(*squares), finite.zero_if_finite(means)]
@@ -410,9 +422,9 @@ def _sharded_updates(
     for parameter, whole in zip(trained, sharded.gathered(values, own, new, token, done, buckets), strict=True):
         updates.append((parameter.value, whole))
         if rule.ema is not None:
-            average = Value(parameter.value.type, f"{parameter.name}/{AVERAGE}", role="state")
+            average = Value(states.precise(parameter.value.tensor), f"{parameter.name}/{AVERAGE}", role="state")
             inputs.append(average)
-            updates.append((average, rule.ema.update(average, whole, step)))
+            updates.append((average, rule.ema.update(average, states.widened(whole), step)))
     return inputs, updates, token
 
 

@@ -32,6 +32,7 @@ from graphkit.train.gather import gather
 from graphkit.train.metrics import Metric, value_of
 from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
+from graphkit.train.states import kinds
 
 # The loss of a step that was not taken.
 _NO_LOSS = np.full((), np.nan, np.float32)
@@ -161,22 +162,27 @@ class Stepper:
 
     def slot_bytes(self, processes: int = 1) -> int:
         """Of the optimizer's slots in the process that has most of them, where so many divide them (`shard`)."""
-        values, slots = list(self._values.values()), len(self._rule.optimizer.slots)
+        values = list(self._values.values())
+        each = [[kind.dtype.itemsize for kind in slots.values()] for slots in self._slot_kinds().values()]
         if processes == 1:
-            return slots * sum(v.tensor.nbytes for v in values)
+            return sum(sum(sizes) * math.prod(v.tensor.static_shape) for sizes, v in zip(each, values, strict=True))
         _check_elementwise(self._rule)
         place = (0, processes)
         buckets = shares.make_buckets(self.programs[0], dict(enumerate(values)), FIXED_BUCKET, False, place)
-        return slots * max(
-            sum((end - begin) * values[i].dtype.itemsize for i, begin, end in sharded.parts_of(values, buckets, rank))
+        return max(
+            sum((end - begin) * sum(each[i]) for i, begin, end in sharded.parts_of(values, buckets, rank))
             for rank in range(processes)
         )
+
+    def _slot_kinds(self) -> dict[str, dict[str, TensorType]]:
+        """The types of the slots of each parameter, whole."""
+        return {name: kinds(self._rule.optimizer, value.tensor) for name, value in self._values.items()}
 
     def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What this process has of a checkpoint's arrays."""
         if self.buckets is None or self.buckets.place is None:
             return dict(arrays)
-        return sharded.own_slots(self._values, self._rule.optimizer.slots, self.buckets, arrays)
+        return sharded.own_slots(self._values, self._slot_kinds(), self.buckets, arrays)
 
     @property
     def flights(self) -> Sequence[Flight]:
@@ -202,8 +208,7 @@ class Stepper:
             )
         if self.buckets.place is None:
             return
-        names = self._rule.optimizer.slots
-        found = sharded.whole_slots(self._values, names, self.slots, partial(gather, self._kvstore), keep=first)
+        found = sharded.whole_slots(self._slot_kinds(), self.slots, partial(gather, self._kvstore), keep=first)
         self._whole = {**self.slots, **found} if first else {}
 
     def _state_types(self, params: ParamStore) -> dict[str, TensorType]:
@@ -224,7 +229,9 @@ class Stepper:
         if self._rule.scale is not None:
             arrays[loss_scale.NAME] = loss_scale.start()
         if self._rule.ema is not None:
-            arrays |= {f"{name}/{AVERAGE}": params[name] for name in self.trained}
+            averages = [f"{name}/{AVERAGE}" for name in self.trained]
+            pairs = zip(averages, self.trained, strict=True)
+            arrays |= {average: np.asarray(params[name], types[average].dtype.numpy) for average, name in pairs}
         return ParamStore(types, arrays)
 
     @property

@@ -14,6 +14,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
 from graphkit.text import short_repr
+from graphkit.train import states
 from graphkit.train.average import AVERAGE, EMA
 
 if TYPE_CHECKING:
@@ -98,18 +99,18 @@ class OptimizerUpdater:
         if self._ema is None:
             raise UsageError(f"key {key!r} has no moving average: the optimizer was set without ema")
         found = self._averages.get(key)
-        return stored.copy() if found is None else found
+        return np.array(stored, _precise(stored)) if found is None else found
 
     def _averaged(self, average: np.ndarray, stored: np.ndarray, step: int) -> np.ndarray:
         """The average after an update, whose result `stored` is."""
-        kind = TensorType(dtype_of(stored.dtype), stored.shape)
+        kind = states.precise(TensorType(dtype_of(stored.dtype), stored.shape))
         key = (kind.dtype.value, stored.shape)
         if key not in self._averaging:
             assert self._ema is not None, "there are averages"
             old, weight, count = Value(kind, "average"), Value(kind, "weight"), Value(TensorType("int64", ()), "step")
             self._averaging[key] = self._compiled({"average": self._ema.update(old, weight, count)}, "average")
         names, program = self._averaging[key]
-        feeds = {"average": average, "weight": stored, "step": np.int64(step + 1)}
+        feeds = {"average": average, "weight": np.asarray(stored, _precise(stored)), "step": np.int64(step + 1)}
         return program.run({name: feeds[name] for name in names})["average"]
 
     def _update_rows(
@@ -148,8 +149,8 @@ class OptimizerUpdater:
 
     def _slots_of(self, key: Key, stored: np.ndarray) -> list[np.ndarray]:
         if key not in self._slots:
-            starts = map(self.optimizer.start, self.optimizer.slots)
-            self._slots[key] = [np.full(stored.shape, start, stored.dtype) for start in starts]
+            starts = [states.start(self.optimizer, n) for n in states.names(self.optimizer, dtype_of(stored.dtype))]
+            self._slots[key] = [np.full(stored.shape, start, _precise(stored)) for start in starts]
         return self._slots[key]
 
     def _program(self, type_: TensorType, decay: float) -> tuple[tuple[str, ...], Executor]:
@@ -157,10 +158,11 @@ class OptimizerUpdater:
         found = self._programs.get(key)
         if found is None:
             weight, gradient = Value(type_, "weight"), Value(type_, "gradient")
-            slots = [Value(type_, f"slot{number}") for number in range(len(self.optimizer.slots))]
+            kinds = states.kinds(self.optimizer, type_)
+            slots = [Value(kind, f"slot{number}") for number, kind in enumerate(kinds.values())]
             rate, step = Value(TensorType("float32", ()), "rate"), Value(TensorType("int64", ()), "step")
-            new, *kept = self.optimizer.update(weight, gradient, slots, rate, step, decay)
-            outputs = {"weight": new, **{f"slot{number}": slot for number, slot in enumerate(kept)}}
+            made = states.update(self.optimizer, weight, gradient, slots, rate, step, decay)
+            outputs = {"weight": made.weight, **{f"slot{number}": slot for number, slot in enumerate(made.states)}}
             found = self._programs[key] = self._compiled(outputs, "update")
         return found
 
@@ -168,10 +170,10 @@ class OptimizerUpdater:
         model = Model(outputs, name=name)
         return tuple(model.inputs), model.compile(threads=self._threads)
 
-    @property
-    def _kept(self) -> tuple[str, ...]:
-        """Names of what is kept of a key beside its count."""
-        return self.optimizer.slots if self._ema is None else (*self.optimizer.slots, AVERAGE)
+    def _kept(self, has_master: bool) -> tuple[str, ...]:
+        """Names of what is kept of a key beside its count. has_master: of a parameter in half floats."""
+        master = (states.MASTER,) if has_master else ()
+        return (*master, *self.optimizer.slots, *(() if self._ema is None else (AVERAGE,)))
 
     # --- what is kept ---------------------------------------------------------------------------------
 
@@ -182,24 +184,26 @@ class OptimizerUpdater:
             name = _name(key)
             found[f"{name}/updates"] = np.array(count, np.int64)
             kept = self._slots[key] if self._ema is None else [*self._slots[key], self._averages[key]]
-            found |= {f"{name}/{slot}": array for slot, array in zip(self._kept, kept, strict=True)}
+            named = self._kept(len(self._slots[key]) > len(self.optimizer.slots))
+            found |= {f"{name}/{slot}": array for slot, array in zip(named, kept, strict=True)}
         return found
 
-    def restore(self, states: Mapping[str, np.ndarray]) -> None:
+    def restore(self, found: Mapping[str, np.ndarray]) -> None:
         """Take over such states. Raises InvalidModel where they are another optimizer's; nothing is changed then."""
         slots: dict[Key, list[np.ndarray]] = {}
         averages: dict[Key, np.ndarray] = {}
         updates: dict[Key, int] = {}
-        names = {name: name.rpartition("/") for name in sorted(states)}
+        names = {name: name.rpartition("/") for name in sorted(found)}
         for name, (_, slash, last) in names.items():
-            if not slash or last not in ("updates", *self._kept):
-                wanted = ", ".join(self._kept) or "none"
+            if not slash or last not in ("updates", *self._kept(has_master=True)):
+                wanted = ", ".join(self._kept(has_master=False)) or "none"
                 raise InvalidModel(
                     f"state {name!r} is none of {type(self.optimizer).__name__}, whose slots are: {wanted}"
                 )
         for start in dict.fromkeys(start for start, _, _ in names.values()):
             key = _key(start)
-            parts = [states.get(f"{start}/{slot}") for slot in ("updates", *self._kept)]
+            kept = self._kept(f"{start}/{states.MASTER}" in found)
+            parts = [found.get(f"{start}/{slot}") for slot in ("updates", *kept)]
             if any(part is None for part in parts):
                 raise InvalidModel(f"the states of key {key!r} are not whole")
             count, *arrays = (np.array(part) for part in parts)
@@ -214,6 +218,11 @@ class OptimizerUpdater:
     def _facts(self) -> Iterator[str]:
         yield f"of {type(self.optimizer).__name__}"
         yield f"{len(self._slots)} keys"
+
+
+def _precise(stored: np.ndarray) -> np.dtype:
+    """The dtype in which slots and averages of an array are kept."""
+    return states.precise(TensorType(dtype_of(stored.dtype), ())).dtype.numpy
 
 
 def _name(key: Key) -> str:
