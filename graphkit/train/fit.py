@@ -27,6 +27,7 @@ from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.replaced import Replaced
+from graphkit.train.weights import weight_in
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -224,7 +225,9 @@ class Fit:
         position.skipped += trainer.skipped - skipped
         if results or math.isfinite(loss):  # else the step was skipped
             trainer._recurrent_state.keep(results)
-            position.loss_sum += loss * batch.global_size
+            weight = weight_in(results, batch.global_size)
+            position.loss_sum += loss * weight
+            position.loss_weight += weight
             position.seen += batch.global_size
             if batch.size and measured:
                 target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
@@ -279,7 +282,8 @@ class Fit:
         else:
             values = reduced(trainer.kvstore, measured)
         self._logged = self._paced()
-        loss = position.loss_sum / position.seen if position.seen else math.nan  # every step was skipped
+        # Without a weight every step was skipped.
+        loss = position.loss_sum / position.loss_weight if position.loss_weight else math.nan
         position.trained = {"loss": loss, **values}
         if position.skipped:
             position.trained["skipped"] = position.skipped

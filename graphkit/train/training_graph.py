@@ -34,7 +34,7 @@ class Criterion(NamedTuple):
 
 
 class TrainingGraph(NamedTuple):
-    """graph: its outputs are the loss and those of the model."""
+    """graph: its outputs are the loss, those of the model, and BATCH_WEIGHT where that is not the number of samples."""
 
     graph: Graph
     targets: Targets
@@ -58,8 +58,9 @@ def training_graph(
     # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
     graph = recognise(resolve_sequences(to_training(net.graph, frozen)))
     bound = losses.bound(graph, *criterion)
+    bound.warn_of_weights()
     targets = expected_targets(graph, bound, net.output_types)
-    graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed))
+    graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed, weighted=True))
     graph = fake_quantise(graph)
     if straight_through:
         graph = pass_through_rounding(graph)

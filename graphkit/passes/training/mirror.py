@@ -62,20 +62,25 @@ class _Mirror:
         """Fill in `wanted` and `token` of the parts.
 
         Of a node of the backward part, `earliest` is the first segment whose copies it depends on, and `latest` the
-        place of the last forward node that it depends on by the backward part. Gradients come back from the last
-        segment to the first: one with a later `earliest` than a segment cannot depend on that segment's copies, and
-        one with a `latest` behind the segment has come back to it.
+        place of the last forward node, in or behind a segment, that it depends on by the backward part. Gradients come
+        back from the last segment to the first: one with a later `earliest` than a segment cannot depend on that
+        segment's copies, and one with a `latest` behind the segment has come back to it. Values that depend on a guard
+        may wait for all gradients, and cannot be tokens.
         """
         earliest: dict[Node, float] = {}
         latest: dict[Node, int] = {}
+        after_guards: set[Node] = set()
+        reached = self._behind_segments()
         for node in self._backward:
             # What a guard lets through is no gradient, although it waits for the loss.
             guards = isinstance(node.op, FiniteGuard)
             before = [v.node for v in node.operands[: 1 if guards else None] if v.node in earliest]
+            if guards or any(v.node in after_guards for v in node.operands):
+                after_guards.add(node)
             first = min((earliest[n] for n in before), default=math.inf)
             last = max((latest[n] for n in before), default=-1)
             for value in elements_read(node):
-                if value.node in self._forward and not guards:
+                if value.node in reached and not guards:
                     last = max(last, self._place[value.node])
                 if (segment := self._segment(value)) is not None:
                     self._parts[segment].wanted[value] = None
@@ -88,11 +93,21 @@ class _Mirror:
             segment = int(earliest[node])
             part = self._parts[segment]
             for value in node.operands:
-                if value.node not in latest or earliest[value.node] <= segment or latest[value.node] <= part.end:
+                if value.node not in latest or value.node in after_guards:
+                    continue
+                if earliest[value.node] <= segment or latest[value.node] <= part.end:
                     continue
                 rank = (latest[value.node], self._place[value.node])
                 if rank > best[segment]:
                     best[segment], part.token = rank, value
+
+    def _behind_segments(self) -> set[Node]:
+        """The nodes of the forward part that are in a segment, or depend on one."""
+        found = set(self._part_of)
+        for node in self._graph.nodes:
+            if node in self._forward and any(v.node in found for v in node.operands):
+                found.add(node)
+        return found
 
     @uncollected
     def result(self) -> Graph:
