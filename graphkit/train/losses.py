@@ -339,18 +339,23 @@ class Bound:
     targets: Mapping[str, TensorType]
     named: Mapping[str, tuple[Loss, str]]
 
-    def warn_of_weights(self) -> None:
-        """Warn where losses of several outputs are means over numbers of their own, of which a batch has one weight."""
+    @property
+    def averaged_over(self) -> dict[tuple[Any, ...], str]:
+        """What the losses are means over: dimensions that vary, or class weights; with an output that is such."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
             weights = loss.options.get("class_weights") if loss.classes else None
             over.setdefault(weights or tuple(dim for dim in shape if not isinstance(dim, int)), output)
-        if len(over) > 1:
-            first, second, *_ = over.values()
+        return over
+
+    def warn_of_weights(self) -> None:
+        """Warn where losses of several outputs are means over numbers of their own, of which a batch has one weight."""
+        if len(self.averaged_over) > 1:
+            first, second, *_ = self.averaged_over.values()
             warnings.warn(
                 f"the losses of outputs {first!r} and {second!r} are means over different numbers of targets or class "
-                f"weights; over batches and ranks that differ in these, both are weighted as the loss of {first!r} is",
+                "weights; the means of several batches or ranks are averaged by their numbers of samples",
                 stacklevel=5,
             )
 
@@ -413,6 +418,9 @@ def _of_outputs(
     losses = {name: get(loss) for name, loss in given.items()}
     _check_floats(graph, [outputs[name] for name in losses], every=True)
 
+    types = {target_of(name): loss.target_type(outputs[name].tensor) for name, loss in losses.items()}
+    named = {target_of(name): (loss, name) for name, loss in losses.items()}
+
     def build(*values: Value) -> Term:
         terms, first = [], None
         for (name, loss), target in zip(losses.items(), values, strict=True):
@@ -424,10 +432,10 @@ def _of_outputs(
         for term in terms[1:]:
             total = F.add(total, F.cast(term, to=total.dtype) if term.dtype is not total.dtype else term)
         assert first is not None, "there is a loss"
-        return Term(_value(total), first.weight)
+        return Term(_value(total), first.weight if len(made.averaged_over) == 1 else None)
 
-    types = {target_of(name): loss.target_type(outputs[name].tensor) for name, loss in losses.items()}
-    return Bound(build, types, {target_of(name): (loss, name) for name, loss in losses.items()})
+    made = Bound(build, types, named)
+    return made
 
 
 def target_of(output: str) -> str:
