@@ -19,6 +19,7 @@ from graphkit.cli.train.network import network
 from graphkit.cli.train.resume import check_classes, kept, taken_over
 from graphkit.errors import UsageError
 from graphkit.frontend.summary import frozen
+from graphkit.passes.training.to_training import batch_norms
 from graphkit.text import listed
 from graphkit.train import defaults
 
@@ -68,6 +69,11 @@ def train(
         if writes and (left := frozen(trainer.net.graph)):
             shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
             log(f"not trained: {shown}; --train NAME trains one by its name")
+        if writes and (count := batch_norms(trainer.graph)):
+            log(
+                f"BatchNormalization ({count}): by the statistics of each batch, and the running ones are updated; "
+                "--batch-norm frozen keeps them"
+            )
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
             log(f"{folder} {_done(trainer)}; --epochs N, with N above that, trains more")
@@ -140,6 +146,7 @@ def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str
         seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"],
         swap_memory=o["swap_memory"], precision=o["precision"],
         on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
+        batch_norm=o["batch_norm"],
         groups=placed(o["places"]), micro_batches=o["micro_batches"],
     )  # fmt: skip
 

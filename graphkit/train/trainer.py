@@ -88,7 +88,9 @@ class Trainer:
     deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
     quantisation and dequantisation behind it they always pass.
-    sync_batch_norm: statistics of BatchNormalization are over the samples of all processes.
+    batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running ones,
+    whatever mode the model or file has; "frozen": it normalises by the running statistics, which stay as they are, and
+    its scale and offset are trained. sync_batch_norm: statistics are over the samples of all processes.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
     on_nonfinite: "raise" ends a step whose loss is not finite with NotFinite, which names the first node that made it;
@@ -145,6 +147,7 @@ class Trainer:
         micro_batches: int = 1,
         batch_axes: Mapping[str, int | None] | None = None,
         shard_optimizer: bool = False,
+        batch_norm: str = defaults.BATCH_NORM[0],
         sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
@@ -205,6 +208,7 @@ class Trainer:
         graph, self._targets = training_graph(
             net, self._criterion, selection,
             mixed=bool(alphas), straight_through=straight_through,
+            batch_statistics=_batch_statistics(batch_norm, sync_batch_norm),
             statistics_over=kvstore if sync_batch_norm else None,
         )  # fmt: skip
         first = next(iter(loss)) if isinstance(loss, Mapping) else net.outputs[0]
@@ -550,6 +554,15 @@ class Trainer:
         yield f"{self.net.num_parameters} parameters"
         if self.kvstore is not None:
             yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
+
+
+def _batch_statistics(batch_norm: str, synchronised: bool) -> bool:
+    """Whether BatchNormalization normalises by its batch."""
+    if batch_norm not in defaults.BATCH_NORM:
+        raise UsageError(f"Trainer: batch_norm is {' or '.join(map(repr, defaults.BATCH_NORM))}, not {batch_norm!r}")
+    if synchronised and batch_norm == "frozen":
+        raise UsageError("Trainer: sync_batch_norm=True has no statistics to share with batch_norm='frozen'")
+    return batch_norm == "train"
 
 
 def _patterns(given: Sequence[str]) -> Sequence[str]:
