@@ -116,7 +116,7 @@ def test_a_run_that_fails_at_once_leaves_no_folder(tmp_path: Path, capsys: pytes
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "graphkit", "train", network(tmp_path), "--data", "digits", "--epochs", "1"]
+    command = [sys.executable, "-P", "-m", "graphkit", "train", network(tmp_path), "--data", "digits", "--epochs", "1"]
     jobs = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]
     assert [job.wait(100) for job in jobs] == [0, 0, 0]
     assert len(list((tmp_path / "runs").glob("*/model.json"))) == 3
