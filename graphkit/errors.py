@@ -88,6 +88,10 @@ class WorkerError(RuntimeFailure):
     """A process that makes samples failed, was ended or does not go on; the message names data set and sample."""
 
 
+class ReferenceEnded(RuntimeFailure):
+    """The process of another engine, to compare with, has ended before it gave its results; the message says how."""
+
+
 class OutOfMemory(RuntimeFailure, MemoryError):
     """Memory that is not there, or more than can be counted; the message names who asked, and for how much."""
 
