@@ -122,6 +122,15 @@ class Einsum(Op):
         rank = len(result) + (extra - 1 if _ELLIPSIS in result else 0)
         return TensorType(xs[0].dtype, [sizes[label] for label in _axes(result, rank)])
 
+    def broadcasts(self, xs: Sequence[TensorType]) -> bool:
+        """Whether an axis of an operand has size 1, and axes under its letter in other operands may have more."""
+        sizes, (terms, _) = self._sizes(xs), _parsed(self.equation)
+        if sizes is None or any(x.shape is None for x in xs):
+            return False
+        labelled = zip(terms, xs, strict=True)
+        pairs = (p for term, x in labelled for p in zip(_axes(term, len(x.known_shape)), x.known_shape, strict=True))
+        return any(size == 1 and sizes[label] != 1 for label, size in pairs if not label.startswith("."))
+
     def _sizes(self, xs: Sequence[TensorType]) -> dict[str, Dim] | None:
         """The size of each label's axes; None when a rank is unknown that "..." hides. Raises TypeMismatch."""
         terms, _ = _parsed(self.equation)
