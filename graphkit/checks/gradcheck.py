@@ -19,9 +19,9 @@ import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.checks.inputs import make_feeds
-from graphkit.checks.precision import in_float64, widened_value
+from graphkit.checks.precision import in_float64, narrow_node, widened_value
 from graphkit.checks.samples import taken_apart
-from graphkit.errors import CheckFailed, UsageError, did_you_mean
+from graphkit.errors import CheckFailed, UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import evaluate
@@ -115,14 +115,20 @@ def check_gradient(
     element, n > 0 that many random directions; by default elements when there are few. `together` moves all of `wrt`
     along each direction at once, and halves a group that fails until it has found which: for networks of many
     parameters, where one after the other takes too long. Raises MissingGradient when an operator has no rule,
-    UsageError for unknown names.
+    UnsupportedError when one on the way, such as QuantizeLinear, has no float64, UsageError for unknown names.
     """
-    graph = in_float64(model.graph)
+    graph = in_float64(model.graph, narrow=True)
     feeds = make_feeds(model, given=inputs or {}, seed=seed)
     named = {k: widened_value(v) for k, v in {**model.params, **feeds.arrays}.items()}
     arrays = [named[graph.name_of(v)] if v.role != "rng" else _fixed_rng(seed) for v in graph.inputs]
     outputs = _chosen(dict(zip(graph.output_names, graph.outputs, strict=True)), [of] if isinstance(of, str) else of)
     targets = _chosen({graph.name_of(v): v for v in graph.inputs if isinstance(v.type, TensorType)}, wrt)
+    if (node := narrow_node(targets.values(), outputs.values())) is not None:
+        raise UnsupportedError(
+            f"{node.describe()}: {node.op.name} has no float64, and numeric differentiation needs its digits, so that "
+            "gradients through this node cannot be checked: name outputs in front of it (of=), or inputs and "
+            "parameters behind it (wrt=)"
+        )
     report = check_graph(
         graph.inputs, _tensors(graph, list(outputs.values()), arrays), targets, arrays,
         rtol=rtol, atol=atol, directions=directions, together=together, step=step, seed=seed,
@@ -282,7 +288,10 @@ def _tensors(graph: Graph, values: Sequence[Value], arrays: Sequence[Any]) -> li
 
 def _chosen(known: Mapping[str, Value], names: Sequence[str] | None) -> dict[str, Value]:
     if names is None:
-        return {n: v for n, v in known.items() if holds_floats(v.type)}
+        floats = {n: v for n, v in known.items() if holds_floats(v.type)}
+        if not floats:
+            raise UsageError(f"none of {', '.join(known) or 'the inputs'} holds floats, so that there is no gradient")
+        return floats
     for name in names:
         if name not in known:
             raise UsageError(f"no value {name!r} to differentiate{did_you_mean(name, known)}")
