@@ -48,6 +48,11 @@ class GradientEntry:
     symbolic: float
     checked: int
 
+    @property
+    def verdict(self) -> str:
+        """ "PASSED", "FAILED", or "NOT TESTED" where there was no element to differentiate by."""
+        return "FAILED" if not self.passed else "PASSED" if self.checked else "NOT TESTED"
+
     def __repr__(self) -> str:
         return short_repr(self, lambda: [str(self)])
 
@@ -61,7 +66,10 @@ class GradientEntry:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """One entry per differentiated input or group; `guesses` are the dimensions that were chosen for unknown ones."""
+    """One entry per differentiated input or group; `guesses` are the dimensions that were chosen for unknown ones.
+
+    `passed` when every entry did, and some derivative was compared.
+    """
 
     entries: tuple[GradientEntry, ...]
     rtol: float
@@ -70,14 +78,23 @@ class GradientReport:
 
     @property
     def passed(self) -> bool:
-        return all(entry.passed for entry in self.entries)
+        return self.verdict == "PASSED"
+
+    @property
+    def verdict(self) -> str:
+        """ "PASSED", "FAILED", or "NOT TESTED" where no input has an element to differentiate by."""
+        if not all(entry.passed for entry in self.entries):
+            return "FAILED"
+        return "PASSED" if any(entry.checked for entry in self.entries) else "NOT TESTED"
 
     @property
     def formula(self) -> str:
         return f"|numeric - symbolic| <= {self.atol:g} + {self.rtol:g} * |numeric|"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed with the failing entries."""
+        """Raise CheckFailed with the failing entries, or where nothing was compared."""
+        if self.verdict == "NOT TESTED":
+            raise CheckFailed("no gradient was compared: the inputs have no elements; give shapes or inputs that have")
         if not self.passed:
             raise CheckFailed("gradients differ: " + "; ".join(str(e) for e in self.entries if not e.passed))
 
@@ -85,15 +102,14 @@ class GradientReport:
         return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
-        yield "PASSED" if self.passed else "FAILED"
+        yield self.verdict
         yield f"{len(self.entries)} inputs"
         failed = [item.name for item in self.entries if not item.passed]
         if failed:
             yield f"failed: {listed(failed, len(failed))}"
 
     def __str__(self) -> str:
-        verdict = "PASSED" if self.passed else "FAILED"
-        return "\n".join([*map(str, self.entries), f"{verdict}  {self.formula}"])
+        return "\n".join([*map(str, self.entries), f"{self.verdict}  {self.formula}"])
 
 
 def check_gradient(

@@ -90,6 +90,12 @@ class _Process:
 _idle: list[_Process] = []
 
 
+def prepare() -> None:
+    """Start a process for a request to come, so that it is ready when the model and its inputs are."""
+    if not any(process.owner == os.getpid() for process in _idle):
+        _idle.append(_Process())
+
+
 def _close_all() -> None:
     while _idle:
         process = _idle.pop()
