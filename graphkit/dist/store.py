@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from graphkit.dist.agreement import compare, updater_facts
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
 from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
 from graphkit.dist.sums.elements import check_summed
+from graphkit.dist.sums.fingerprint import Fingerprint, powers
 from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.sums.slices import Slices
 from graphkit.dist.wire.transfers import Messages
@@ -76,6 +78,7 @@ class KVStore:
         self._bucket_bytes = bucket_bytes
         self._sent_bytes = 0
         self._cards: Cards | None = None
+        self.fingerprint = Fingerprint()
 
     @property
     def rank(self) -> int:
@@ -198,7 +201,7 @@ class KVStore:
         if self._cards is None:
             from graphkit.dist.sums.joined import Cards
 
-            self._cards = Cards(self._communicator)
+            self._cards = Cards(self._communicator, self.fingerprint)
         return Buckets(self, ordered, *self._cards.sums(device, staged))
 
     @property
@@ -207,10 +210,27 @@ class KVStore:
         return self._communicator.messages
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Come to where all processes come, with arrays of the same types; all that was pushed is there then."""
+        """Come to where all processes come, with arrays of the same types; all that was pushed is there then.
+
+        Raises RanksDiffer where their fingerprints differ, which travel with the call.
+        """
         self.wait()
         self._communicator.flush()
-        self._communicator.perform(call, arrays)
+        told = np.array(powers(self.fingerprint.number), np.int64)
+        sums = self._communicator.perform(call, arrays, Sum(told, None, _itself, alone=True))
+        self.fingerprint.check(sums, self.num_workers)
+
+    def compare(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Raise RanksDiffer in all processes unless `facts`, settings by name, are the same in all of them.
+
+        Every process has to call it. what: names the call in errors.
+        """
+        compare(self._communicator, what, facts)
+
+    @property
+    def known_bucket_bytes(self) -> int | None:
+        """Bytes of a bucket as given, or as measured; None before they are measured."""
+        return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:
         """How many bytes of gradients are best summed at once; the same in every process.
@@ -336,11 +356,24 @@ class KVStore:
         self._communicator.steps += 1
 
     def set_updater(self, updater: Updater) -> None:
-        self._updater = updater
+        """Let `updater(key, sum, stored)` change the stored values from now on. Every process calls it.
+
+        What was pushed before is there then. Raises RanksDiffer where processes give different functions, by their
+        module and name.
+        """
+        self._set_updater("set_updater", updater, updater)
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
-        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`."""
-        self._updater = optimizer.updater()
+        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`.
+
+        Every process calls it. Raises RanksDiffer where they give different optimizers.
+        """
+        self._set_updater("set_optimizer", optimizer, optimizer.updater())
+
+    def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
+        self.wait()
+        self.compare(call, updater_facts(given))
+        self._updater = updater
 
     def save_optimizer_states(self, path: str | Path) -> None:
         """Write slots and counts of updates to a safetensors file, whole or not at all.

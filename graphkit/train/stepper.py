@@ -90,6 +90,7 @@ class Stepper:
             self.collectives = kvstore.collectives(
                 ordered, options["device"], _staged(graph, trained, kvstore, ordered)
             )
+            self.collectives.stamped = shares.LOSS
             self._options["collectives"] = self.collectives
         self.programs = self._made(graph, trained, rule)
         if swap_memory:

@@ -24,6 +24,7 @@ from graphkit.errors import UsageError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.interruption import uninterrupted
+from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
@@ -33,6 +34,7 @@ from graphkit.text import short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
+from graphkit.train.agreement import StepAgreement, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.average import EMA, Averages
 from graphkit.train.average import ema as moving_average
@@ -216,6 +218,16 @@ class Trainer:
             "device": devices.chosen(device, graph, kvstore),
             "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,
         }  # fmt: skip
+        compare_setup(
+            kvstore, rule, trained, net.params,
+            {
+                "loss": losses.described(loss), "loss_weights": loss_weights, "accumulate": accumulate,
+                "precision": precision, "deterministic": deterministic, "shard_optimizer": shard_optimizer,
+                "sync_batch_norm": sync_batch_norm, "straight_through": straight_through, **alphas,
+                "groups": groups, "micro_batches": micro_batches, "batch_axes": batch_axes, "carry": carry,
+                "seed": self.seed if groups else None,
+            },
+        )  # fmt: skip
         self._chosen = f"device {options['device']}, {config.num_threads(threads)} threads, precision {precision}"
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
@@ -248,6 +260,10 @@ class Trainer:
                 net.params[name] = array
             self._averages.start()
         self._stepper.spread()
+        # Workers with servers take steps by themselves; ranks of groups have parameters of their own.
+        self._agreement: StepAgreement | None = None
+        if kvstore is not None and not self._alone and not kvstore.is_remote:
+            self._agreement = StepAgreement(kvstore, net.params if self._pipeline is None else ParamStore({}))
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -381,13 +397,20 @@ class Trainer:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "inputs")
-        with self._working():
+        with self._working(), self._agreed():
             if self._mixing is None:
                 feeds |= compared
             else:
                 at = (self._stepper.updates, self._stepper.waiting, self._stepper.skipped)
                 feeds = self._mixing.mixed(feeds, compared, size, (self.seed, *at, self.rank))
             return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
+
+    def _agreed(self) -> contextlib.AbstractContextManager[None]:
+        """All ranks take the same step inside; see `StepAgreement`."""
+        if self._agreement is None:
+            return contextlib.nullcontext()
+        counts = self._stepper.updates, self._stepper.waiting, self._stepper.skipped
+        return self._agreement.of_step(self.learning_rate, counts)
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).
