@@ -172,7 +172,8 @@ class KVStore:
                 total = self._post(key, given, out, _itself, priority, later=False).wait()
             else:
                 action = self._sum(key, given, out, _itself)
-                total = self._communicator.perform(f"sum {key!r}", [given], action, priority=priority)
+                how = self._operation(given, False)
+                total = self._communicator.perform(f"sum {key!r}", [given], action, priority=priority, operation=how)
             return total if out is None else out
         pairs = self._given(key, value, known=False)
         outs = [None] * len(pairs) if out is None else out
@@ -273,7 +274,7 @@ class KVStore:
         with the sum. Nothing is kept; `wait` of the result returns when it is there.
         """
         action = self._sum(key, array, out, _itself if then is None else then, ordered=ordered, alone=True)
-        return self._communicator.post(f"sum of {key}", [array], action)
+        return self._communicator.post(f"sum of {key}", [array], action, operation=self._operation(array, ordered))
 
     def start_scattered_sum(
         self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
@@ -288,7 +289,7 @@ class KVStore:
             array[mine] = self._communicator.reduce_scatter(array, slices.bounds)
             return then(array)
 
-        return self._communicator.post(f"sum of {key}", [array], scatter)
+        return self._communicator.post(f"sum of {key}", [array], scatter, operation="by reduce-scatter")
 
     def start_gather(
         self, key: str, mine: np.ndarray, slices: Slices, then: Callable[[Sequence[np.ndarray]], Any]
@@ -327,7 +328,8 @@ class KVStore:
         def action() -> Any:
             return then(rows(self._communicator))
 
-        return self._communicator.post(call, rows.types, action, priority=priority, later=later)
+        how = "of rows, in the order of ranks" if rows.ordered else "of rows"
+        return self._communicator.post(call, rows.types, action, priority=priority, later=later, operation=how)
 
     def _in_order(self, array: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray], Any]) -> Any:
         first, *others = self._communicator.allgather(array)
@@ -456,7 +458,13 @@ class KVStore:
         if isinstance(array, RowSparse):
             return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
         action = self._sum(key, array, out, then, later=later)
-        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later)
+        how = self._operation(array, False)
+        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later, operation=how)
+
+    def _operation(self, array: np.ndarray, ordered: bool) -> str:
+        """What a sum does, for ranks to agree upon; "" for an all-reduce."""
+        fewer = "in fewer bytes" if self._compressed is not None and array.dtype == np.float32 else ""
+        return ", ".join(filter(None, (fewer, "in the order of ranks" if ordered else "")))
 
     def _sum(
         self,
