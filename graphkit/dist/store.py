@@ -492,7 +492,8 @@ class KVStore:
     def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
         stored = self._values[key]
         if self._updater is not None:
-            self._updater(key, summed, stored)
+            with self.working():
+                self._updater(key, summed, stored)
         else:
             self._values[key] = summed.dense(len(stored)) if isinstance(summed, RowSparse) else summed
 

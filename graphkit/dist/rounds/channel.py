@@ -417,6 +417,7 @@ class Channel:
     def _carry_out(self, chosen: Sequence[Pending], there: Mapping[str, np.ndarray]) -> None:
         """Do it in this order. there: sums that are there already, by call."""
         for group in grouped(chosen, there):
+            self._links.doing(group[0].text)
             flight: _Flight | None = None
             outcomes: list[_Outcome] = []
             if self.overlap == "concurrent" and flies(group, there):

@@ -115,7 +115,8 @@ class CardSums:
     def wait(self, done: Callable[[], bool]) -> None:
         if self.broken or done():
             return
-        with self._communicator.waiting(True):
+        # Cards compute meanwhile: this process does not wait for the others alone.
+        with self._communicator.waiting(True), self._communicator.working():
             begun = looked = time.monotonic()
             while not done():
                 now = time.monotonic()

@@ -142,7 +142,7 @@ class Cards:
         thread.start()
         longest = max(_JOINING, config.RANK_TIMEOUT.get())
         end = time.monotonic() + longest
-        with self._communicator.waiting(True):
+        with self._communicator.waiting(True), self._communicator.working():
             while thread.is_alive() and time.monotonic() < end:
                 thread.join(_LOOK)
                 if (reason := self._communicator.lost()) is not None:
