@@ -164,7 +164,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         for name, array in arrays.items():
             stepper.store.commit(name, array)
         trainer._recurrent_state.restore(recurrent)
-        trainer.executor.rng = saved.rng
+        trainer._draw_from(saved.rng)
         trainer.position = Position.read(saved.position, metric_states)
         trainer.notes = saved.notes
         trainer._callback_states = saved.callbacks

@@ -245,9 +245,10 @@ class Trainer:
         else:
             self._stepper = stepper_for(kvstore)(
                 graph, trained, rule, net.params,
-                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory, options=options,
-                shard=shard_optimizer,
+                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory,
+                options={**options, "rng_stride": self._place[1]}, shard=shard_optimizer,
             )  # fmt: skip
+            self._draw_from((self.seed, 0))
             self._inference = Executor(self._inference_graph, net.params, **options)
         self._evaluation = Evaluation(options)
         self.trained = self._stepper.trained
@@ -401,8 +402,10 @@ class Trainer:
             if self._mixing is None:
                 feeds |= compared
             else:
-                at = (self._stepper.updates, self._stepper.waiting, self._stepper.skipped)
-                feeds = self._mixing.mixed(feeds, compared, size, (self.seed, *at, self.rank))
+                rank, ranks = self._place
+                batch = self._stepper.waiting * ranks + rank  # of the update
+                key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
+                feeds = self._mixing.mixed(feeds, compared, size, key)
             return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
 
     def _agreed(self) -> contextlib.AbstractContextManager[None]:
@@ -411,6 +414,12 @@ class Trainer:
             return contextlib.nullcontext()
         counts = self._stepper.updates, self._stepper.waiting, self._stepper.skipped
         return self._agreement.of_step(self.learning_rate, counts)
+
+    def _draw_from(self, rng: tuple[int, int]) -> None:
+        """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
+        in its next step. So ranks draw what one process draws that takes their batches one after the other."""
+        seed, step = rng
+        self.executor.rng = seed, step + self._place[0]
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).
