@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -83,6 +84,18 @@ def shown(value: Any) -> str:
         case list() | tuple():
             return ", ".join(map(shown, value)) or "none"
     return repr(value)
+
+
+def arrays_facts(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The type of each array and a checksum of its elements, by name."""
+    return {name: f"{a.dtype}{list(a.shape)} (checksum {checksum(a):08x})" for name, a in sorted(arrays.items())}
+
+
+def checksum(array: np.ndarray) -> int:
+    """A checksum of the elements of an array, 32 bits."""
+    if array.dtype.kind in "OT":  # texts
+        return zlib.crc32(repr(array.tolist()).encode())
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def updater_facts(updater: Any) -> dict[str, Any]:

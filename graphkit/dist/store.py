@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from graphkit.dist.agreement import compare, updater_facts
+from graphkit.dist.agreement import arrays_facts, compare, updater_facts
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
 from graphkit.dist.sums import compression
@@ -385,8 +385,14 @@ class KVStore:
         write_arrays(Path(path), self._stateful().states())
 
     def load_optimizer_states(self, path: str | Path) -> None:
-        """Take over such a file. Raises InvalidModel for one that is damaged, or another optimizer's."""
-        self._stateful().restore(read_arrays(Path(path)))
+        """Take over such a file. Every process calls it.
+
+        Raises InvalidModel for a file that is damaged, or another optimizer's, and RanksDiffer where processes read
+        different ones.
+        """
+        updater, found = self._stateful(), read_arrays(Path(path))
+        self.compare("load_optimizer_states", arrays_facts(found))
+        updater.restore(found)
 
     def _stateful(self) -> StatefulUpdater:
         updater = self._updater

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import Any
 
-from graphkit.dist.agreement import optimizer_facts
+from graphkit.dist.agreement import checksum, optimizer_facts
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.sums.fingerprint import LIMIT
 from graphkit.errors import RanksDiffer
@@ -128,7 +128,7 @@ class StepAgreement:
         """Note which parameters were assigned since the last step, and to what."""
         for name, count in self._params.assigned.items():
             if count != self._before.get(name, 0):
-                self._checksums[name] = zlib.crc32(self._params[name].tobytes())
+                self._checksums[name] = checksum(self._params[name])
         self._count = self._params.assignments
         self._state = self._checksum()
 

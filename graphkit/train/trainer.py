@@ -398,7 +398,8 @@ class Trainer:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "inputs")
-        with self._working(), self._agreed():
+        rate = self.learning_rate
+        with self._working(), self._agreed(rate):
             if self._mixing is None:
                 feeds |= compared
             else:
@@ -406,14 +407,13 @@ class Trainer:
                 batch = self._stepper.waiting * ranks + rank  # of the update
                 key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
                 feeds = self._mixing.mixed(feeds, compared, size, key)
-            return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
+            return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
 
-    def _agreed(self) -> contextlib.AbstractContextManager[None]:
+    def _agreed(self, rate: float) -> contextlib.AbstractContextManager[None]:
         """All ranks take the same step inside; see `StepAgreement`."""
         if self._agreement is None:
             return contextlib.nullcontext()
-        counts = self._stepper.updates, self._stepper.waiting, self._stepper.skipped
-        return self._agreement.of_step(self.learning_rate, counts)
+        return self._agreement.of_step(rate, (self._stepper.updates, self._stepper.waiting, self._stepper.skipped))
 
     def _draw_from(self, rng: tuple[int, int]) -> None:
         """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further

@@ -308,6 +308,21 @@ def test_an_optimizer_of_one_rank_alone_is_an_error_of_both(on_ranks):
         assert "rank 1: set_optimizer" in said
 
 
+def test_other_optimizer_states_of_one_rank_are_named(on_ranks, tmp_path):
+    def work(store):
+        store.init("w", np.zeros(2))
+        store.set_optimizer(gk.optim.SGD(0.1, momentum=0.9))
+        for number in range(2):
+            store.push("w", np.ones(2))
+            store.pull("w")
+            store.save_optimizer_states(tmp_path / f"{store.rank}-{number}")
+        store.load_optimizer_states(tmp_path / f"{store.rank}-0")
+        return caught(store.load_optimizer_states, tmp_path / f"{store.rank}-{store.rank}")
+
+    for said in on_ranks(work):
+        assert re.search(r"rank 0 has s:w/momentum float64\[2\] \(checksum \w+\), rank 1 has float64\[2\]", said), said
+
+
 def test_what_was_pushed_before_an_updater_goes_without_it(on_ranks):
     def work(store):
         store.init("w", np.zeros(2))

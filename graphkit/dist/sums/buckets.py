@@ -95,13 +95,16 @@ class Buckets:
 
     def _start_stamped(self, key: str, array: np.ndarray) -> None:
         """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer where ranks differ."""
-        together = np.concatenate([array.reshape(-1), powers(self._store.fingerprint.number)])
+        size = array.size
+        together = np.empty(size + 2, array.dtype)
+        together[:size] = array.reshape(-1)
+        together[size], together[size + 1] = powers(self._store.fingerprint.number)
         flight = self._flight(key, together.nbytes)
 
         def check(total: np.ndarray) -> None:
             flight.arrive()
-            self._store.fingerprint.check(total[array.size :], self._store.num_workers)
-            np.copyto(array, total[: array.size].reshape(array.shape))
+            self._store.fingerprint.check(total[size:], self._store.num_workers)
+            array[...] = total[:size].reshape(array.shape)
 
         self._begun[key] = self._store.start_sum(key, together, together, self._ordered, check)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from graphkit.errors import RanksDiffer
@@ -17,9 +15,9 @@ def powers(number: int) -> list[int]:
     return [number, number * number]
 
 
-def are_alike(sums: Sequence[float] | np.ndarray, ranks: int) -> bool:
+def are_alike(sums: np.ndarray, ranks: int) -> bool:
     """Whether integers whose `powers` have these sums are one and the same, and not 0 (Cauchy, Schwarz)."""
-    first, second = map(int, sums)
+    first, second = map(int, sums.tolist())
     return first > 0 and first * first == ranks * second
 
 
@@ -29,7 +27,7 @@ class Fingerprint:
     def __init__(self) -> None:
         self.number = 0
 
-    def check(self, sums: Sequence[float] | np.ndarray, ranks: int) -> None:
+    def check(self, sums: np.ndarray, ranks: int) -> None:
         """Raise RanksDiffer, on all ranks, where the sums of `powers` show that ranks have different numbers."""
-        if any(sums) and not are_alike(sums, ranks):
+        if not are_alike(sums, ranks) and sums.any():
             raise RanksDiffer("the ranks take steps with different settings or from different states")
