@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,7 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
             sides = [f"{_ranks(first)} {name} {value}", *(f"{_ranks(found)} {v}" for v, found in others)]
             said.append(", ".join(sides))
     more = f" and {len(said) - _MOST} more" if len(said) > _MOST else ""
-    return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. Give every rank the same settings"
+    return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. Give every rank the same settings, and change them on all ranks alike"
 
 
 def _ranks(found: Sequence[int]) -> str:
@@ -96,27 +96,3 @@ def checksum(array: np.ndarray) -> int:
     if array.dtype.kind in "OT":  # texts
         return zlib.crc32(repr(array.tolist()).encode())
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-def updater_facts(updater: Any) -> dict[str, Any]:
-    """What ranks compare of an updater or an optimizer of a store."""
-    optimizer = getattr(updater, "optimizer", updater)
-    if not hasattr(optimizer, "describe"):
-        return {"updater": _name(updater)}
-    facts = optimizer_facts(optimizer)
-    average = getattr(updater, "ema", None)
-    facts["ema"] = None if average is None else average.describe()
-    facts["rates"], facts["decays"] = getattr(updater, "rates", None), getattr(updater, "decays", None)
-    return facts
-
-
-def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """The kind of an optimizer and each of its numbers, by name."""
-    described = dict(optimizer.describe())
-    return {"optimizer": described.pop("type"), "learning rate": described.pop("lr"), **described}
-
-
-def _name(updater: Any) -> str:
-    """Module and name of a function, or of the class of an object."""
-    named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
-    return f"{named.__module__}.{named.__qualname__}"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.dist.agreement import arrays_facts, compare, updater_facts
+from graphkit.dist.agreement import arrays_facts, compare
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
 from graphkit.dist.sums import compression
@@ -22,6 +22,7 @@ from graphkit.dist.sums.elements import check_summed
 from graphkit.dist.sums.fingerprint import Fingerprint, powers
 from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.sums.slices import Slices
+from graphkit.dist.updaters import HasUpdater, Key, StatefulUpdater, Updater, updater_facts
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
@@ -32,28 +33,9 @@ if TYPE_CHECKING:
 
     from graphkit.dist.sums.joined import Cards
 
-Key: TypeAlias = int | str
-# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
-Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
-
 # Bytes of a bucket where none are measured, and bounds where they are: as many as take so many latencies.
 FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
 _LATENCIES, _TRIALS = 20, 5
-
-
-@runtime_checkable
-class StatefulUpdater(Protocol):
-    """An updater with states of its own, as arrays by name."""
-
-    def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
-    def states(self) -> dict[str, np.ndarray]: ...
-    def restore(self, states: Mapping[str, np.ndarray]) -> None: ...
-
-
-class HasUpdater(Protocol):
-    """What `set_optimizer` takes, as an Optimizer is."""
-
-    def updater(self) -> Updater: ...
 
 
 class KVStore:

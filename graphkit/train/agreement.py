@@ -1,7 +1,7 @@
-"""What ranks that train together must have alike: their set-up, compared once, and what may drift, in every step.
+"""Checks that ranks that train together agree: on their set-up once, and on settings that may drift in every step.
 
-A fingerprint of what may drift travels with the loss of a step, so that it needs no message of its own. Where ranks
-have different ones, no rank writes anything, and all raise the same error.
+A fingerprint of the settings that may drift travels with the loss of a step, so it needs no message of its own. If the
+fingerprints of ranks differ, no rank writes anything, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from graphkit.dist.agreement import checksum, optimizer_facts
+from graphkit.dist.agreement import checksum
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.sums.fingerprint import LIMIT
+from graphkit.dist.updaters import optimizer_facts
 from graphkit.errors import RanksDiffer
 from graphkit.executor.run.params import ParamStore
 from graphkit.train import step as steps
@@ -66,8 +68,33 @@ def _training(parameter: TrainedParameter | None) -> str:
     return f"trained, lr_mult {parameter.lr_mult:g}, wd_mult {parameter.decay_mult:g}{rows}"
 
 
-class StepAgreement:
-    """Compares what ranks have before each step. `with agreement.of_step(rate, counts): ...` is around a step."""
+class Counts(Protocol):
+    """What counts the updates, the batches that wait for one, and the steps that were skipped, as a Stepper does."""
+
+    updates: int
+    waiting: int
+    skipped: int
+
+
+class Unshared:
+    """The agreement of a rank that takes its steps alone: nothing is compared."""
+
+    def resumed(self, run: Mapping[str, Any]) -> None:
+        """This rank goes on with a run."""
+
+    def of_step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def agreement_of(store: KVStore | None, params: ParamStore, placed: bool) -> Unshared:
+    """What compares the steps of ranks that take them together. placed: each rank has parameters of its own."""
+    if store is None or store.num_workers == 1 or store.is_remote:
+        return Unshared()
+    return StepAgreement(store, ParamStore({}) if placed else params)
+
+
+class StepAgreement(Unshared):
+    """Compares what ranks have before each step: `with agreement.of_step(rate, counts): ...` is around a step."""
 
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
@@ -86,9 +113,9 @@ class StepAgreement:
         self._resumed = run
         self._state = self._checksum()
 
-    def of_step(self, rate: float, counts: tuple[int, int, int]) -> StepAgreement:
-        """A context of one step. rate: its learning rate; counts: updates, batches that wait, skipped steps."""
-        self._rate, self._counts = rate, counts
+    def of_step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
+        """A context of one step. rate: its learning rate; counts: before the step."""
+        self._rate, self._counts = rate, (counts.updates, counts.waiting, counts.skipped)
         return self
 
     def __enter__(self) -> None:

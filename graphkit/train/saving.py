@@ -171,9 +171,8 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         trainer.run, trainer.seed = saved.run, saved.data_seed
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
         stepper.spread()
-        if trainer._agreement is not None:
-            at = {"updates": saved.updates, "epoch": trainer.position.epoch, "batch": trainer.position.batch}
-            trainer._agreement.resumed({"name": saved.run, **at})
+        at = {"updates": saved.updates, "epoch": trainer.position.epoch, "batch": trainer.position.batch}
+        trainer._agreement.resumed({"name": saved.run, **at})
         if left_out is not None:
             stepper.put_residuals(left_out)
         # Where workers update by themselves, rank 0 alone has what waits.

@@ -24,7 +24,6 @@ from graphkit.errors import UsageError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.interruption import uninterrupted
-from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
@@ -34,7 +33,7 @@ from graphkit.text import short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
-from graphkit.train.agreement import StepAgreement, compare_setup
+from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.average import EMA, Averages
 from graphkit.train.average import ema as moving_average
@@ -261,10 +260,7 @@ class Trainer:
                 net.params[name] = array
             self._averages.start()
         self._stepper.spread()
-        # Workers with servers take steps by themselves; ranks of groups have parameters of their own.
-        self._agreement: StepAgreement | None = None
-        if kvstore is not None and not self._alone and not kvstore.is_remote:
-            self._agreement = StepAgreement(kvstore, net.params if self._pipeline is None else ParamStore({}))
+        self._agreement = agreement_of(kvstore, net.params, placed=self._pipeline is not None)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -399,7 +395,7 @@ class Trainer:
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "inputs")
         rate = self.learning_rate
-        with self._working(), self._agreed(rate):
+        with self._working(), self._agreement.of_step(rate, self._stepper):
             if self._mixing is None:
                 feeds |= compared
             else:
@@ -408,12 +404,6 @@ class Trainer:
                 key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
                 feeds = self._mixing.mixed(feeds, compared, size, key)
             return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
-
-    def _agreed(self, rate: float) -> contextlib.AbstractContextManager[None]:
-        """All ranks take the same step inside; see `StepAgreement`."""
-        if self._agreement is None:
-            return contextlib.nullcontext()
-        return self._agreement.of_step(rate, (self._stepper.updates, self._stepper.waiting, self._stepper.skipped))
 
     def _draw_from(self, rng: tuple[int, int]) -> None:
         """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further

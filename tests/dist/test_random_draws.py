@@ -172,13 +172,21 @@ def test_an_interrupted_run_of_ranks_ends_with_the_same_bits(on_ranks, tmp_path)
         trainer.fit(data, batch_size=8, epochs=3)
         return trainer
 
+    class Fails(gk.Callback):
+        def on_step_end(self, trainer, numbers):
+            if numbers["updates"] == 7:  # in the middle of the second epoch
+                raise gk.errors.InputError("no more")
+
     def first(store):
-        trainer = trainer_of(store)
-        trainer.fit(data, batch_size=8, epochs=2, folder=tmp_path / "run" if store.rank == 0 else None)
+        with pytest.raises(gk.errors.GraphkitError, match="no more"):
+            trainer_of(store).fit(
+                data, batch_size=8, epochs=3, folder=tmp_path / "run", checkpoint_every=3, callbacks=Fails()
+            )
 
     def second(store):
         trainer = trainer_of(store)
         trainer.resume(tmp_path / "run")
+        assert (trainer.updates, trainer.batch) == (6, 2)
         trainer.fit(data, batch_size=8, epochs=3)
         return trainer
 

@@ -325,7 +325,7 @@ class MpiCommunicator:
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
     def _done(self, request: Any, *used: Any) -> None:
-        """The same of a part of what processes do together, which goes on with it."""
+        """`_complete` for a request of a collective: with each that is done, this process goes on."""
         self._complete(request, *used)
         self.went_on()
 

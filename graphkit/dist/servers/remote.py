@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from graphkit import errors
-from graphkit.dist.agreement import updater_facts
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.servers import rows
 from graphkit.dist.servers.post import Post
 from graphkit.dist.servers.server import PACKED, PLAIN, ROWS, ZERO
 from graphkit.dist.servers.sharding import Part, Sharding
-from graphkit.dist.store import HasUpdater, Key, KVStore, Updater, is_one, pairs_of
+from graphkit.dist.store import KVStore, is_one, pairs_of
 from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
 from graphkit.dist.sums.rows import RowSparse, check_within
 from graphkit.dist.sums.rows import row_ids as ids_of
+from graphkit.dist.updaters import HasUpdater, Key, Updater, updater_facts
 from graphkit.dist.wire.packing import pack, pack_named, unpack
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 from graphkit.ir.weights import read_arrays, write_arrays
