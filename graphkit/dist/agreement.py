@@ -15,8 +15,8 @@ from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RanksDiffer
 from graphkit.text import listed
 
-# How many differences a message has.
-_MOST = 5
+# How many differences a message has, and how many characters of a value.
+_MOST, _LONGEST = 5, 120
 # Bytes of the digest that all ranks exchange.
 _DIGEST = 32
 
@@ -55,10 +55,17 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
             ranks.setdefault(each.get(name, "none"), []).append(rank)
         if len(ranks) > 1:
             (value, first), *others = ranks.items()
-            sides = [f"{_ranks(first)} {name} {value}", *(f"{_ranks(found)} {v}" for v, found in others)]
+            sides = [f"{_ranks(first)} {name} {_short(value)}", *(f"{_ranks(found)} {_short(v)}" for v, found in others)]
             said.append(", ".join(sides))
     more = f" and {len(said) - _MOST} more" if len(said) > _MOST else ""
     return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. Give every rank the same settings, and change them on all ranks alike"
+
+
+def _short(value: str) -> str:
+    """A value for a message; of a long one the beginning, and a checksum of all of it."""
+    if len(value) <= _LONGEST:
+        return value
+    return f"{value[:_LONGEST]}... (checksum {zlib.crc32(value.encode()):08x})"
 
 
 def _ranks(found: Sequence[int]) -> str:

@@ -79,6 +79,15 @@ def test_ranks_that_agree_are_named_together(on_ranks):
         assert "ranks 0, 2 have learning rate 0.1, rank 1 has 0.2" in said
 
 
+def test_long_values_are_shortened(on_ranks):
+    def work(store):
+        return caught(store.compare, "a test", {"weights": [*range(500), store.rank]})
+
+    for said in on_ranks(work):
+        assert re.search(r"rank 0 has weights 0, 1, 2.*\.\.\. \(checksum \w{8}\), rank 1 has 0, 1, 2", said)
+        assert len(said) < 500
+
+
 def test_what_may_differ_does(on_ranks):
     """Threads, the seed of steps, recomputation: none of them changes what is computed together."""
 
