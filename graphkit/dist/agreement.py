@@ -55,10 +55,14 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
             ranks.setdefault(each.get(name, "none"), []).append(rank)
         if len(ranks) > 1:
             (value, first), *others = ranks.items()
-            sides = [f"{_ranks(first)} {name} {_short(value)}", *(f"{_ranks(found)} {_short(v)}" for v, found in others)]
+            sides = [
+                f"{_ranks(first)} {name} {_short(value)}",
+                *(f"{_ranks(found)} {_short(v)}" for v, found in others),
+            ]
             said.append(", ".join(sides))
     more = f" and {len(said) - _MOST} more" if len(said) > _MOST else ""
-    return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. Give every rank the same settings, and change them on all ranks alike"
+    advice = "Give every rank the same settings, and change them on all ranks alike"
+    return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. {advice}"
 
 
 def _short(value: str) -> str:
