@@ -302,10 +302,15 @@ class Alone:
     rank, size, steps = 0, 2, 7
 
     def __init__(self, reason: str | None):
-        self.reason, self.told = reason, ""
+        self.reason, self.told, self.said = reason, "", list[str]()
 
     def waiting(self, for_steps: bool) -> Any:
         assert for_steps
+        self.said.append("waiting")
+        return nullcontext()
+
+    def working(self) -> Any:
+        self.said.append("working")
         return nullcontext()
 
     def lost(self) -> str | None:
@@ -350,6 +355,7 @@ def test_who_is_lost_ends_the_wait(
     with pytest.raises(RuntimeFailure) as raised:
         sums.wait(group.done)
     assert str(raised.value) == communicator.told == message
+    assert communicator.said == ["waiting", "working"]  # the card may compute: it is no rank that only waits
     assert group.aborted.is_set()
     assert sums.broken
     start = time.monotonic()
