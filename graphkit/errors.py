@@ -80,6 +80,10 @@ class RuntimeFailure(GraphkitError):
     """Execution failed: a kernel, a device, a rank, the disk."""
 
 
+class RanksDiffer(RuntimeFailure):
+    """The ranks of a job have different settings or states; every rank raises it, and the message names all sides."""
+
+
 class NotFinite(RuntimeFailure):
     """A value that must be finite is NaN or infinite; the message says what made it."""
 

@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.dist.agreement import arrays_facts, compare
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
 from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
 from graphkit.dist.sums.elements import check_summed
+from graphkit.dist.sums.fingerprint import Fingerprint, powers
 from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.sums.slices import Slices
+from graphkit.dist.updaters import HasUpdater, Key, StatefulUpdater, Updater, updater_facts
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
@@ -30,28 +33,9 @@ if TYPE_CHECKING:
 
     from graphkit.dist.sums.joined import Cards
 
-Key: TypeAlias = int | str
-# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
-Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
-
 # Bytes of a bucket where none are measured, and bounds where they are: as many as take so many latencies.
 FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
 _LATENCIES, _TRIALS = 20, 5
-
-
-@runtime_checkable
-class StatefulUpdater(Protocol):
-    """An updater with states of its own, as arrays by name."""
-
-    def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
-    def states(self) -> dict[str, np.ndarray]: ...
-    def restore(self, states: Mapping[str, np.ndarray]) -> None: ...
-
-
-class HasUpdater(Protocol):
-    """What `set_optimizer` takes, as an Optimizer is."""
-
-    def updater(self) -> Updater: ...
 
 
 class KVStore:
@@ -76,6 +60,7 @@ class KVStore:
         self._bucket_bytes = bucket_bytes
         self._sent_bytes = 0
         self._cards: Cards | None = None
+        self.fingerprint = Fingerprint()
 
     @property
     def rank(self) -> int:
@@ -169,7 +154,8 @@ class KVStore:
                 total = self._post(key, given, out, _itself, priority, later=False).wait()
             else:
                 action = self._sum(key, given, out, _itself)
-                total = self._communicator.perform(f"sum {key!r}", [given], action, priority=priority)
+                how = self._operation(given, False)
+                total = self._communicator.perform(f"sum {key!r}", [given], action, priority=priority, operation=how)
             return total if out is None else out
         pairs = self._given(key, value, known=False)
         outs = [None] * len(pairs) if out is None else out
@@ -198,7 +184,7 @@ class KVStore:
         if self._cards is None:
             from graphkit.dist.sums.joined import Cards
 
-            self._cards = Cards(self._communicator)
+            self._cards = Cards(self._communicator, self.fingerprint)
         return Buckets(self, ordered, *self._cards.sums(device, staged))
 
     @property
@@ -207,10 +193,27 @@ class KVStore:
         return self._communicator.messages
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Come to where all processes come, with arrays of the same types; all that was pushed is there then."""
+        """Come to where all processes come, with arrays of the same types; all that was pushed is there then.
+
+        Raises RanksDiffer where their fingerprints differ, which travel with the call.
+        """
         self.wait()
         self._communicator.flush()
-        self._communicator.perform(call, arrays)
+        told = np.array(powers(self.fingerprint.number), np.int64)
+        sums = self._communicator.perform(call, arrays, Sum(told, None, _itself, alone=True))
+        self.fingerprint.check(sums, self.num_workers)
+
+    def compare(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Raise RanksDiffer in all processes unless `facts`, settings by name, are the same in all of them.
+
+        Every process has to call it. what: names the call in errors.
+        """
+        compare(self._communicator, what, facts)
+
+    @property
+    def known_bucket_bytes(self) -> int | None:
+        """Bytes of a bucket as given, or as measured; None before they are measured."""
+        return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:
         """How many bytes of gradients are best summed at once; the same in every process.
@@ -253,7 +256,7 @@ class KVStore:
         with the sum. Nothing is kept; `wait` of the result returns when it is there.
         """
         action = self._sum(key, array, out, _itself if then is None else then, ordered=ordered, alone=True)
-        return self._communicator.post(f"sum of {key}", [array], action)
+        return self._communicator.post(f"sum of {key}", [array], action, operation=self._operation(array, ordered))
 
     def start_scattered_sum(
         self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
@@ -268,7 +271,7 @@ class KVStore:
             array[mine] = self._communicator.reduce_scatter(array, slices.bounds)
             return then(array)
 
-        return self._communicator.post(f"sum of {key}", [array], scatter)
+        return self._communicator.post(f"sum of {key}", [array], scatter, operation="by reduce-scatter")
 
     def start_gather(
         self, key: str, mine: np.ndarray, slices: Slices, then: Callable[[Sequence[np.ndarray]], Any]
@@ -307,7 +310,8 @@ class KVStore:
         def action() -> Any:
             return then(rows(self._communicator))
 
-        return self._communicator.post(call, rows.types, action, priority=priority, later=later)
+        how = "of rows, in the order of ranks" if rows.ordered else "of rows"
+        return self._communicator.post(call, rows.types, action, priority=priority, later=later, operation=how)
 
     def _in_order(self, array: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray], Any]) -> Any:
         first, *others = self._communicator.allgather(array)
@@ -336,11 +340,24 @@ class KVStore:
         self._communicator.steps += 1
 
     def set_updater(self, updater: Updater) -> None:
-        self._updater = updater
+        """Let `updater(key, sum, stored)` change the stored values from now on. Every process calls it.
+
+        What was pushed before is there then. Raises RanksDiffer where processes give different functions, by their
+        module and name.
+        """
+        self._set_updater("set_updater", updater, updater)
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
-        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`."""
-        self._updater = optimizer.updater()
+        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`.
+
+        Every process calls it. Raises RanksDiffer where they give different optimizers.
+        """
+        self._set_updater("set_optimizer", optimizer, optimizer.updater())
+
+    def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
+        self.wait()
+        self.compare(call, updater_facts(given))
+        self._updater = updater
 
     def save_optimizer_states(self, path: str | Path) -> None:
         """Write slots and counts of updates to a safetensors file, whole or not at all.
@@ -350,8 +367,14 @@ class KVStore:
         write_arrays(Path(path), self._stateful().states())
 
     def load_optimizer_states(self, path: str | Path) -> None:
-        """Take over such a file. Raises InvalidModel for one that is damaged, or another optimizer's."""
-        self._stateful().restore(read_arrays(Path(path)))
+        """Take over such a file. Every process calls it.
+
+        Raises InvalidModel for a file that is damaged, or another optimizer's, and RanksDiffer where processes read
+        different ones.
+        """
+        updater, found = self._stateful(), read_arrays(Path(path))
+        self.compare("load_optimizer_states", arrays_facts(found))
+        updater.restore(found)
 
     def _stateful(self) -> StatefulUpdater:
         updater = self._updater
@@ -423,7 +446,13 @@ class KVStore:
         if isinstance(array, RowSparse):
             return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
         action = self._sum(key, array, out, then, later=later)
-        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later)
+        how = self._operation(array, False)
+        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later, operation=how)
+
+    def _operation(self, array: np.ndarray, ordered: bool) -> str:
+        """What a sum does, for ranks to agree upon; "" for an all-reduce."""
+        fewer = "in fewer bytes" if self._compressed is not None and array.dtype == np.float32 else ""
+        return ", ".join(filter(None, (fewer, "in the order of ranks" if ordered else "")))
 
     def _sum(
         self,
@@ -451,7 +480,8 @@ class KVStore:
     def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
         stored = self._values[key]
         if self._updater is not None:
-            self._updater(key, summed, stored)
+            with self.working():
+                self._updater(key, summed, stored)
         else:
             self._values[key] = summed.dense(len(stored)) if isinstance(summed, RowSparse) else summed
 

@@ -64,9 +64,20 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = Replaced() if skips else None
         self._background = BackgroundWork(0)
+        self._compare()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
         self.calls = Calls(self.trainer, [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks)
         self.trainer.stop_reason = None
+
+    def _compare(self) -> None:
+        """Raise RanksDiffer on all ranks unless all take the same batches and epochs."""
+        trainer, position = self.trainer, self.trainer.position
+        if trainer.kvstore is not None:
+            facts = {
+                "seed": trainer.seed, "batch_size": self.batch_size, "epochs": position.until - position.start,
+                "epoch": position.epoch, "batch": position.batch,
+            }  # fmt: skip
+            trainer.kvstore.compare("fit", facts)
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""

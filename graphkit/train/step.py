@@ -211,6 +211,8 @@ def split_step(
         known, total = shares.mean_loss(graph.outputs[0], weight)
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
+    if token is None and buckets is not None:
+        token = shares.zero_after(total)
     wanted = [t.value for t in trained]
     added, token = _added(graph.outputs[0], wanted, sums, weight, token, rule.scale, shared=buckets is not None)
     updates = [*guarded_updates(graph, token), *added]
@@ -345,7 +347,7 @@ def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule, alone: bool = 
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
     (total,) = absent.after_sums([total], total)
-    token = None if rule.on_nonfinite == "ignore" else F.after(loss, total)
+    token = shares.zero_after(total) if rule.on_nonfinite == "ignore" else F.after(loss, total)
     statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
     return Graph(
         [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
@@ -384,6 +386,8 @@ def _shared_updates(
         return _sharded_updates(trained, rule, parts, loss, total, buckets)
     means, done = shares.means(parts, total, buckets)
     token = token_of(loss, means, rule)
+    if token is None and loss is not None:
+        token = shares.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.after(token, sums)
@@ -410,6 +414,8 @@ def _sharded_updates(
             token = zero if loss is None else F.add(cast_like(loss, zero), zero)
         if rule.clip_norm is not None:
             gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)
+    if token is None and loss is not None:
+        token = shares.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.after(token, sums)

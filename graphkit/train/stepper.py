@@ -93,6 +93,7 @@ class Stepper:
             self.collectives = kvstore.collectives(
                 ordered, options["device"], _staged(graph, trained, kvstore, ordered)
             )
+            self.collectives.stamped = shares.LOSS
             self._options["collectives"] = self.collectives
         self.programs = self._made(graph, trained, rule)
         if swap_memory:
@@ -370,10 +371,7 @@ class Stepper:
 
     def _draw(self) -> None:
         """The generator goes on as in processes with samples, so that all stand where a checkpoint says."""
-        executor = self.executors[0]
-        if executor.is_random:
-            seed, step = executor.rng
-            executor.rng = seed, step + 1
+        self.executors[0].advance()
 
     def _nothing_to_add(self) -> dict[str, Any]:
         """Take part in the sums of losses and statistics alone; raises NotFinite as those with samples do."""

@@ -33,6 +33,7 @@ from graphkit.text import short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
+from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.average import EMA, Averages
 from graphkit.train.average import ema as moving_average
@@ -220,6 +221,16 @@ class Trainer:
             "device": devices.chosen(device, graph, kvstore),
             "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,
         }  # fmt: skip
+        compare_setup(
+            kvstore, rule, trained, net.params,
+            {
+                "loss": losses.described(loss), "loss_weights": loss_weights, "accumulate": accumulate,
+                "precision": precision, "deterministic": deterministic, "shard_optimizer": shard_optimizer,
+                "sync_batch_norm": sync_batch_norm, "straight_through": straight_through, **alphas,
+                "groups": groups, "micro_batches": micro_batches, "batch_axes": batch_axes, "carry": carry,
+                "seed": self.seed if groups else None,
+            },
+        )  # fmt: skip
         self._chosen = f"device {options['device']}, {config.num_threads(threads)} threads, precision {precision}"
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
@@ -237,9 +248,10 @@ class Trainer:
         else:
             self._stepper = stepper_for(kvstore)(
                 graph, trained, rule, net.params,
-                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory, options=options,
-                shard=shard_optimizer,
+                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory,
+                options={**options, "rng_stride": self._place[1]}, shard=shard_optimizer,
             )  # fmt: skip
+            self._draw_from((self.seed, 0))
             self._inference = Executor(self._inference_graph, net.params, **options)
         self._evaluation = Evaluation(options)
         self.trained = self._stepper.trained
@@ -252,6 +264,7 @@ class Trainer:
                 net.params[name] = array
             self._averages.start()
         self._stepper.spread()
+        self._agreement = agreement_of(kvstore, net.params, placed=self._pipeline is not None)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -385,13 +398,22 @@ class Trainer:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "inputs")
-        with self._working():
+        rate = self.learning_rate
+        with self._working(), self._agreement.of_step(rate, self._stepper):
             if self._mixing is None:
                 feeds |= compared
             else:
-                at = (self._stepper.updates, self._stepper.waiting, self._stepper.skipped)
-                feeds = self._mixing.mixed(feeds, compared, size, (self.seed, *at, self.rank))
-            return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
+                rank, ranks = self._place
+                batch = self._stepper.waiting * ranks + rank  # of the update
+                key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
+                feeds = self._mixing.mixed(feeds, compared, size, key)
+            return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
+
+    def _draw_from(self, rng: tuple[int, int]) -> None:
+        """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
+        in its next step. So ranks draw what one process draws that takes their batches one after the other."""
+        seed, step = rng
+        self.executor.rng = seed, step + self._place[0]
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).

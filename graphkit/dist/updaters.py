@@ -1,0 +1,51 @@
+"""What changes the stored values of a KVStore by what is pushed, and what ranks compare of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+Key: TypeAlias = int | str
+# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
+Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
+
+
+@runtime_checkable
+class StatefulUpdater(Protocol):
+    """An updater with states of its own, as arrays by name."""
+
+    def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
+    def states(self) -> dict[str, np.ndarray]: ...
+    def restore(self, states: Mapping[str, np.ndarray]) -> None: ...
+
+
+class HasUpdater(Protocol):
+    """What `set_optimizer` takes, as an Optimizer is."""
+
+    def updater(self) -> Updater: ...
+
+
+def updater_facts(updater: Any) -> dict[str, Any]:
+    """What ranks compare of an updater or an optimizer of a store."""
+    optimizer = getattr(updater, "optimizer", updater)
+    if not hasattr(optimizer, "describe"):
+        return {"updater": _name(updater)}
+    facts = optimizer_facts(optimizer)
+    average = getattr(updater, "ema", None)
+    facts["ema"] = None if average is None else average.describe()
+    facts["rates"], facts["decays"] = getattr(updater, "rates", None), getattr(updater, "decays", None)
+    return facts
+
+
+def optimizer_facts(optimizer: Any) -> dict[str, Any]:
+    """The kind of an optimizer and each of its numbers, by name."""
+    described = dict(optimizer.describe())
+    return {"optimizer": described.pop("type"), "learning rate": described.pop("lr"), **described}
+
+
+def _name(updater: Any) -> str:
+    """Module and name of a function, or of the class of an object."""
+    named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
+    return f"{named.__module__}.{named.__qualname__}"
