@@ -68,7 +68,8 @@ class Trainer:
     the Beta distribution by which samples of a batch, and their losses, are mixed (see `train.mixing`). optimizer:
     `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient norm. accumulate: gradients of that many
     batches are averaged per update. kvstore: a KVStore whose processes share each update, every one with its part of
-    the batch. seed: of dropout, of mixing and of the data order.
+    the batch; RanksDiffer is raised in all of them unless they make the same Trainer. seed: of dropout, of mixing and
+    of the data order.
 
     Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
     BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
@@ -384,7 +385,8 @@ class Trainer:
 
         With `accumulate` the update happens at every so-many-th call; with a kvstore in every process together,
         and the loss is the mean over all of them. Raises NotFinite, at once and not when the loss is read, as
-        `on_nonfinite` says; the loss of a step that was skipped is NaN.
+        `on_nonfinite` says; the loss of a step that was skipped is NaN. Raises RanksDiffer in all processes, and
+        changes nothing, where their learning rates, counts of updates or assigned parameters differ.
         """
         with self._interrupts:
             self._stepper.read(False)
