@@ -227,7 +227,8 @@ class Trainer:
             {
                 "loss": losses.described(loss), "loss_weights": loss_weights, "accumulate": accumulate,
                 "precision": precision, "deterministic": deterministic, "shard_optimizer": shard_optimizer,
-                "batch_norm": batch_norm, "sync_batch_norm": sync_batch_norm, "straight_through": straight_through, **alphas,
+                "batch_norm": batch_norm, "sync_batch_norm": sync_batch_norm, "straight_through": straight_through,
+                **alphas,
                 "groups": groups, "micro_batches": micro_batches, "batch_axes": batch_axes, "carry": carry,
                 "seed": self.seed if groups else None,
             },
