@@ -12,6 +12,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.ops import F
+from graphkit.train.position import Position
 
 CLASS_WEIGHTS = [1.0, 2.0, 3.0, 40.0]
 RNG = np.random.default_rng(0)
@@ -168,14 +169,42 @@ def test_mixed_targets_weigh_by_their_shares(class_weights: list[float] | None) 
     x = gk.input("x", ["N", 3])
     net = gk.Model({"y": gk.mat_mul(x, gk.parameter("w", [3, 4]))}, name="net")
     net.params["w"] = WEIGHTS
-    graph = gk.losses.attach(net.graph, loss, mixed=True)
-    second = CLASSES[::-1].copy()
+    graph = gk.losses.attach(net.graph, loss, mixed=True, weighted=True)
+    second = (CLASSES + 1) % 4
     feeds = {"x": INPUTS, "target": CLASSES, "target_second": second, "mix": np.float32(0.3)}
-    found = gk.Model.from_graph(graph, net.params.entries()).compile(threads=1).run(feeds)["loss"]
+    results = gk.Model.from_graph(graph, net.params.entries()).compile(threads=1).run(feeds)
     factors = np.ones(4) if class_weights is None else np.array(class_weights)
     both = np.concatenate([0.3 * factors[CLASSES], 0.7 * factors[second]])
     right, _ = cross_entropy(np.concatenate([INPUTS, INPUTS]), np.concatenate([CLASSES, second]), both)
-    np.testing.assert_allclose(found, right, rtol=1e-5)
+    np.testing.assert_allclose(results["loss"], right, rtol=1e-5)
+    if class_weights is None:
+        assert "batch_weight" not in results
+    else:
+        np.testing.assert_allclose(results["batch_weight"], both.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_no_gradient_flows_through_a_weight(accumulate: int) -> None:
+    """The sum of y * target over that of |y|: the gradient is that of the sum alone."""
+    net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", 3]), gk.parameter("w", [3, 4]))}, name="net")
+    net.params["w"] = WEIGHTS.copy()
+    targets = RNG.standard_normal((24, 4)).astype(np.float32)
+
+    def loss(y: gk.Value, target: gk.Value) -> tuple[gk.Value, gk.Value]:
+        return gk.reduce_sum(y * target, keepdims=False), gk.reduce_sum(gk.abs(y), keepdims=False)
+
+    types = {"target": gk.TensorType("float32", ["N", 4])}
+    trainer = gk.Trainer(net, loss, gk.optim.SGD(1.0), targets=types, accumulate=accumulate, threads=1)
+    for rows in np.split(np.arange(24), accumulate):
+        trainer.step(INPUTS[rows], targets[rows])
+    expected = INPUTS.T @ targets / np.abs(INPUTS @ WEIGHTS).sum()
+    np.testing.assert_allclose(WEIGHTS - np.array(trainer.net.params["w"]), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_checkpoints_without_weights_count_samples() -> None:
+    described = {"loss_sum": 6.0, "seen": 12}
+    assert Position.read(described, {}).loss_weight == 12.0
+    assert Position.read({**described, "loss_weight": 3.0}, {}).loss_weight == 3.0
 
 
 def test_weights_of_half_floats_do_not_overflow() -> None:
@@ -214,7 +243,11 @@ def test_losses_over_different_numbers_are_named() -> None:
     y = gk.nn.linear(x, 4)
     net = gk.Model({"tags": y, "score": gk.reduce_mean(y, np.array([1, 2]), keepdims=False)}, seed=0)
     with pytest.warns(UserWarning, match="losses of outputs 'tags' and 'score' are means over different numbers"):
-        gk.Trainer(net, {"tags": "softmax_cross_entropy", "score": "mse"}, threads=1)
+        trainer = gk.Trainer(net, {"tags": "softmax_cross_entropy", "score": "mse"}, threads=1)
+    assert "batch_weight" not in trainer.graph.output_names
+    alike = gk.Model({"tags": y, "values": y * 1.0}, seed=0)
+    trainer = gk.Trainer(alike, {"tags": "softmax_cross_entropy", "values": "softmax_cross_entropy"}, threads=1)
+    assert "batch_weight" in trainer.graph.output_names
 
 
 def test_a_function_returns_a_scalar_or_a_pair() -> None:

@@ -64,19 +64,15 @@ class _Mirror:
         Of a node of the backward part, `earliest` is the first segment whose copies it depends on, and `latest` the
         place of the last forward node, in or behind a segment, that it depends on by the backward part. Gradients come
         back from the last segment to the first: one with a later `earliest` than a segment cannot depend on that
-        segment's copies, and one with a `latest` behind the segment has come back to it. Values that depend on a guard
-        may wait for all gradients, and cannot be tokens.
+        segment's copies, and one with a `latest` behind the segment has come back to it.
         """
         earliest: dict[Node, float] = {}
         latest: dict[Node, int] = {}
-        after_guards: set[Node] = set()
         reached = self._behind_segments()
         for node in self._backward:
             # What a guard lets through is no gradient, although it waits for the loss.
             guards = isinstance(node.op, FiniteGuard)
             before = [v.node for v in node.operands[: 1 if guards else None] if v.node in earliest]
-            if guards or any(v.node in after_guards for v in node.operands):
-                after_guards.add(node)
             first = min((earliest[n] for n in before), default=math.inf)
             last = max((latest[n] for n in before), default=-1)
             for value in elements_read(node):
@@ -93,9 +89,7 @@ class _Mirror:
             segment = int(earliest[node])
             part = self._parts[segment]
             for value in node.operands:
-                if value.node not in latest or value.node in after_guards:
-                    continue
-                if earliest[value.node] <= segment or latest[value.node] <= part.end:
+                if value.node not in latest or earliest[value.node] <= segment or latest[value.node] <= part.end:
                     continue
                 rank = (latest[value.node], self._place[value.node])
                 if rank > best[segment]:
