@@ -101,8 +101,8 @@ class DistributedStepper(PlacedStepper):
                 self.skipped += 1
                 return _NO_LOSS, {}
         self.updates += 1
-        samples = self.pipe.samples(arrays, size)
-        return results[self._loss], {**results, TOTAL_WEIGHT: self._weigher.weight(arrays, samples)}
+        weight = self._weigher.weight(arrays)
+        return results[self._loss], results if weight is None else {**results, TOTAL_WEIGHT: weight}
 
     def _run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The step; what it sends has been taken when it ends, also where it ends with NotFinite, which all find."""

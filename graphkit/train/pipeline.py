@@ -99,7 +99,8 @@ class PipelineStepper(PlacedStepper):
         statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
         before = {name: self.store[name] for name in statistics}
         sizes = [part.stop - part.start for part in parts]
-        weights = [self._weigher.weight(batch, size) for batch, size in zip(batches, sizes, strict=True)]
+        found = map(self._weigher.weight, batches)
+        weights = [float(size) if weight is None else weight for weight, size in zip(found, sizes, strict=True)]
         with self._failing_together():
             losses, outputs = self._run(batches, weights)
             try:

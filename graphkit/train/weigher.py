@@ -38,8 +38,8 @@ class Weigher:
             Graph(inputs, [weight], (), "weight", output_names=[BATCH_WEIGHT]), ParamStore({}), threads=1
         )
 
-    def weight(self, feeds: Mapping[str, Any], samples: int) -> float:
-        """Of a batch or micro-batch with these inputs and targets, of so many samples."""
+    def weight(self, feeds: Mapping[str, Any]) -> float | None:
+        """The weight of a batch or micro-batch with these inputs and targets; None: its number of samples."""
         if self._executor is None:
-            return float(samples)
+            return None
         return float(self._executor.run({name: feeds[name] for name in self._inputs})[BATCH_WEIGHT])
