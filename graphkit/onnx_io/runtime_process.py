@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
@@ -27,6 +26,8 @@ from graphkit.onnx_io.external_data import raw_bytes
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from graphkit.onnx_io.runtime_process import main; main(int(sys.argv[1]))"
 )
+# Larger models go through a file: on the way through a socket each has several copies in memory.
+_SENT = 1 << 26
 # Seconds in which a process ends that has no more requests to wait for.
 _GRACE = 2.0
 
@@ -130,9 +131,10 @@ def running(
     """Around other work, while another process runs the model in ONNX Runtime. The arguments are OnnxRuntimeModel's."""
     with contextlib.ExitStack() as stack:
         source: str | bytes
-        if isinstance(model, ModelProto) and raw_bytes(model) > EXTERNAL_ABOVE:
-            source = str(stack.enter_context(scratch_folder()) / "model.onnx")
-            save(model, Path(source), external=True)
+        if isinstance(model, ModelProto) and (size := raw_bytes(model)) > _SENT:
+            path = stack.enter_context(scratch_folder()) / "model.onnx"
+            save(model, path, external=size > EXTERNAL_ABOVE)
+            source = str(path)
         elif isinstance(model, ModelProto):
             source = model.SerializeToString()
         else:

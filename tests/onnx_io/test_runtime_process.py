@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,20 @@ def test_results_are_those_of_onnx_runtime(tmp_path: Path) -> None:
     for model in (doubled().to_onnx(), doubled().to_onnx().SerializeToString(), tmp_path / "net.onnx"):
         with running(model, {"x": X}) as pending:
             np.testing.assert_array_equal(pending.results()["y"], 2 * X)
+
+
+def test_large_models_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_process, "_SENT", 0)
+    sent = []
+    ask = runtime_process._Process.ask
+    monkeypatch.setattr(
+        runtime_process._Process, "ask", lambda self, request: (sent.append(request), ask(self, request))
+    )
+    net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", 3]), gk.parameter("w", [3, 2], "ones"))}, name="net")
+    with running(net.to_onnx(), {"x": X}) as pending:
+        np.testing.assert_array_equal(pending.results()["y"], X @ np.ones((3, 2)))
+        assert Path(sent[0][0]).exists()
+    assert not Path(sent[0][0]).exists()
 
 
 def test_one_process_answers_one_request_after_the_other() -> None:
