@@ -53,6 +53,10 @@ class _Process:
                 raise RuntimeFailure(f"a process for ONNX Runtime cannot be started: {error}") from None
         self._connection = Connection(mine.detach())
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def ask(self, request: Any) -> None:
         try:
             self._connection.send_bytes(pickle.dumps(request, protocol=5))
@@ -93,8 +97,18 @@ _idle: list[_Process] = []
 
 def prepare() -> None:
     """Start a process for a request to come, so that it is ready when the model and its inputs are."""
-    if not any(process.owner == os.getpid() for process in _idle):
-        _idle.append(_Process())
+    _idle.append(_taken())
+
+
+def _taken() -> _Process:
+    """A process that waits for a request, or a new one."""
+    for process in list(_idle):
+        if process.owner == os.getpid():
+            _idle.remove(process)
+            if process.is_alive:
+                return process
+            process.close(at_once=True)
+    return _Process()
 
 
 def _close_all() -> None:
@@ -139,10 +153,7 @@ def running(
             source = model.SerializeToString()
         else:
             source = model if isinstance(model, bytes) else os.path.abspath(os.fspath(model))
-        own = [process for process in _idle if process.owner == os.getpid()]
-        process = own[-1] if own else _Process()
-        if own:
-            _idle.remove(process)
+        process = _taken()
         pending = Pending(process)
         try:
             process.ask((source, dict(feeds), threads))

@@ -43,11 +43,14 @@ def test_results_are_those_of_onnx_runtime(tmp_path: Path) -> None:
 
 def test_large_models_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_process, "_SENT", 0)
-    sent = []
+    sent: list[Any] = []
     ask = runtime_process._Process.ask
-    monkeypatch.setattr(
-        runtime_process._Process, "ask", lambda self, request: (sent.append(request), ask(self, request))
-    )
+
+    def noted(process: Any, request: Any) -> None:
+        sent.append(request)
+        ask(process, request)
+
+    monkeypatch.setattr(runtime_process._Process, "ask", noted)
     net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", 3]), gk.parameter("w", [3, 2], "ones"))}, name="net")
     with running(net.to_onnx(), {"x": X}) as pending:
         np.testing.assert_array_equal(pending.results()["y"], X @ np.ones((3, 2)))
@@ -88,12 +91,24 @@ def test_what_is_left_unread_is_not_the_next_answer() -> None:
 
 
 def test_its_end_is_an_error_with_the_name_of_the_signal() -> None:
+    runtime_process.prepare()
+    pid = runtime_process._idle[-1]._process.pid
+    os.kill(pid, signal.SIGSTOP)  # it cannot answer before it ends
     with running(doubled().to_onnx(), {"x": X}) as one:
-        os.kill(one._process._process.pid, signal.SIGKILL)
-        one._process._process.wait()
+        os.kill(pid, signal.SIGKILL)
         with pytest.raises(ReferenceEnded, match="has ended by SIGKILL"):
             one.results()
     with running(doubled().to_onnx(), {"x": X}) as one:
+        assert one.results()["y"].shape == (2, 3)
+
+
+def test_a_process_that_has_ended_is_not_asked() -> None:
+    runtime_process.prepare()
+    process = runtime_process._idle[-1]._process
+    process.kill()
+    process.wait()
+    with running(doubled().to_onnx(), {"x": X}) as one:
+        assert one._process._process.pid != process.pid
         assert one.results()["y"].shape == (2, 3)
 
 
