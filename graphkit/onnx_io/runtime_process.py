@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -93,6 +94,7 @@ class _Process:
 
 # Processes that wait for a request.
 _idle: list[_Process] = []
+_choosing = threading.Lock()
 
 
 def prepare() -> None:
@@ -102,13 +104,14 @@ def prepare() -> None:
 
 def _taken() -> _Process:
     """A process that waits for a request, or a new one."""
-    for process in list(_idle):
-        if process.owner == os.getpid():
+    with _choosing:
+        own = [process for process in _idle if process.owner == os.getpid()]
+        alive = next((process for process in own if process.is_alive), None)
+        for process in own if alive is None else (alive,):
             _idle.remove(process)
-            if process.is_alive:
-                return process
-            process.close(at_once=True)
-    return _Process()
+    for process in own if alive is None else ():
+        process.close(at_once=True)
+    return alive or _Process()
 
 
 def _close_all() -> None:
