@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import math
+import numbers
 import os
 import socket
 import sys
@@ -36,9 +37,9 @@ def checked_timeout(seconds: float | None) -> float:
     """
     if seconds is None:
         return config.RANK_TIMEOUT.get()
-    if not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds > 0:
         raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
-    return seconds
+    return float(seconds)
 
 
 def check_company(size: int) -> None:
