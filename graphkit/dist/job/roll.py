@@ -163,6 +163,7 @@ def join() -> None:
         _pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ENXIO:
+            _remove(path)
             raise RuntimeFailure("the command that has started this job is gone; this process ends") from None
         raise RuntimeFailure(
             f"{config.JOB_PIPE.name}={path}: this pipe of the command that has started the job cannot be opened "
@@ -185,13 +186,19 @@ def _end_with_command(pipe: int, path: str) -> NoReturn:
     events = select.poll()
     events.register(pipe, 0)  # what remains is the error that there is no reader
     events.poll()
+    _remove(path)
     with contextlib.suppress(OSError):
         os.write(
             2,
             f"graphkit: process {os.getpid()} on {socket.gethostname()}: the command that has started this job is "
             "gone; this ends the job\n".encode(),
         )
+    os._exit(RuntimeFailure.exit_code)
+
+
+def _remove(path: str) -> None:
+    """Remove the pipe and its folder, which the command can do no more."""
     with contextlib.suppress(OSError):  # another rank may have been earlier
         os.unlink(path)
+    with contextlib.suppress(OSError):
         os.rmdir(Path(path).parent)
-    os._exit(RuntimeFailure.exit_code)
