@@ -139,6 +139,7 @@ class Job(NamedTuple):
     def store(self) -> KVStore:
         """The store of this process, which is one of the job's."""
         from graphkit.dist import kvstore
+        from graphkit.dist.job.start import check_alone
 
         size = None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1e6))
         store = kvstore.create(
@@ -146,6 +147,8 @@ class Job(NamedTuple):
             staleness=self.staleness, period=self.elastic_period, strength=self.elastic_strength,
             replicate=self.replicate_servers,
         )  # fmt: skip
+        if store.type == "local":
+            check_alone()
         if self.processes > 1:
             launch.check_size(self.processes, store.num_workers)
         if self.compression is not None:
