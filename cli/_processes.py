@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,9 +97,9 @@ class Job(NamedTuple):
     bucket_mb: float | None
 
     @classmethod
-    def taken(cls, options: dict[str, Any]) -> Job:
-        """Made of options, which are taken out; raises UsageError for those that do not go together."""
-        job = cls(**{name: options.pop(name) for name in cls._fields})
+    def of(cls, options: Mapping[str, Any]) -> Job:
+        """Made of the options of a command; raises UsageError for those that do not go together."""
+        job = cls(**{name: options[name] for name in cls._fields})
         if job.processes > 1 and job.kvstore == "local":
             raise UsageError(
                 "--processes needs --kvstore dist_sync, or one with servers: with a local store every process would "

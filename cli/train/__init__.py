@@ -21,6 +21,7 @@ from graphkit.cli.train.options import (
     parallel_options,
     run_options,
 )
+from graphkit.cli.train.resume import job_of_run
 from graphkit.errors import UsageError
 from graphkit.train import defaults
 
@@ -72,6 +73,8 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     graphkit train config.toml --lr 0.02 -o run/
     graphkit train run/config.toml -o again/
     """
+    from graphkit.train.checkpoint import notes_of
+
     network = config_file.network_of(context, model)
     if print_config:
         seed = config.SEED.get() if options["seed"] is None else options["seed"]
@@ -79,9 +82,12 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         values = {**context.params, "seed": seed, "epochs": epochs}
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0
-    job, resume = Job.taken(options), options["resume"]
+    resume = options["resume"]
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
+    if resume and not options["find_lr"]:
+        options |= job_of_run(context, options, notes_of(folder))
+    job = Job.of(options)
     given = folder is not None or options["find_lr"]
     if not given:
         folder = str(_dated(network.name or model))

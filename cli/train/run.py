@@ -56,7 +56,7 @@ def train(
                 if not (resume or o["overwrite"]):
                     run.check()
             if resume:
-                o = taken_over(context, o, before, log if writes else None)
+                o = taken_over(context, o, before, store.num_workers, log if writes else None)
         callbacks = objective.callbacks(o)
         with store.working():
             trainer, parts = _made(source, store, o)
@@ -71,7 +71,7 @@ def train(
         classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
         if resume:
             check_classes(before.get("classes"), classes)
-        trainer.notes = {**kept(o, trainer.seed), "classes": classes}
+        trainer.notes = {**kept(o, trainer.seed, store.num_workers), "classes": classes}
         if run is not None and writes:
             run.claim(trainer.run, overwrite=o["overwrite"])
             if not over:

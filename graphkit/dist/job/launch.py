@@ -63,6 +63,11 @@ def is_started() -> bool:
     return config.JOB_SIZE.get() is not None or launched_by_mpi()
 
 
+def has_given_size() -> bool:
+    """Whether an MPI launcher decides how many processes there are, and not `run_processes`."""
+    return config.JOB_SIZE.get() is None and launched_by_mpi()
+
+
 def check_size(wanted: int, size: int) -> None:
     """Raise UsageError where MPI says that a job has other than the `wanted` number of processes."""
     if size == wanted:
