@@ -52,7 +52,8 @@ _OPTIONS = (
     ),
     click.option(
         "--rank-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help="End the job when a process gives no sign, or has not started MPI, for so long. Default: 60.",
+        help="End the job when a process gives no sign, does not go on while others wait (in a callback, for example), "
+        "or has not started MPI, for so long. Default: 60.",
     ),
     click.option(
         "--max-restarts", type=click.IntRange(0), default=0, show_default=True,

@@ -355,6 +355,10 @@ class KVStore:
         """What takes long, and other processes may wait for, goes on meanwhile: this process has not stalled."""
         return self._communicator.working()
 
+    def running(self, code: str) -> AbstractContextManager[None]:
+        """Code of the user's runs meanwhile, named by `code`; if it does not return while others wait, they name it."""
+        return self._communicator.running(code)
+
     def begin_step(self) -> None:
         """Count a step, by which errors say where a process is."""
         self._communicator.steps += 1

@@ -150,7 +150,7 @@ class Fit:
                 self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
             self._save()
         if self.on_epoch is not None:
-            with trainer._working():
+            with trainer._running("on_epoch"):
                 self.on_epoch(position.epoch, record)
         return record
 

@@ -297,6 +297,9 @@ class MpiCommunicator:
     def working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._watch is None else self._watch.working()
 
+    def running(self, code: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.running(code, self.steps)
+
     def doing(self, call: bytes) -> None:
         if self._watch is not None:
             self._watch.doing(call, self.steps)
