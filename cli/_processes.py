@@ -17,9 +17,6 @@ from graphkit.errors import UsageError
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
 
-# Where a click.Context's `meta` has the command line.
-ARGUMENTS = "graphkit.arguments"
-
 _OPTIONS = (
     click.option(
         "--processes", type=click.IntRange(1), default=1, show_default=True,
@@ -142,14 +139,14 @@ class Job(NamedTuple):
         from graphkit.dist import kvstore
         from graphkit.dist.job.start import check_alone
 
+        if self.kvstore in ("local", "device"):
+            check_alone()
         size = None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1e6))
         store = kvstore.create(
             self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size, servers=self.servers,
             staleness=self.staleness, period=self.elastic_period, strength=self.elastic_strength,
             replicate=self.replicate_servers,
         )  # fmt: skip
-        if store.type == "local":
-            check_alone()
         if self.processes > 1:
             launch.check_size(self.processes, store.num_workers)
         if self.compression is not None:

@@ -10,8 +10,9 @@ import click
 
 from graphkit import config
 from graphkit.cli._limits import limit_options
+from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import data_option, device_options, external_root_option, json_option, memory_options
-from graphkit.cli._processes import ARGUMENTS, Job, process_options
+from graphkit.cli._processes import Job, process_options
 from graphkit.cli.train import config_file, stopping
 from graphkit.cli.train.options import (
     data_options,
@@ -73,7 +74,7 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     graphkit train config.toml --lr 0.02 -o run/
     graphkit train run/config.toml -o again/
     """
-    from graphkit.train.checkpoint import notes_of
+    from graphkit.train import checkpoint
 
     network = config_file.network_of(context, model)
     if print_config:
@@ -86,7 +87,12 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
     if resume and not options["find_lr"]:
-        options |= job_of_run(context, options, notes_of(folder))
+        if folder is not None and not checkpoint.exists(folder):
+            raise UsageError(
+                f"{folder} holds no checkpoint ({checkpoint.MANIFEST} is missing), which --resume goes on from: begin "
+                "the run without --resume"
+            )
+        options |= job_of_run(context, options, checkpoint.notes_of(folder))
     job = Job.of(options)
     given = folder is not None or options["find_lr"]
     if not given:
@@ -101,7 +107,8 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     path = None if folder is None else Path(folder)
-    with stopping.told(model, path):
+    replaces = path is not None and options["overwrite"] and checkpoint.exists(path)
+    with stopping.told(model, path, replaces):
         from graphkit.cli.train import run
 
         if options["find_lr"]:

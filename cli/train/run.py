@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphkit import config
+from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import device_of, key_values, source_options
-from graphkit.cli._output import log
-from graphkit.cli._processes import ARGUMENTS
+from graphkit.cli._output import is_terminal, log
 from graphkit.cli.train import config_file, data, objective, record, telling
 from graphkit.cli.train.config_file import Network
 from graphkit.cli.train.network import network
@@ -150,7 +150,7 @@ def _fit(
 
         callbacks.append(TensorBoard(samples=parts.test))
     tell = telling.lines(store, o["as_json"]) if store.rank == 0 else None
-    if store.rank == 0 and telling.is_live() and not o["as_json"]:
+    if store.rank == 0 and is_terminal() and not o["as_json"]:
         table = telling.Table()
         callbacks.append(table)
         tell = table.tell

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from graphkit.dist.job import roll, survival
 from graphkit.dist.job.mpi import MpiCommunicator, started
-from graphkit.dist.job.start import LEAST, checked_timeout, deadline
+from graphkit.dist.job.start import LEAST, checked_timeout, deadline, told_rank
 from graphkit.dist.rounds.announcement import ENDED
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 
@@ -59,6 +59,8 @@ def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
     if replicated:
         survival.prepare(servers)
     roll.join()
+    if (rank := told_rank()) is not None:
+        roll.say(roll.BEGUN, rank)
     with deadline(max(timeout, LEAST), place):
         _followed = communicator = MpiCommunicator(servers, replicated)
     roll.say(roll.BEGUN, communicator.place)
@@ -148,10 +150,11 @@ def abort_on_error() -> Iterator[None]:
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
     roll.say(roll.FAILED, communicator.place)
-    print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
+        print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
         if communicator.disagreement is not None:
             communicator.meet(GRACE)
     finally:

@@ -90,7 +90,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
     environment[config.JOB_SIZE.name] = str(processes)
-    if not sys.stdout.isatty():  # Open MPI gives its processes a terminal of their own
+    if sys.stdout is None or not sys.stdout.isatty():  # Open MPI gives its processes a terminal of their own
         environment["TERM"] = "dumb"
     further = _MORE_THAN_CORES | _ON_THIS_MACHINE | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():
@@ -104,7 +104,10 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     with Roll(processes) as roll, _forwarding() as signals:
         environment[config.JOB_PIPE.name] = roll.path
         # A group in the background must not read from the terminal.
-        job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+        # A standard stream that is closed must not become the number of another file in the launcher.
+        out, err = (None if stream is not None else subprocess.DEVNULL for stream in (sys.stdout, sys.stderr))
+        nothing = subprocess.DEVNULL
+        job = subprocess.Popen(command, env=environment, stdin=nothing, stdout=out, stderr=err, process_group=0)
         signals.go_to(job)
         status = roll.wait(job, _PAUSE)
     sent = signals.sent

@@ -138,11 +138,14 @@ class Roll:
                     self._take(*line.decode().split("\t"))
 
     def _take(self, word: str, rank: str, process: str, host: str) -> None:
+        place = Place(int(rank), int(process), host)
         if word == BEGUN:
-            self._begun[int(rank)] = Place(int(rank), int(process), host)
-            self._follow(int(process), int(rank))
+            # Said before MPI has started by the launcher's word, and by MPI's after that.
+            if self._begun.get(place.rank) != place:
+                self._begun[place.rank] = place
+                self._follow(place.process, place.rank)
         else:
-            self._said[int(rank)] = word
+            self._said[place.rank] = word
 
 
 # The pipe of this process, where it is a rank that such a command has started.

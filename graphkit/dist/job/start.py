@@ -80,6 +80,11 @@ def check_tasks(processes: int) -> None:
         )
 
 
+def told_rank() -> int | None:
+    """This process's rank by the launcher's word, before MPI has started; None where it does not say so."""
+    return _told(_RANKS)
+
+
 def check_alone() -> None:
     """Raise UsageError where torchrun has started this program several times and each would train by itself.
 
