@@ -85,8 +85,8 @@ def cli(whole: bool) -> None:
     """Define or import a network, differentiate, run and train it, and prove what it exports.
 
     Results go to stdout, everything else to stderr. Exit codes: 0 ok, 1 a check failed, 2 usage, 3 unsupported
-    operator, 4 invalid or unsafe model, 5 runtime failure, 130 Ctrl-C, 143 SIGTERM. With --json an error is an
-    object on stdout too.
+    operator, 4 invalid or unsafe model, 5 runtime failure, 130 Ctrl-C, 141 stdout closed, 143 SIGTERM. With --json an
+    error is an object on stdout too.
     """
 
 

@@ -22,7 +22,7 @@ from graphkit.cli.train.options import (
     parallel_options,
     run_options,
 )
-from graphkit.cli.train.resume import job_of_run
+from graphkit.cli.train.resume import job_of_run, notes_before
 from graphkit.errors import UsageError
 from graphkit.train import defaults
 
@@ -84,15 +84,11 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0
     resume = options["resume"]
-    if resume and folder is None:
-        raise UsageError("--resume needs the folder, -o")
-    if resume and not options["find_lr"]:
-        if folder is not None and not checkpoint.exists(folder):
-            raise UsageError(
-                f"{folder} holds no checkpoint ({checkpoint.MANIFEST} is missing), which --resume goes on from: begin "
-                "the run without --resume"
-            )
-        options |= job_of_run(context, options, checkpoint.notes_of(folder))
+    if resume:
+        if folder is None:
+            raise UsageError("--resume needs the folder, -o")
+        if not options["find_lr"]:
+            options |= job_of_run(context, options, notes_before(folder))
     job = Job.of(options)
     given = folder is not None or options["find_lr"]
     if not given:
@@ -101,7 +97,7 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         if options["find_lr"]:
             raise UsageError("--find-lr looks for a rate in one process: leave --processes and --kvstore out")
         arguments = context.meta[ARGUMENTS]
-        return job.run(arguments if given else [*arguments, "-o", folder], folder)
+        return job.run([*arguments, *(() if given else ("-o", str(folder)))], folder)
     if resume and options["overwrite"]:
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
     if not resume and options["data_spec"] is None:

@@ -44,6 +44,18 @@ def kept(options: Mapping[str, Any], seed: int, processes: int) -> dict[str, Any
     return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items() if n not in left_out}
 
 
+def notes_before(folder: str) -> dict[str, Any]:
+    """What the checkpoint in a folder says of its run. Raises UsageError without one."""
+    from graphkit.train import checkpoint
+
+    if not checkpoint.exists(folder):
+        raise UsageError(
+            f"{folder} holds no checkpoint ({checkpoint.MANIFEST} is missing), which --resume goes on from: begin the "
+            "run without --resume"
+        )
+    return checkpoint.notes_of(folder)
+
+
 def job_of_run(context: click.Context, options: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """The options of processes that a run which goes on takes from before, because the command line leaves them out.
 
