@@ -84,11 +84,10 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0
     resume = options["resume"]
-    if resume:
-        if folder is None:
-            raise UsageError("--resume needs the folder, -o")
-        if not options["find_lr"]:
-            options |= job_of_run(context, options, notes_before(folder))
+    if resume and folder is None:
+        raise UsageError("--resume needs the folder, -o")
+    if resume and not options["find_lr"]:
+        options |= job_of_run(context, options, notes_before(str(folder)))
     job = Job.of(options)
     given = folder is not None or options["find_lr"]
     if not given:
