@@ -1,88 +1,12 @@
-"""The `graphkit` command: one file per sub-command, loaded when it is called."""
+"""The `graphkit` command. What runs before everything else is loaded is here; the commands are in `_commands`."""
 
 from __future__ import annotations
 
 import gc
-import importlib
+import signal
 import sys
-import warnings
-from collections.abc import Callable, Sequence
-from typing import TextIO
-
-import click
-
-from graphkit.cli._output import log
-from graphkit.cli._processes import ARGUMENTS
-from graphkit.errors import GraphkitWarning, did_you_mean
-
-# Sub-command -> one line of help; the module of the same name defines `command`.
-COMMANDS = {
-    "quickstart": "Build, train, export, run and verify LeNet on handwritten digits.",
-    "build": "Write a model of the zoo, or one defined in a Python file.",
-    "train": "Train a model on a data set.",
-    "report": "Write a page with curves and predictions of runs.",
-    "export": "Write a model as standard ONNX, and verify it.",
-    "run": "Run a model and write its outputs.",
-    "verify": "Compare graphkit with ONNX Runtime on one model.",
-    "grad": "Write the gradient graph of a model, or check it numerically.",
-    "inspect": "Show what is in a model.",
-    "plan": "Show the memory plan of a model.",
-    "records": "Pack pictures into a record file, list or check one.",
-    "ops": "List operators, and how a model's operators are supported.",
-    "bench": "Time a model, side by side with ONNX Runtime.",
-    "doctor": "Report on this installation and machine.",
-}
-
-
-class _Commands(click.Group):
-    """Finds commands by name without importing the others, and suggests the closest name."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[ARGUMENTS] = tuple(args)  # for commands that start others like themselves
-        return super().parse_args(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"graphkit.cli.{name}").command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        import graphkit
-
-        click.echo(f"graphkit {graphkit.__version__}")
-        ctx.exit()
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--traceback", "whole", is_flag=True, help="Show where an error was raised, down to the line of Python.")
-@click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
-)
-def cli(whole: bool) -> None:
-    """Define or import a network, differentiate, run and train it, and prove what it exports.
-
-    Results go to stdout, everything else to stderr. Exit codes: 0 ok, 1 a check failed, 2 usage, 3 unsupported
-    operator, 4 invalid or unsafe model, 5 runtime failure, 130 Ctrl-C, 143 SIGTERM. With --json an error is an
-    object on stdout too.
-    """
-
+from collections.abc import Sequence
+from typing import Any
 
 # Objects that a command makes before Python's cyclic collector looks at the young ones, and how often it looks at all.
 # What a command imports and builds stays until it ends.
@@ -91,56 +15,40 @@ _COLLECT_AFTER = (50_000, 20, 100)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: run a command and exit with its code."""
-    gc.set_threshold(*_COLLECT_AFTER)
-    code = invoke(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _guarded(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # while modules were loading, or before the command has begun
+        print("graphkit: interrupted", file=sys.stderr)
+        code = 128 + signal.SIGINT
+    if signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN):
+        # All is done: what Python does at its end is not worth a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The system takes back what is left: Python need not look through all of it for cycles before it ends.
     gc.freeze()
     sys.exit(code)
 
 
+def _guarded(argv: Sequence[str]) -> int:
+    """Run a command, with streams and an interrupt that end it by an exit code, and not by a traceback."""
+    gc.set_threshold(*_COLLECT_AFTER)
+    from graphkit.cli import _interrupts, _streams
+
+    _interrupts.note()
+    _streams.watch()
+    return _streams.flushed(invoke(argv))
+
+
 def invoke(argv: Sequence[str]) -> int:
     """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
-    from graphkit.dist.job import ending
+    from graphkit.cli import _commands
 
-    with ending.abort_on_error():
-        return _run(argv, ending.in_company)
-
-
-def _run(argv: Sequence[str], raise_errors: Callable[[], bool] = lambda: False) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", GraphkitWarning)
-        others = warnings.showwarning
-
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if issubclass(category, GraphkitWarning):
-                log(f"graphkit: warning: {message}")
-            else:
-                others(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = show
-        return _command(argv, raise_errors)
+    return _commands.invoke(argv)
 
 
-def _command(argv: Sequence[str], raise_errors: Callable[[], bool]) -> int:
-    try:
-        # A command returns its exit code, or nothing for success.
-        return cli.main(args=list(argv), prog_name="graphkit", standalone_mode=False) or 0
-    except BrokenPipeError:
-        return 0
-    except Exception as error:
-        from graphkit.cli import _failure
+def __getattr__(name: str) -> Any:
+    """`cli`, the group of all commands, and `COMMANDS`, their names."""
+    if name in ("cli", "COMMANDS"):
+        from graphkit.cli import _commands
 
-        if raise_errors() and not isinstance(error, click.ClickException):
-            _failure.print_error(error, argv)
-            if isinstance(error, click.Abort):  # that is what click makes of an interruption
-                code = getattr(error, "exit_code", _failure.INTERRUPTED)
-                raise (KeyboardInterrupt if code == _failure.INTERRUPTED else SystemExit(code)) from None
-            raise
-        return _failure.report(error, argv, whole="--traceback" in argv)
+        return getattr(_commands, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from graphkit import config
+from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
-from graphkit.cli._processes import ARGUMENTS
 from graphkit.dist.job import mpi
 from graphkit.dist.sums import compression as compressions
 from graphkit.text import human

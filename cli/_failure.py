@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +17,15 @@ from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 from graphkit.text import printable
 
 INTERRUPTED = 130
+
+
+class Interrupted(click.Abort):
+    """A signal has asked the command to end, whatever it was that failed then."""
+
+    def __init__(self, number: int):
+        super().__init__("terminated" if number == signal.SIGTERM else "interrupted")
+        self.exit_code = 128 + number
+
 
 _NAME = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 # The first node of a message, as Node.describe and the importer write it, or as a list of operators names it.

@@ -33,11 +33,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
+def is_terminal() -> bool:
+    """Whether standard output is a terminal to draw on; it may be closed."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table on stdout: drawn by rich on a terminal that can, aligned columns otherwise."""
     cells = [[printable(str(c), line=True) for c in row] for row in rows]
     title = printable(title, line=True)
-    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+    if is_terminal():
         from rich.console import Console
         from rich.table import Table
 

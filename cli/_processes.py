@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +16,6 @@ from graphkit.errors import UsageError
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
-
-# Where a click.Context's `meta` has the command line.
-ARGUMENTS = "graphkit.arguments"
 
 _OPTIONS = (
     click.option(
@@ -52,8 +49,8 @@ _OPTIONS = (
     ),
     click.option(
         "--rank-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help="End the job when a process gives no sign, or has not started MPI, or all processes wait for each other, "
-        "for so long. Default: 60.",
+        help="End the job when a process gives no sign, does not go on while others wait (in a callback, for example), "
+        "has not started MPI, or when all processes wait for each other, for so long. Default: 60.",
     ),
     click.option(
         "--max-restarts", type=click.IntRange(0), default=0, show_default=True,
@@ -98,9 +95,9 @@ class Job(NamedTuple):
     bucket_mb: float | None
 
     @classmethod
-    def taken(cls, options: dict[str, Any]) -> Job:
-        """Made of options, which are taken out; raises UsageError for those that do not go together."""
-        job = cls(**{name: options.pop(name) for name in cls._fields})
+    def of(cls, options: Mapping[str, Any]) -> Job:
+        """Made of the options of a command; raises UsageError for those that do not go together."""
+        job = cls(**{name: options[name] for name in cls._fields})
         if job.processes > 1 and job.kvstore == "local":
             raise UsageError(
                 "--processes needs --kvstore dist_sync, or one with servers: with a local store every process would "
@@ -140,7 +137,10 @@ class Job(NamedTuple):
     def store(self) -> KVStore:
         """The store of this process, which is one of the job's."""
         from graphkit.dist import kvstore
+        from graphkit.dist.job.start import check_alone
 
+        if self.kvstore in ("local", "device"):
+            check_alone()
         size = None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1e6))
         store = kvstore.create(
             self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size, servers=self.servers,

@@ -120,6 +120,9 @@ RANKS_PER_HOST: Knob[int | None] = Knob(
 JOB_SIZE: Knob[int | None] = Knob(
     "GRAPHKIT_JOB_SIZE", _positive, None, "set by --processes for the ranks that it starts: how many they are"
 )
+JOB_PIPE: Knob[str | None] = Knob(
+    "GRAPHKIT_JOB_PIPE", str, None, "set by --processes for the ranks that it starts: where they say how they end"
+)
 MPIEXEC: Knob[str | None] = Knob(
     "GRAPHKIT_MPIEXEC", str, None, "launcher of --processes; default: the one beside this Python, or the first on PATH"
 )

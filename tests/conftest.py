@@ -186,7 +186,7 @@ class Rank(Among):
     def working(self, *_: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    waiting = working
+    waiting = running = working
 
     def doing(self, call: bytes) -> None:
         """Nobody looks."""

@@ -12,8 +12,9 @@ import click
 
 from graphkit import config
 from graphkit.cli._limits import limit_options
+from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import data_option, device_options, external_root_option, json_option, memory_options
-from graphkit.cli._processes import ARGUMENTS, Job, process_options
+from graphkit.cli._processes import Job, process_options
 from graphkit.cli.train import config_file, stopping
 from graphkit.cli.train.options import (
     data_options,
@@ -23,6 +24,7 @@ from graphkit.cli.train.options import (
     parallel_options,
     run_options,
 )
+from graphkit.cli.train.resume import job_of_run, notes_before
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train import defaults
 
@@ -81,9 +83,12 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         values = {**context.params, "seed": seed, "epochs": epochs}
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0
-    job = Job.taken(options)
-    if options["resume"] and folder is None:
+    resume = options["resume"]
+    if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
+    if resume and not options["find_lr"]:
+        options |= job_of_run(context, options, notes_before(str(folder)))
+    job = Job.of(options)
     given = folder is not None or options["find_lr"]
     with contextlib.nullcontext(folder) if given else _dated(network.name or model) as kept:
         return _trained(context, network, model, kept, given, job, options)
@@ -93,18 +98,21 @@ def _trained(
     context: click.Context, network: Any, model: str, folder: str | None, given: bool, job: Job, options: dict[str, Any]
 ) -> int:
     """The exit code of training into a folder, which the command line names if `given`."""
+    from graphkit.train import checkpoint
+
     resume = options["resume"]
     if job.is_to_be_started:
         if options["find_lr"]:
             raise UsageError("--find-lr looks for a rate in one process: leave --processes and --kvstore out")
         arguments = context.meta[ARGUMENTS]
-        return job.run(arguments if given else [*arguments, "-o", str(folder)], folder)
+        return job.run([*arguments, *(() if given else ("-o", str(folder)))], folder)
     if resume and options["overwrite"]:
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     path = None if folder is None else Path(folder)
-    with stopping.told(model, path):
+    replaces = path is not None and options["overwrite"] and checkpoint.exists(path)
+    with stopping.told(model, path, replaces):
         from graphkit.cli.train import run
 
         if options["find_lr"]:

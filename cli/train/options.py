@@ -179,7 +179,8 @@ _RUN = (
     click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates."),
     click.option(
         "--resume", is_flag=True,
-        help="Go on from the checkpoint in the output folder; options that are not given are those of the run.",
+        help="Go on from the checkpoint in the output folder; options that are not given are those of the run, "
+        "--processes and --kvstore among them.",
     ),
     trust_option,
     click.option("--overwrite", is_flag=True, help="Replace the run that the output folder holds."),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphkit import config
+from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import device_of, key_values, source_options
-from graphkit.cli._output import log
-from graphkit.cli._processes import ARGUMENTS
+from graphkit.cli._output import is_terminal, log
 from graphkit.cli.train import config_file, data, objective, record, telling
 from graphkit.cli.train.config_file import Network
 from graphkit.cli.train.network import network
@@ -59,7 +59,7 @@ def train(
                 if not (resume or o["overwrite"]):
                     run.check()
             if resume:
-                o = taken_over(context, o, before, log if writes else None)
+                o = taken_over(context, o, before, store.num_workers, log if writes else None)
         callbacks = objective.callbacks(o)
         with store.working():
             trainer, parts = _made(source, store, o)
@@ -80,7 +80,7 @@ def train(
         classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
         if resume:
             check_classes(before.get("classes"), classes)
-        trainer.notes = {**kept(o, trainer.seed), "classes": classes}
+        trainer.notes = {**kept(o, trainer.seed, store.num_workers), "classes": classes}
         if run is not None and writes:
             run.claim(trainer.run, overwrite=o["overwrite"])
             if not over:
@@ -160,7 +160,7 @@ def _fit(
 
         callbacks.append(TensorBoard(samples=parts.test))
     tell = telling.lines(store, o["as_json"]) if store.rank == 0 else None
-    if store.rank == 0 and telling.is_live() and not o["as_json"]:
+    if store.rank == 0 and is_terminal() and not o["as_json"]:
         table = telling.Table()
         callbacks.append(table)
         tell = table.tell

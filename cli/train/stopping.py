@@ -12,6 +12,8 @@ from types import FrameType
 
 import click
 
+from graphkit.cli import _interrupts
+
 
 class Terminated(KeyboardInterrupt):
     """What SIGTERM raises, which schedulers send before they kill."""
@@ -20,11 +22,13 @@ class Terminated(KeyboardInterrupt):
 class Stopped(click.Abort):
     """Training was interrupted. Exit codes are those of a shell: 130 for SIGINT, 143 for SIGTERM."""
 
-    def __init__(self, interrupt: KeyboardInterrupt, model: str, folder: Path | None):
+    def __init__(self, interrupt: KeyboardInterrupt, model: str, folder: Path | None, replaces: bool):
         notes: list[str] = getattr(interrupt, "__notes__", [])
         message = notes[0] if notes else "interrupted before training began"
         if folder is None:
             message += "; nothing is saved (-o RUN/ keeps checkpoints)"
+        elif replaces and not notes:
+            message += f"; {folder} still holds the run that was to be replaced"
         elif (folder / "checkpoint.json").exists():
             message += f"; go on with: graphkit train {shlex.quote(model)} -o {shlex.quote(str(folder))} --resume"
         super().__init__(message)
@@ -32,8 +36,11 @@ class Stopped(click.Abort):
 
 
 @contextlib.contextmanager
-def told(model: str, folder: Path | None) -> Iterator[None]:
-    """Inside, SIGTERM is an interrupt too, unless somebody handles it already; interrupts come out as Stopped."""
+def told(model: str, folder: Path | None, replaces: bool = False) -> Iterator[None]:
+    """Inside, SIGTERM is an interrupt too, unless somebody handles it already; interrupts come out as Stopped.
+
+    replaces: whether the folder holds another run, which this one replaces once it begins.
+    """
     before = signal.getsignal(signal.SIGTERM)
     ours = before == signal.SIG_DFL and threading.current_thread() is threading.main_thread()
     if ours:
@@ -41,11 +48,12 @@ def told(model: str, folder: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        raise Stopped(interrupt, model, folder) from None
+        raise Stopped(interrupt, model, folder, replaces) from None
     finally:
         if ours:
             signal.signal(signal.SIGTERM, before)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
+    _interrupts.has_come(number)
     raise Terminated

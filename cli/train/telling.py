@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -43,13 +42,9 @@ def lines(store: KVStore, as_json: bool) -> Callable[[int, dict[str, float]], No
 def _say(text: str, *, err: bool = False) -> None:
     """Print above the progress bar, which takes what goes to sys.stdout and sys.stderr while it is there."""
     stream = sys.stderr if err else sys.stdout
-    stream.write(f"{text}\n")
-    stream.flush()
-
-
-def is_live() -> bool:
-    """Whether there is a terminal to draw on."""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if stream is not None:  # it may be closed
+        stream.write(f"{text}\n")
+        stream.flush()
 
 
 class Table(Callback):

@@ -99,6 +99,10 @@ class Communicator(Protocol):
         """What takes long, and others may wait for, goes on meanwhile: this process has not stalled."""
         ...
 
+    def running(self, code: str) -> AbstractContextManager[None]:
+        """Code of the user's runs meanwhile, which `code` names for errors: others do not wait for it for ever."""
+        ...
+
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
         """The others are awaited meanwhile: to go on, or only to be there."""
         ...
@@ -168,6 +172,9 @@ class LocalCommunicator:
         raise UsageError("a local store has nobody to send messages to")
 
     def working(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def running(self, code: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:

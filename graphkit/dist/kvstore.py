@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit import config
+from graphkit.dist.arguments import whole
 from graphkit.dist.communicator import LocalCommunicator
+from graphkit.dist.job.start import checked_timeout
 from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.dist.store import KVStore
 from graphkit.dist.sums.rows import RowSparse
@@ -64,13 +67,16 @@ def create(
     replicate: each server's state is on another one too, so that the job goes on when a server is lost and the launcher
     of MPI was told to let it (docs/processes.md). It needs two servers, and functions on them that give the same twice.
     """
-    type = _ALIASES.get(type, type)
+    type = _ALIASES.get(str(type), type)
     if type not in TYPES:
-        raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")
+        raise UsageError(f"unknown kvstore {type!r}{did_you_mean(str(type), TYPES)}")
     if overlap not in OVERLAPS:
-        raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(overlap, OVERLAPS)}")
-    many = servers or config.SERVERS.get()
-    _check_options(type, servers, many, replicate, staleness, period, strength)
+        raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(str(overlap), OVERLAPS)}")
+    checked_timeout(timeout)
+    if bucket_bytes is not None:
+        bucket_bytes = whole("bucket_bytes", bucket_bytes, 1)
+    _check_options(type, servers, replicate, staleness, period, strength)
+    many = config.SERVERS.get() if servers is None else servers
     if type == "local":
         return KVStore(type, LocalCommunicator())
     from graphkit.dist.job.ending import join
@@ -91,18 +97,24 @@ def create(
 
 
 def _check_options(
-    type: str, servers: int | None, many: int, replicate: bool, staleness: int | None, period: int | None,
-    strength: float | None,
-) -> None:  # fmt: skip
+    type: str, servers: int | None, replicate: bool, staleness: int | None, period: int | None, strength: float | None
+) -> None:
     """Raise UsageError for what a store of such a type does not take."""
-    if staleness is not None and (type != "dist_bounded" or staleness < 0):
-        raise UsageError(f"staleness={staleness}: a number of steps, at least 0, of dist_bounded")
-    if period is not None and (type != "elastic" or not isinstance(period, int) or period < 1):
-        raise UsageError(f"period={period}: a number of updates, at least 1, of elastic")
-    if strength is not None and (type != "elastic" or not 0 < strength <= 1):
-        raise UsageError(f"strength={strength}: a number above 0 and at most 1, of elastic")
-    if servers is not None and (type not in REMOTE or servers < 1):
-        raise UsageError(f"servers={servers}: a number above 0, of {', '.join(REMOTE)}")
+    for name, given, low, types in (
+        ("staleness", staleness, 0, ("dist_bounded",)),
+        ("period", period, 1, ("elastic",)),
+        ("servers", servers, 1, REMOTE),
+    ):
+        if given is not None:
+            if type not in types:
+                raise UsageError(f"{name}={given!r}: {type!r} does not take it; it is for {', '.join(types)}")
+            whole(name, given, low)
+    if strength is not None:
+        if type != "elastic":
+            raise UsageError(f"strength={strength!r}: {type!r} does not take it; it is for elastic")
+        if isinstance(strength, bool) or not isinstance(strength, numbers.Real) or not 0 < strength <= 1:
+            raise UsageError(f"strength is a number above 0 and at most 1, not {strength!r}")
+    many = config.SERVERS.get() if servers is None else servers
     if replicate and (type not in REMOTE or many < 2):
         raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")
 

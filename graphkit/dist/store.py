@@ -13,6 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.dist.agreement import arrays_facts, compare
+from graphkit.dist.arguments import (
+    Key,
+    Outs,
+    array_of,
+    checked_key,
+    described,
+    is_one,
+    keys_of,
+    matched,
+    pairs_of,
+    path_of,
+    shown,
+    whole,
+)
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
 from graphkit.dist.sums import compression
@@ -20,17 +34,22 @@ from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
 from graphkit.dist.sums.elements import check_summed
 from graphkit.dist.sums.fingerprint import Fingerprint, powers
-from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
+from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, wanted_rows
 from graphkit.dist.sums.slices import Slices
-from graphkit.dist.updaters import HasUpdater, Key, StatefulUpdater, Updater, updater_facts
+from graphkit.dist.updaters import (
+    HasUpdater,
+    StatefulUpdater,
+    Updater,
+    check_optimizer,
+    checked_updater,
+    updater_facts,
+)
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
     from graphkit.dist.sums.joined import Cards
 
 # Bytes of a bucket where none are measured, and bounds where they are: as many as take so many latencies.
@@ -91,7 +110,7 @@ class KVStore:
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
         """Create keys, once each; every process takes rank 0's value."""
-        pairs = [(k, np.asarray(v)) for k, v in pairs_of(key, value)]
+        pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "init")]
         for k, _ in pairs:
             if k in self._values:
                 raise UsageError(f"key {k!r} is initialised already")
@@ -106,68 +125,96 @@ class KVStore:
         Of a RowSparse, which all processes push to the key then, its rows alone travel; without an updater the other
         rows become 0.
         """
-        for k, v in self._given(key, value, known=True):
+        priority = whole("push: priority", priority)
+        for k, v in self._given(key, value, "push", known=True):
             waiting = self._pushed.setdefault(k, [])
             waiting[:] = [made for made in waiting if not made.done or made.error is not None]
             waiting.append(self._post(k, v, None, partial(self._keep, k), priority, later=True))
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
-        """A copy of the stored value, written into `out` when given; a list for a sequence of keys.
+        """Return a copy of the stored value; a list for a list of keys. Waits for what was pushed to the key before.
 
-        It waits for what was pushed to the key before.
+        Args:
+            key: One key, or a list of keys.
+            out: The array that the value is written to, or a list of arrays that all get it; for a list of keys, a
+                list with one of these for each key. It is returned then.
+
+        Raises:
+            UsageError: A key is not initialised, or there are not as many arrays as keys.
+            InputError: An array has another shape than the value, a dtype that does not take it, or is read-only.
         """
-        if not is_one(key):
-            outs = [None] * len(key) if out is None else out
-            return [self.pull(k, o) for k, o in zip(key, outs, strict=True)]
-        stored = self._stored(key)
-        self.wait(key)
-        stored = self._stored(key)
+        keys, outs = self._to_write(key, out)
+        self.wait(keys)
+        found = [self._stored(k) for k in keys]
         if out is None:
-            return stored.copy()
-        np.copyto(out, stored)
-        return out
+            return outs.result([stored.copy() for stored in found])
+        for place, stored in enumerate(found):
+            outs.write(place, stored)
+        return outs.result(found)
+
+    def _to_write(self, key: Key | Sequence[Key], out: Any) -> tuple[list[Key], Outs]:
+        """The keys of a pull, and the arrays that their stored values are written to."""
+        keys, outs = keys_of(key), Outs(key, out)
+        for place, k in enumerate(keys):
+            stored = self._stored(k)
+            outs.check(place, stored.dtype, stored.shape)
+        return keys, outs
 
     def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
         """Some rows of the stored value, a RowSparse with each of them once, by ascending index; waits as `pull` does.
 
-        row_ids: a vector of integers; for a sequence of keys, one for each, and a list is returned. out: an array of
-        the key's type, of which these rows are written and no others. Raises InputError where there is no such row.
+        row_ids: a vector of integers; for a list of keys, one for each, and a list is returned. out: an array of the
+        shape of the whole value, or a list of arrays, of which these rows are written and no others; for a list of
+        keys, one of these for each key. Raises InputError where there is no such row.
         """
-        if not is_one(key):
-            outs = [None] * len(key) if out is None else out
-            return [self.row_sparse_pull(k, i, o) for k, i, o in zip(key, row_ids, outs, strict=True)]
-        self._stored(key)
-        self.wait(key)
-        found = rows_of(f"key {key!r}", self._stored(key), row_ids)
-        if out is not None:
-            out[found.indices] = found.values
-        return found
+        keys, outs = self._to_write(key, out)
+        found = self._rows_of(list(zip(keys, self._row_ids(key, keys, row_ids), strict=True)))
+        for place, rows in enumerate(found):
+            outs.write_rows(place, rows.indices, rows.values)
+        return found[0] if is_one(key) else found
+
+    def _row_ids(self, key: Key | Sequence[Key], keys: Sequence[Key], given: Any) -> list[np.ndarray]:
+        """The rows of each key that are asked for, each once, ascending. Raises InputError for those that it lacks."""
+        vectors = [given] if is_one(key) else matched(keys, given, "vectors of row indices")
+        return [wanted_rows(f"key {k!r}", self._stored(k).shape, v) for k, v in zip(keys, vectors, strict=True)]
+
+    def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
+        """These rows of the stored values."""
+        self.wait([key for key, _ in wanted])
+        return [RowSparse(indices, self._stored(key)[indices]) for key, indices in wanted]
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
         """`push`, then `pull`. Without an updater the keys need no `init`, and nothing is kept."""
         if self._updater is not None:
+            self._to_write(key, out)
             self.push(key, value, priority)
             return self.pull(key, out)
-        if is_one(key):
-            given = self._local_sum(key, value, known=False)
-            if isinstance(given, RowSparse):
-                total = self._post(key, given, out, _itself, priority, later=False).wait()
-            else:
-                action = self._sum(key, given, out, _itself)
-                how = self._operation(given, False)
-                total = self._communicator.perform(f"sum {key!r}", [given], action, priority=priority, operation=how)
-            return total if out is None else out
-        pairs = self._given(key, value, known=False)
-        outs = [None] * len(pairs) if out is None else out
-        if len(outs) != len(pairs):
-            raise UsageError(f"{len(pairs)} keys need as many arrays to write to, not {len(outs)}")
-        posted = [self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(pairs, outs, strict=True)]
-        totals = [made.wait() for made in posted]
-        return totals if out is None else out
+        priority = whole("pushpull: priority", priority)
+        pairs, outs = self._given(key, value, "pushpull", known=False), Outs(key, out)
+        arrays = [array for _, array in pairs]
+        for place, array in enumerate(arrays):
+            outs.check(place, array.dtype, array.shape)
+        into = [
+            outs.only(at) if not outs.meets(at, arrays[:at] + arrays[at + 1 :]) else None for at in range(len(pairs))
+        ]
+        if len(pairs) == 1 and not isinstance(arrays[0], RowSparse):
+            (k, array), action = pairs[0], self._sum(*pairs[0], into[0], _itself)
+            how = self._operation(array, False)
+            totals = [self._communicator.perform(f"sum {k!r}", [array], action, priority=priority, operation=how)]
+        else:
+            posted = [
+                self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(pairs, into, strict=True)
+            ]
+            totals = [made.wait() for made in posted]
+        for place, total in enumerate(totals):
+            outs.write(place, total)
+        return outs.result(totals)
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
         """Wait for what was pushed to a key, several, or all; raises the first error."""
-        keys = list(self._pushed) if key is None else [key] if is_one(key) else key
+        keys = list(self._pushed) if key is None else keys_of(key)
+        for k in keys:
+            self._stored(k)
         for k in keys:
             waiting = self._pushed.pop(k, None)
             for made in waiting or ():
@@ -288,8 +335,10 @@ class KVStore:
         shown = np.broadcast_to(np.zeros((), mine.dtype), (slices.bounds[-1],))
         return self._communicator.post(f"gather {key}", [shown], gathered)
 
-    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+    def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
         """The arrays of all processes, of one type, by rank along a new first axis."""
+        key = checked_key(key)
+        array = array_of(key, array)
         self._sent_bytes += array.nbytes
         action = partial(self._communicator.allgather, array)
         found: np.ndarray = self._communicator.perform(f"gathering of {key}", [array], action)
@@ -321,9 +370,9 @@ class KVStore:
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
-        found = self._broadcast(
-            f"broadcast from rank {root} of", [(k, np.asarray(v)) for k, v in pairs_of(key, value)], root
-        )
+        pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "broadcast")]
+        root = whole(f"broadcast of {shown([k for k, _ in pairs])}: root", root, 0, self.num_workers - 1)
+        found = self._broadcast(f"broadcast from rank {root} of", pairs, root)
         return found[0] if is_one(key) else found
 
     def barrier(self) -> None:
@@ -335,6 +384,10 @@ class KVStore:
         """What takes long, and other processes may wait for, goes on meanwhile: this process has not stalled."""
         return self._communicator.working()
 
+    def running(self, code: str) -> AbstractContextManager[None]:
+        """Code of the user's runs meanwhile, named by `code`; if it does not return while others wait, they name it."""
+        return self._communicator.running(code)
+
     def begin_step(self) -> None:
         """Count a step, by which errors say where a process is."""
         self._communicator.steps += 1
@@ -345,13 +398,14 @@ class KVStore:
         What was pushed before is there then. Raises RanksDiffer where processes give different functions, by their
         module and name.
         """
-        self._set_updater("set_updater", updater, updater)
+        self._set_updater("set_updater", updater, checked_updater(updater))
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
         """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`.
 
         Every process calls it. Raises RanksDiffer where they give different optimizers.
         """
+        check_optimizer(optimizer)
         self._set_updater("set_optimizer", optimizer, optimizer.updater())
 
     def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
@@ -364,7 +418,7 @@ class KVStore:
 
         Raises UsageError without an optimizer.
         """
-        write_arrays(Path(path), self._stateful().states())
+        write_arrays(path_of("save_optimizer_states", path), self._stateful().states())
 
     def load_optimizer_states(self, path: str | Path) -> None:
         """Take over such a file. Every process calls it.
@@ -372,7 +426,8 @@ class KVStore:
         Raises InvalidModel for a file that is damaged, or another optimizer's, and RanksDiffer where processes read
         different ones.
         """
-        updater, found = self._stateful(), read_arrays(Path(path))
+        file = path_of("load_optimizer_states", path)
+        updater, found = self._stateful(), read_arrays(file)
         self.compare("load_optimizer_states", arrays_facts(found))
         updater.restore(found)
 
@@ -413,6 +468,8 @@ class KVStore:
         Raises UsageError without compression, and in processes that are not `compressing`; InputError for other than
         float32, and where a key has another size.
         """
+        if not isinstance(residuals, Mapping):
+            raise UsageError(f"residuals are a dict of vectors by key, not {described(residuals)}")
         if self._compressed is None:
             raise UsageError("what compression has left out waits for set_gradient_compression")
         if residuals and self.rank not in self.compressing:
@@ -429,9 +486,9 @@ class KVStore:
             raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
         return self._values[key]
 
-    def _given(self, key: Key | Sequence[Key], value: Any, known: bool) -> list[tuple[Key, np.ndarray | RowSparse]]:
+    def _given(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:
         """The sum for each key over what is given here; all are looked at before any is sent."""
-        return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value)]
+        return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value, call)]
 
     def _post(
         self,
@@ -491,7 +548,7 @@ class KVStore:
             rows = local_rows(f"key {key!r}", given, self._stored(key) if known else None)
             check_summed(key, rows.dtype)
             return rows
-        values = [np.asarray(v) for v in given]
+        values = [array_of(key, v) for v in given]
         if not values:
             raise UsageError(f"key {key!r}: an empty list of values has no sum")
         expected = self._stored(key) if known else values[0]
@@ -532,16 +589,3 @@ class KVStore:
 
 def _itself(total: Any) -> Any:
     return total
-
-
-def is_one(key: Key | Sequence[Key]) -> TypeIs[Key]:
-    """Whether one key is given, and not several."""
-    return not isinstance(key, (list, tuple))
-
-
-def pairs_of(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
-    if is_one(key):
-        return [(key, value)]
-    if not isinstance(value, (list, tuple)) or len(value) != len(key):
-        raise UsageError(f"{len(key)} keys need as many values")
-    return list(zip(key, value, strict=True))

@@ -7,7 +7,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-Key: TypeAlias = int | str
+from graphkit.dist.arguments import Key, callable_of, described
+from graphkit.errors import UsageError
+
 # Of a key, the sum (a RowSparse where such were pushed) and the stored value.
 Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
 
@@ -49,3 +51,15 @@ def _name(updater: Any) -> str:
     """Module and name of a function, or of the class of an object."""
     named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def checked_updater(updater: Any) -> Updater:
+    """Return what `set_updater` takes. Raises UsageError for everything else."""
+    return callable_of("an updater is a function f(key, sum, stored)", updater)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise UsageError for what `set_optimizer` does not take."""
+    if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
+        given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
+        raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")

@@ -35,6 +35,7 @@ class Callback:
     files `if trainer.rank == 0`. Numbers of an epoch are those of rank 0 on all ranks, so that who decides by them
     decides alike, and checkpoints have the states of rank 0. A call of `stop` on one rank ends training on all at the
     same point: after that step, or with servers (`dist_async`, ...), where steps are each rank's own, after the epoch.
+    Other ranks wait for a callback no longer than the rank timeout, but for `with trainer.kvstore.working():` in it.
     """
 
     @property

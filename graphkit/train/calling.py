@@ -125,7 +125,7 @@ class Calls:
             trainer.position.stopped = reason
 
     def _call(self, callback: Callback, method: str, *arguments: Any) -> Any:
-        with self._trainer._working(), self._noted(callback, method):
+        with self._trainer._running(f"callback {callback.name}.{method}"), self._noted(callback, method):
             return getattr(callback, method)(*arguments)
 
     @contextlib.contextmanager

@@ -27,6 +27,7 @@ from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.replaced import Replaced
+from graphkit.train.staleness import warn_of_staleness
 from graphkit.train.weights import weight_in
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class Fit:
         numbers = {"epoch": position.epoch, "until": position.until, "updates": trainer.updates}
         resumed = position.within or position.epoch > position.start
         trainer._rates.run_updates = self._count_updates()
+        if not position.finished:
+            warn_of_staleness(trainer.kvstore, trainer.optimizer, trainer.learning_rate)
         self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
 
     def _count_updates(self) -> int | None:
@@ -160,7 +163,7 @@ class Fit:
                 self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
             self._save()
         if self.on_epoch is not None:
-            with trainer._working():
+            with trainer._running("on_epoch"):
                 self.on_epoch(position.epoch, record)
         return record
 

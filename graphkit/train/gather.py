@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.wire.packing import pack_named, unpack_named
+from graphkit.errors import UsageError
 from graphkit.train.metrics import Metric, value_of
 
 
@@ -30,13 +32,28 @@ def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
 
     Sums, counts and scores are added up, so that the values are those of one process which saw all of it. A metric
     without `state`, `restore` and `merge` cannot be: it stays that of each process, and the name says so.
+
+    Raises UsageError in all processes if they do not have the same metrics in the same order.
     """
     mergeable = [m for m in metrics if all(hasattr(m, call) for call in ("state", "restore", "merge"))]
     states = {f"{i}/{key}": array for i, m in enumerate(mergeable) for key, array in m.state().items()}
-    parts = gather(store, states)
+    names = np.frombuffer(json.dumps([m.name for m in mergeable]).encode(), np.uint8)
+    parts = gather(store, {**states, "names": names})
+    _check_alike([json.loads(part.pop("names").tobytes()) for part in parts])
     for i, metric in enumerate(mergeable):
         each = [{k.partition("/")[2]: a for k, a in part.items() if k.startswith(f"{i}/")} for part in parts]
         metric.restore(each[0])
         for state in each[1:]:
             metric.merge(state)
     return {m.name if m in mergeable else f"{m.name} of rank {store.rank}": value_of(m) for m in metrics}
+
+
+def _check_alike(names: Sequence[Sequence[str]]) -> None:
+    """Raise UsageError if the metrics of the ranks, by their names, are not the same in the same order."""
+    other = next((rank for rank, given in enumerate(names) if given != names[0]), None)
+    if other is not None:
+        first, second = (", ".join(given) or "none" for given in (names[0], names[other]))
+        raise UsageError(
+            f"metrics are computed over all processes, and every process gives the same ones in the same order: rank 0 "
+            f"has {first}; rank {other} has {second}"
+        )

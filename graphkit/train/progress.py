@@ -7,11 +7,16 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.atomic import write_whole
 from graphkit.text import short_repr
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream is a terminal; None: it was closed before the start."""
+    return stream is not None and stream.isatty()
 
 
 class ProgressBar:
@@ -21,7 +26,7 @@ class ProgressBar:
     """
 
     def __init__(self, enabled: bool | None = None):
-        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._enabled = _is_terminal(sys.stderr) if enabled is None else enabled
         self._bar: Any = None
         self._task: Any = None
         self._passing = False
@@ -34,7 +39,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[state]}"), console=Console(stderr=True),
-                redirect_stdout=sys.stdout.isatty(),  # what goes to a file is no line above the bar
+                redirect_stdout=_is_terminal(sys.stdout),  # what goes to a file is no line above the bar
             )  # fmt: skip
             self._bar.start()
         return self

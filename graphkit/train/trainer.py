@@ -432,6 +432,10 @@ class Trainer:
         """Other processes may wait for this one meanwhile, which has not stalled."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
 
+    def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
+        """Code of the user's runs meanwhile, for which other processes do not wait for ever."""
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.running(code)
+
     # --- many steps ------------------------------------------------------------------------------
 
     def fit(

@@ -11,16 +11,23 @@ import pytest
 
 from graphkit import config
 from graphkit.dist.job import launch, mpi
-from graphkit.errors import UsageError
+from graphkit.errors import RuntimeFailure, UsageError
 
 
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
-    """`launcher(text)`: an mpiexec that runs such a shell script, given the command line."""
+    """`launcher(text)`: an mpiexec that runs such a shell script, given the command line.
+
+    The script's function `ended` says that the program of so many ranks has ended.
+    """
 
     def make(text):
         path = tmp_path / "mpiexec"
-        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.write_text(
+            "#!/bin/sh\n"
+            "ended() { for rank in $(seq 0 $(($1 - 1))); do printf 'ended\\t%s\\t1\\there\\n' $rank; done"
+            f" > $GRAPHKIT_JOB_PIPE; }}\n{text}\n"
+        )
         path.chmod(path.stat().st_mode | stat.S_IEXEC)
         monkeypatch.setattr(launch, "find_mpiexec", lambda: str(path))
 
@@ -45,7 +52,7 @@ def launcher(tmp_path, monkeypatch):
     ],
 )
 def test_what_a_status_means(launcher, capfd, status, expected, named):
-    launcher(f"exit {status}")
+    launcher(f"ended 2; exit {status}")
     assert launch.run_processes(2, []) == expected
     errors = capfd.readouterr().err
     assert (f"ended by {named}" in errors) if named else not errors
@@ -110,7 +117,7 @@ def test_a_signal_that_another_thread_gets_ends_the_job(launcher, handled, monke
 
 def test_a_job_that_is_to_outlive_its_terminal_does(launcher, handled):
     handled(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
-    launcher('trap "exit 129" HUP\nkill -HUP $PPID\nsleep 0.3')
+    launcher('trap "exit 129" HUP\nkill -HUP $PPID\nsleep 0.3; ended 2')
     assert launch.run_processes(2, []) == 0
 
 
@@ -123,7 +130,7 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
     """Cores are divided; Open MPI starts more processes than cores, and starts them for root."""
     monkeypatch.setenv(config.NUM_THREADS.name, "4")
     monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "mine")
-    launcher(f"printf '%s\\n' \"$@\" > {tmp_path}/arguments; env > {tmp_path}/environment")
+    launcher(f"printf '%s\\n' \"$@\" > {tmp_path}/arguments; env > {tmp_path}/environment; ended $2")
     assert launch.run_processes(2, ["train", "a b"]) == 0
     told = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
     assert (tmp_path / "arguments").read_text().splitlines()[-2:] == ["train", "a b"]
@@ -161,7 +168,7 @@ def test_mpi_has_the_last_word_about_how_many_there_are():
 
 
 def test_several_tasks_of_slurm_do_not_each_start_processes(launcher, tmp_path, monkeypatch):
-    launcher(f"touch {tmp_path}/started")
+    launcher(f"touch {tmp_path}/started; ended 2")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
     with pytest.raises(UsageError, match="--processes 2 in each of the 3 tasks that srun has started, without MPI"):
         launch.run_processes(2, [])
@@ -176,3 +183,24 @@ def test_a_launcher_that_is_none_of_mpis(launcher):
     launcher('shift 2; "$@" && "$@"')
     arguments = ["train", "net.json", "--data", "digits", "--processes", "2", "--kvstore", "dist_sync"]
     assert launch.run_processes(2, arguments) == UsageError.exit_code
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("", "rank 0, rank 1"),
+        ("ended 1", "rank 1"),
+        ("printf 'ended\\t1\\t7\\tx\\nbegun\\t0\\t1\\tbox\\n' > $GRAPHKIT_JOB_PIPE", "rank 0 on box (process 1)"),
+    ],
+)
+def test_status_0_without_the_ends_of_all_ranks_is_a_failure(launcher, capfd, said, named):
+    launcher(said)
+    assert launch.run_processes(2, []) == RuntimeFailure.exit_code
+    message = f"the launcher's status is 0, but the program of these ranks has not ended: {named}\n"
+    assert capfd.readouterr().err.endswith(message)
+
+
+def test_a_lost_server_without_which_the_others_go_on_is_not_missed(launcher, capfd):
+    launcher("ended 1; printf 'excused\\t1\\t7\\tx\\n' > $GRAPHKIT_JOB_PIPE")
+    assert launch.run_processes(2, []) == 0
+    assert not capfd.readouterr().err

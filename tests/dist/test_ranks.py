@@ -189,3 +189,21 @@ def test_metrics_are_those_of_one_process_that_sees_all(tmp_path, on_ranks, proc
     (line,) = [json.loads(text) for text in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert line["processes"] == processes
     np.testing.assert_allclose(line["loss"], expected["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(["accuracy"], []), ([], ["accuracy"]), (["accuracy", "auc"], ["auc", "accuracy"]), (["accuracy"], ["auc"])],
+)
+def test_metrics_that_differ_between_ranks_are_an_error_of_all(on_ranks, first, second):
+    data = np.ones((8, 3), np.float32), np.arange(8) % 2
+
+    def work(store):
+        measured = first if store.rank == 0 else second
+        with pytest.raises(UsageError) as caught:
+            classifier(store).fit(data, epochs=1, batch_size=4, metrics=measured, progress=False)
+        return str(caught.value)
+
+    shown = [", ".join(names) or "none" for names in (first, second)]
+    for message in on_ranks(work):
+        assert message.endswith(f"rank 0 has {shown[0]}; rank 1 has {shown[1]}")

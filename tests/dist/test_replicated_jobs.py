@@ -294,12 +294,12 @@ def test_what_launchers_are_told(tmp_path):
 def test_the_launcher_of_a_job_that_survives_is_told(tmp_path, monkeypatch):
     path = tmp_path / "mpiexec"
     path.write_text(
-        f'#!/bin/sh\nif [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@" > {tmp_path}/told; fi\n'
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@" > {tmp_path}/told; exit 3; fi\n'
     )
     path.chmod(0o755)
     monkeypatch.setattr(launch, "find_mpiexec", lambda: str(path))
     for survives in (True, False):
-        assert launch.run_processes(3, ["train"], survives) == 0
+        assert launch.run_processes(3, ["train"], survives) == 3
         told = (tmp_path / "told").read_text()
         assert told.startswith("-disable-auto-cleanup -n 3 " if survives else "-n 3 ")
 

@@ -150,6 +150,7 @@ def test_digits_are_learnt(net, kvstore):
     lines = [json.loads(line) for line in (net / kvstore / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["epoch"] == 6
     assert lines[-1]["valid_accuracy"] > 0.93  # one process: 0.94 to 0.96
+    assert done.stderr.count("lower the learning rate from 0.05 to about 0.025 (--lr) and the momentum") == 1
     done = digits(net, "dist_sync", "--resume", "-o", str(net / kvstore), epochs=7)  # by another kind
     assert done.returncode == 0, done.stderr
 

@@ -156,7 +156,7 @@ def test_nan_and_infinity_travel(table):
         (lambda kv: kv.row_sparse_pull("table", [-1]), InputError, "count from 0; there is -1"),
         (lambda kv: kv.row_sparse_pull("table", [0.5]), InputError, "a vector of integers"),
         (lambda kv: kv.row_sparse_pull("q", [0]), UsageError, "key 'q' is not initialised"),
-        (lambda kv: kv.init("s", np.zeros(())) or kv.row_sparse_pull("s", [0]), InputError, "'s' has 0 rows"),
+        (lambda kv: kv.init("s", np.zeros(())) or kv.row_sparse_pull("s", [0]), InputError, "'s' has no rows"),
     ],
 )
 def test_what_are_no_rows_of_the_key_is_named(table, call, error, message):

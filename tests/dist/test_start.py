@@ -20,12 +20,13 @@ import graphkit as gk
 from graphkit import config
 from graphkit.dist.job import mpi
 from graphkit.dist.job import start as start_module
-from graphkit.dist.job.start import check_company, checked_timeout, deadline
+from graphkit.dist.job.start import check_alone, check_company, check_tasks, checked_timeout, deadline
 from graphkit.errors import RuntimeFailure, UsageError
 
 VARIABLES = (
     "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
 )  # fmt: skip
 
 MISSING = "not all processes of the job have started MPI within"
@@ -74,6 +75,54 @@ def test_several_processes_that_are_each_alone_are_an_error(launched, name):
     check_company(3)
     with pytest.raises(UsageError, match="started 3 processes, but by MPI's word each is alone"):
         check_company(1)
+
+
+TORCH = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost"}
+TORCHRUN = {**TORCH, "TORCHELASTIC_RUN_ID": "none"}
+
+
+def test_processes_of_pytorchs_launchers_are_told_how_to_start(launched):
+    launched(**TORCH)
+    check_company(2)
+    with pytest.raises(UsageError, match=r"started 3 processes \(WORLD_SIZE=3\).*mpiexec -n N.*unset WORLD_SIZE"):
+        check_company(1)
+    check_alone()  # the variables may be there for other uses
+    check_tasks(2)
+    launched(**TORCHRUN)
+    with pytest.raises(UsageError, match=r"torchrun has started 3 processes.*dist_sync.*unset TORCHELASTIC_RUN_ID"):
+        check_alone()
+    with pytest.raises(UsageError, match="--processes 2 in each of the 3 processes that torchrun has started"):
+        check_tasks(2)
+
+
+@pytest.mark.parametrize("changed", [{"WORLD_SIZE": "1"}, {"WORLD_SIZE": "many"}, {"RANK": ""}])
+def test_one_process_of_torchrun_is_alone(launched, changed):
+    launched(**TORCHRUN | changed)
+    check_company(1)
+    check_alone()
+    check_tasks(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "with --kvstore local each of them would train alone"),
+        (["--kvstore", "dist_sync"], "by MPI's word each is alone"),
+        pytest.param(
+            ["--kvstore", "dist_sync", "--processes", "2"], "in each of the 3 processes", marks=pytest.mark.full
+        ),
+    ],
+)
+def test_training_under_torchrun_is_an_error_of_each_process(tmp_path, options, message):
+    x = gk.input("x", ["N", 1, 8, 8])
+    gk.Model(gk.nn.linear(gk.flatten(x), 10), name="net").save(tmp_path / "net.json")
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, "-P", "-m", "graphkit", "train", "net.json", "--data", "digits", "-o", "run", *options]
+    where = {"cwd": tmp_path, "env": environment | TORCHRUN}
+    done = subprocess.run(command, **where, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == UsageError.exit_code
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("tasks", ["2", pytest.param("1", marks=pytest.mark.full)])

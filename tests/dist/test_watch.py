@@ -61,6 +61,25 @@ def test_who_stalls_is_named_with_the_place_where_it_was_seen(watches, clock):
     assert re.search(r"^rank 11 on .* has not gone on for 10 s; it was last seen in step 7, behind sum 'loss'", reason)
 
 
+def test_code_of_the_user_that_does_not_return_is_named(watches, clock):
+    """Also in the middle of work; what it calls of graphkit's counts as work again."""
+    one, two = watches(2)
+    with one.for_progress, two.working(), two.running("callback mine.on_epoch_end", 7):
+        with two.working():
+            assert len(two._working) == 1
+        assert len(two._working) == 0
+        clock.forward(10, alive=(two,), progress=(one,))
+        reason = one.lost()
+    assert re.search(r"has not gone on for 10 s; it was last seen in step 7, in callback mine\.on_epoch_end$", reason)
+    with two.working():
+        with two.running("callback mine.on_epoch_end", 7):
+            pass
+        assert len(two._working) == 1
+    with one.for_progress:
+        clock.forward(10, alive=(two,), progress=(one,))
+        assert one.lost().endswith("in step 7, behind callback mine.on_epoch_end")
+
+
 def test_who_waits_is_not_the_one_that_is_waited_for(watches, clock):
     one, two, three = watches(3)
     with one.for_progress, two.for_progress:
@@ -226,6 +245,21 @@ def test_a_rank_that_does_not_come_ends_the_job(soon, how, ranks):
     assert re.search(rf"graphkit: rank [02]: rank 1 on \S+ \(process \d+\) {what} for \d+ s; .* in step 3", errors)
 
 
+def test_a_callback_that_never_returns_ends_the_job(soon):
+    code = """
+        class Mine(gk.Callback):
+            def on_epoch_end(self, trainer, numbers):
+                if kv.rank == 1:
+                    time.sleep(600)
+        x, y = np.ones((32, 3), np.float32), np.zeros((32, 2), np.float32)
+        trainer.fit((x, y), epochs=2, batch_size=8, callbacks=[Mine()], progress=False)
+    """
+    status, _, errors = finish(start(2, code, TRAINER))
+    assert status in FAILED
+    seen = r"has not gone on for \d+ s; it was last seen in step 2, in callback \w+\.on_epoch_end"
+    assert re.search(rf"graphkit: rank 0: rank 1 on \S+ \(process \d+\) {seen}", errors), errors
+
+
 @pytest.mark.full
 def test_a_rank_that_stops_inside_of_a_collective_ends_the_job(soon):
     where = "kv._communicator.allreduce = lambda *_: act('stop')"
@@ -377,7 +411,7 @@ def test_without_restarts_a_killed_rank_is_a_failure_and_its_checkpoint_is_whole
     killed_once(network, monkeypatch)
     done = train(network, network / "run")
     assert done.returncode == 5
-    assert f"was ended by {signal.SIGKILL.name}" in done.stderr
+    assert re.search(rf"graphkit: rank 1 on .* was killed, or .* \({signal.SIGKILL.name}\)", done.stderr)
     gk.load(network / "run")
 
 

@@ -221,38 +221,44 @@ def test_an_interrupted_fit_goes_on_with_the_state(tmp_path):
     assert second.steps == 3
 
 
-def test_what_takes_long_says_that_it_goes_on(tmp_path, monkeypatch):
-    """Other processes give up one that is silent for longer than their timeout."""
+def test_checkpoints_count_as_work_and_callbacks_as_code_of_the_user(tmp_path, monkeypatch):
+    """Other processes wait for a checkpoint as long as it takes, and for a callback no longer than their timeout."""
     store = gk.kvstore.create()
-    depth, seen = [0], {}
+    now, seen = [], {}
 
     @contextlib.contextmanager
-    def working():
-        depth[0] += 1
+    def inside(what):
+        now.append(what)
         yield
-        depth[0] -= 1
+        now.pop()
 
     class Slow(gk.Callback):
         def on_step_end(self, trainer, numbers):
-            seen["step"] = depth[0]
+            seen["step"] = now[-1]
 
         def on_epoch_end(self, trainer, numbers):
-            seen["epoch"] = depth[0]
+            seen["epoch"] = now[-1]
 
     def save(*arguments):
-        seen["checkpoint"] = depth[0]
+        seen["checkpoint"] = now[-1]
         return original(*arguments)
 
     original = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr(store, "working", working)
+    monkeypatch.setattr(store, "working", lambda: inside("work"))
+    monkeypatch.setattr(store, "running", inside)
 
     def on_epoch(number, record):
-        seen["on_epoch"] = depth[0]
+        seen["on_epoch"] = now[-1]
 
     trainer(kvstore=store).fit(data(), folder=tmp_path, callbacks=[Slow()], on_epoch=on_epoch)
-    assert sorted(seen) == ["checkpoint", "epoch", "on_epoch", "step"]
-    assert all(seen.values()), seen
+    name = Slow().name
+    assert seen == {
+        "checkpoint": "work",
+        "epoch": f"callback {name}.on_epoch_end",
+        "on_epoch": "on_epoch",
+        "step": f"callback {name}.on_step_end",
+    }
 
 
 def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):

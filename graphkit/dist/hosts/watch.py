@@ -4,7 +4,8 @@ What the processes of other hosts do is written there by the host's leader (`gra
 
 A process that is stopped, or that has gone without a word, shows no sign at all; one that stalls shows no progress
 while others wait for it. Both end the job, with the rank and where it was last seen. What takes long and is known to (a
-step that is compiled, an evaluation, a checkpoint) is `working`, and counts as progress as long as it goes on.
+step that is compiled, an evaluation, a checkpoint) is `working`, and counts as progress as long as it goes on. Code of
+the user's, such as a callback, does not: it may never return.
 
 If every rank waits and none has gone on for the timeout, nothing will ever happen: that ends the job too, with the call
 of each rank. A rank that computes or saves does not wait, and so keeps the others waiting for as long as it likes.
@@ -43,6 +44,9 @@ SLOT = np.dtype(
 _PROGRESS = struct.Struct("=dddqqq160s")
 # `there`: the process has not started, takes part, or has ended.
 _BEFORE, _PART, ENDED = 0, 1, 2
+
+# How what a process says of itself begins while it runs code of the user's; else it is the last call that it came to.
+_IN = "in "
 
 # Signs in a timeout, and seconds between them at most.
 _SIGNS, _LONGEST = 8, 1.0
@@ -168,6 +172,21 @@ class Watch:
         finally:
             self._working.remove(number)
             self._sign(progress=True)
+
+    @contextlib.contextmanager
+    def running(self, code: str, steps: int) -> Iterator[None]:
+        """Code of the user's runs meanwhile, which `code` names: it does not count as work that goes on.
+
+        Others wait for its return no longer than for anything else, also where it is called in the middle of work. What
+        it calls of graphkit's, and its own `working`, count again.
+        """
+        before, self._working = self._working, []
+        self.doing(f"{_IN}{code}".encode(), steps)
+        try:
+            yield
+        finally:
+            self._working = [*before, *self._working]
+            self.doing(code.encode(), steps)
 
     def end(self) -> None:
         """This process takes part no longer; its last sign stays."""
@@ -298,4 +317,5 @@ def _silent(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | N
 
 def _seen(slot: np.void, who: str) -> str:
     call = slot["call"].decode(errors="replace")
-    return f"; {who} was last seen in step {int(slot['steps'])}, behind {call}" if call else ""
+    where = call if call.startswith(_IN) else f"behind {call}"
+    return f"; {who} was last seen in step {int(slot['steps'])}, {where}" if call else ""

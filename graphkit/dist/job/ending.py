@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from graphkit.dist.job import survival
+from graphkit.dist.job import roll, survival
 from graphkit.dist.job.mpi import MpiCommunicator, started
-from graphkit.dist.job.start import LEAST, checked_timeout, deadline
+from graphkit.dist.job.start import LEAST, checked_timeout, deadline, told_rank
 from graphkit.dist.rounds.announcement import ENDED
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 
@@ -58,8 +58,12 @@ def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
     place = started()
     if replicated:
         survival.prepare(servers)
+    roll.join()
+    if (rank := told_rank()) is not None:
+        roll.say(roll.BEGUN, rank)
     with deadline(max(timeout, LEAST), place):
         _followed = communicator = MpiCommunicator(servers, replicated)
+    roll.say(roll.BEGUN, communicator.place)
     atexit.register(end)
     if communicator.processes > 1:
         _follow_failures()
@@ -75,6 +79,7 @@ def end_of_server(communicator: MpiCommunicator) -> NoReturn:
     """Close MPI together with the workers, and leave."""
     global _followed
     _followed = None
+    roll.say(roll.ENDED, communicator.place)
     communicator.finalize()
     sys.exit(0)
 
@@ -115,6 +120,7 @@ def end() -> None:
             last()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the others end with this process
         _abort(communicator, error)
+    roll.say(roll.ENDED, communicator.place)
     communicator.finalize()
 
 
@@ -143,10 +149,12 @@ def abort_on_error() -> Iterator[None]:
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
-    print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    roll.say(roll.FAILED, communicator.place)
     try:
+        print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
         if communicator.disagreement is not None:
             communicator.meet(GRACE)
     finally:

@@ -15,6 +15,7 @@ from types import FrameType
 
 from graphkit import config
 from graphkit.dist.job.mpi import launched_by_mpi
+from graphkit.dist.job.roll import Roll
 from graphkit.dist.job.start import check_tasks
 from graphkit.dist.job.survival import launcher_options
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
@@ -62,6 +63,11 @@ def is_started() -> bool:
     return config.JOB_SIZE.get() is not None or launched_by_mpi()
 
 
+def has_given_size() -> bool:
+    """Whether an MPI launcher decides how many processes there are, and not `run_processes`."""
+    return config.JOB_SIZE.get() is None and launched_by_mpi()
+
+
 def check_size(wanted: int, size: int) -> None:
     """Raise UsageError where MPI says that a job has other than the `wanted` number of processes."""
     if size == wanted:
@@ -84,7 +90,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
     environment[config.JOB_SIZE.name] = str(processes)
-    if not sys.stdout.isatty():  # Open MPI gives its processes a terminal of their own
+    if sys.stdout is None or not sys.stdout.isatty():  # Open MPI gives its processes a terminal of their own
         environment["TERM"] = "dumb"
     further = _MORE_THAN_CORES | _ON_THIS_MACHINE | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():
@@ -95,11 +101,15 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     mpiexec = find_mpiexec()
     options = launcher_options(mpiexec) if survives else []
     command = [mpiexec, *options, "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
-    with _forwarding() as signals:
+    with Roll(processes) as roll, _forwarding() as signals:
+        environment[config.JOB_PIPE.name] = roll.path
         # A group in the background must not read from the terminal.
-        job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+        # A standard stream that is closed must not become the number of another file in the launcher.
+        out, err = (None if stream is not None else subprocess.DEVNULL for stream in (sys.stdout, sys.stderr))
+        nothing = subprocess.DEVNULL
+        job = subprocess.Popen(command, env=environment, stdin=nothing, stdout=out, stderr=err, process_group=0)
         signals.go_to(job)
-        status = _wait(job)
+        status = roll.wait(job, _PAUSE)
     sent = signals.sent
     if status < 0:
         return 128 - status
@@ -108,22 +118,30 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         print(f"graphkit: the job was {what}", file=sys.stderr)  # the words of its processes may be lost
         return 128 + sent[0]
-    if (number := _signal_of(status)) is not None:
+    return _judged(status, roll)
+
+
+def _judged(status: int, roll: Roll) -> int:
+    """The exit status of a job whose launcher has left with this one; says what the ranks have not said themselves."""
+    number, first = _signal_of(status), roll.first_lost()
+    if first is not None:
+        shown = str(status) if number is None else f"{status} ({number.name})"
+        print(
+            f"graphkit: {first} left before its program had ended: it was killed, or called os._exit; the launcher's "
+            f"status is {shown}",
+            file=sys.stderr,
+        )
+    elif number is not None:
         several = ", or several have failed with different statuses" if status in _COMBINED else ""
         print(f"graphkit: a process of the job was ended by {number.name}{several}", file=sys.stderr)
-        return RuntimeFailure.exit_code
-    return status
-
-
-def _wait(job: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of the job, and let Python's handlers of signals run meanwhile.
-
-    Python runs handlers in the main thread, between two of its instructions. A signal does not interrupt a wait
-    without a limit if it comes just before the wait, or if the system delivers it to another thread.
-    """
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return job.wait(_PAUSE)
+    elif status == 0 and (missing := roll.not_ended()):
+        print(
+            "graphkit: the launcher's status is 0, but the program of these ranks has not ended: " + ", ".join(missing),
+            file=sys.stderr,
+        )
+    else:
+        return status
+    return RuntimeFailure.exit_code if status == 0 or number is not None else status
 
 
 def _signal_of(status: int) -> signal.Signals | None:

@@ -25,6 +25,7 @@ from graphkit.dist.hosts.hosts import Hosts
 from graphkit.dist.hosts.placement import Allowed, place
 from graphkit.dist.hosts.relay import Relay
 from graphkit.dist.hosts.watch import Board, Watch
+from graphkit.dist.job import roll
 from graphkit.dist.job.start import LEAST, check_company, checked_timeout, deadline
 from graphkit.dist.rounds import announcement
 from graphkit.dist.rounds.channel import Channel
@@ -240,6 +241,7 @@ class MpiCommunicator:
 
     def excuse(self, rank: int) -> None:
         """That process is lost, and the others go on without it."""
+        roll.say(roll.EXCUSED, rank)
         if self._watch is not None:
             self._watch.excuse(rank)
 
@@ -295,6 +297,9 @@ class MpiCommunicator:
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._watch is None else self._watch.working()
+
+    def running(self, code: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.running(code, self.steps)
 
     def doing(self, call: bytes) -> None:
         if self._watch is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import math
+import numbers
 import os
 import socket
 import sys
@@ -22,6 +23,9 @@ from graphkit.executor.devices.loading import load_native
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)
+# What launchers of PyTorch's tell their processes, who find each other without MPI; and what torchrun alone tells them.
+_TORCH_RANK, _TORCH_SIZE, _TORCHRUN = "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"
+_HOW = "start them with --processes N on one machine, or with mpiexec -n N or srun"
 
 # Seconds that processes are given to start, however short the timeout is: some load Python's modules later than others.
 LEAST = 10.0
@@ -36,9 +40,9 @@ def checked_timeout(seconds: float | None) -> float:
     """
     if seconds is None:
         return config.RANK_TIMEOUT.get()
-    if not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds > 0:
         raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
-    return seconds
+    return float(seconds)
 
 
 def check_company(size: int) -> None:
@@ -52,15 +56,44 @@ def check_company(size: int) -> None:
             f"the launcher has started {told} processes, but by MPI's word each is alone: it belongs to another MPI "
             "than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
         )
+    torch = _told_by_torch()
+    if size == 1 and torch > 1:
+        raise UsageError(
+            f"a launcher of PyTorch's has started {torch} processes ({_TORCH_SIZE}={torch}), but by MPI's word each is "
+            f"alone: processes of graphkit find each other through MPI; {_HOW}. If this process is to be alone, unset "
+            f"{_TORCH_SIZE}"
+        )
 
 
 def check_tasks(processes: int) -> None:
-    """Raise UsageError where this is one of several tasks of Slurm, each of which would start so many processes."""
+    """Raise UsageError where this is one of several tasks of Slurm or torchrun, each of which would start so many."""
     tasks = _told((_TASKS,))
     if tasks is not None and tasks > 1:
         raise UsageError(
             f"--processes {processes} in each of the {tasks} tasks that srun has started, without MPI: let srun start "
             f"the processes (srun --mpi=..., see srun --mpi=list), or one task; for a job in each task, unset {_TASKS}"
+        )
+    if (torch := _told_by_torchrun()) > 1:
+        raise UsageError(
+            f"--processes {processes} in each of the {torch} processes that torchrun has started: start the command "
+            f"without torchrun; for a job in each process, unset {_TORCHRUN}"
+        )
+
+
+def told_rank() -> int | None:
+    """This process's rank by the launcher's word, before MPI has started; None where it does not say so."""
+    return _told(_RANKS)
+
+
+def check_alone() -> None:
+    """Raise UsageError where torchrun has started this program several times and each would train by itself.
+
+    Other launchers of PyTorch's set no variable that tells them from an environment that has other uses.
+    """
+    if (torch := _told_by_torchrun()) > 1:
+        raise UsageError(
+            f"torchrun has started {torch} processes, and with --kvstore local each of them would train alone: use "
+            f"--kvstore dist_sync, and {_HOW}. For a training in each process, unset {_TORCHRUN}"
         )
 
 
@@ -107,3 +140,14 @@ def _told(variables: Sequence[str]) -> int | None:
     """The number that the first of these environment variables has; None where there is none."""
     texts = (os.environ.get(name, "") for name in variables)
     return next((int(text) for text in texts if text.isdecimal()), None)
+
+
+def _told_by_torch() -> int:
+    """How many processes a launcher of PyTorch's has started, of which this is one; 0 without one."""
+    told = _told((_TORCH_SIZE,)) if _told((_TORCH_RANK,)) is not None else None
+    return told or 0
+
+
+def _told_by_torchrun() -> int:
+    """The same where that launcher is torchrun."""
+    return _told_by_torch() if _TORCHRUN in os.environ else 0

@@ -64,8 +64,9 @@ def takes_part() -> None:
 
 def _child() -> int:
     """The child goes on; this process waits for its end, and leaves with its status, or 0 where a signal ended it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     reads, writes = os.pipe()
     child = os.fork()
     if not child:

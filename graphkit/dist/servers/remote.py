@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import threading
@@ -17,20 +18,21 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from graphkit import errors
+from graphkit.dist.arguments import Key, array_of, callable_of, keys_of, pairs_of, path_of, whole
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.servers import rows
 from graphkit.dist.servers.post import Post
 from graphkit.dist.servers.server import PACKED, PLAIN, ROWS, ZERO
 from graphkit.dist.servers.sharding import Part, Sharding
-from graphkit.dist.store import KVStore, is_one, pairs_of
+from graphkit.dist.store import KVStore
 from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
-from graphkit.dist.sums.rows import RowSparse, check_within
-from graphkit.dist.sums.rows import row_ids as ids_of
-from graphkit.dist.updaters import HasUpdater, Key, Updater, updater_facts
+from graphkit.dist.sums.rows import RowSparse
+from graphkit.dist.updaters import HasUpdater, Updater, check_optimizer, checked_updater, updater_facts
 from graphkit.dist.wire.packing import pack, pack_named, unpack
-from graphkit.errors import InputError, RuntimeFailure, UsageError
+from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
+from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import read_arrays, write_arrays
 from graphkit.text import human
 
@@ -150,10 +152,12 @@ class RemoteStore(KVStore):
     # --- values -----------------------------------------------------------------------------------
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
-        pairs = [(k, np.asarray(v)) for k, v in pairs_of(key, value)]
+        pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "init")]
         for k, v in pairs:
             if k in self._specs:
                 raise UsageError(f"key {k!r} is initialised already")
+            _check_held(k, v.dtype)
+        for k, v in pairs:
             parts = self._sharding.parts(k, v.size, len(v) if v.ndim else 1)
             self._specs[k] = _Spec(len(self._specs), v.dtype, v.shape, tuple(parts))
         self._place("init", dict(pairs))
@@ -176,7 +180,8 @@ class RemoteStore(KVStore):
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Send the value (of a list, the sum) to where the key lives, and return. What fails is raised by what asks
         the servers next. Parts that are all 0 travel as a word, and of a RowSparse its rows, each once."""
-        given = {k: self._local_sum(k, v, known=True) for k, v in pairs_of(key, value)}
+        whole("push: priority", priority)
+        given = dict(self._given(key, value, "push", known=True))
         self._under_way += sum(array.nbytes for array in given.values())
         for server, parts in self._by_server(list(given)):
             hows, arrays = [], []
@@ -203,43 +208,24 @@ class RemoteStore(KVStore):
         return (PLAIN, [array]) if array.any() else (ZERO, [])
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
-        """Copies of the stored values. What has not changed since the last pull is not sent again."""
-        keys = [key] if is_one(key) else list(key)
-        each = {}
+        """As of KVStore. What has not changed since the last pull is not sent again."""
+        keys, outs = self._to_write(key, out)
+        unique, each = list(dict.fromkeys(keys)), {}
         with self._turn:
-            for server, parts in self._by_server(keys):
+            for server, parts in self._by_server(unique):
                 known = [[self._spec(k).number, self._pulled.get((k, server), (-1,))[0]] for k, _ in parts]
                 each[server] = {"parts": known}, ()
-            answers = self._ask_in_time("pull", keys, each)
-            for server, parts in self._by_server(keys):
+            answers = self._ask_in_time("pull", unique, each)
+            for server, parts in self._by_server(unique):
                 self._take(server, parts, *answers[server])
             found = [self._joined(k) for k in keys]
         if out is not None:
-            outs = [out] if is_one(key) else out
-            for array, o in zip(found, outs, strict=True):
-                np.copyto(o, array)
-            return out
-        return found[0] if is_one(key) else found
+            for place, array in enumerate(found):
+                outs.write(place, array)
+        return outs.result(found)
 
-    def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
-        """As of KVStore; these rows alone travel, each time."""
-        several = not is_one(key)
-        keys = [key] if is_one(key) else list(key)
-        outs = [None] * len(keys) if out is None else out if several else [out]
-        given = row_ids if several else [row_ids]
-        found = self._rows_pulled([(k, self._wanted(k, ids)) for k, ids in zip(keys, given, strict=True)])
-        for pulled, o in zip(found, outs, strict=True):
-            if o is not None:
-                o[pulled.indices] = pulled.values
-        return found if several else found[0]
-
-    def _wanted(self, key: Key, given: Any) -> np.ndarray:
-        """The rows of a key that are asked for, each once, ascending. Raises InputError for those that it lacks."""
-        wanted, shape = np.unique(ids_of(given)), self._spec(key).shape
-        check_within(f"key {key!r}", wanted, shape[0] if shape else 0)
-        return wanted
-
-    def _rows_pulled(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
+    def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
+        """These rows, and no others, travel, each time."""
         each: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
         for key, indices in wanted:
             spec = self._spec(key)
@@ -291,9 +277,9 @@ class RemoteStore(KVStore):
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
         """`push`, then `pull`; of keys without `init`, the sum over all workers, of which nothing is kept."""
-        keys = [key] if is_one(key) else key
-        if not any(k in self._specs for k in keys):
+        if not any(k in self._specs for k in keys_of(key)):
             return super().pushpull(key, value, out, priority)
+        self._to_write(key, out)
         self.push(key, value, priority)
         return self.pull(key, out)
 
@@ -316,6 +302,8 @@ class RemoteStore(KVStore):
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
         """Wait until all that was pushed has been applied; raises what failed. The step under way counts as over."""
+        for k in () if key is None else keys_of(key):
+            self._spec(k)
         self._ask_all("wait", {"clock": self._communicator.steps})
 
     def barrier(self) -> None:
@@ -340,10 +328,11 @@ class RemoteStore(KVStore):
 
         The parts of a large key, some rows each, are updated one by one.
         """
-        self._set(updater, "set_updater")
+        self._set(checked_updater(updater), "set_updater")
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
         """Update the stored values on the servers by each gradient that is pushed; see `gk.optim`."""
+        check_optimizer(optimizer)
         divided = [key for key, spec in self._specs.items() if len(spec.parts) > 1]
         if divided and not getattr(optimizer, "elementwise", True):
             raise UsageError(
@@ -361,7 +350,8 @@ class RemoteStore(KVStore):
     def call_servers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `function(values, *arguments)` returns on each server, `values` being its parts by key, to read or to
         change. It is found by its module and name; one worker's call is enough."""
-        answers = self._ask_all("function", {}, [_pickled((function, arguments))])
+        checked = callable_of("call_servers takes a function f(values, ...)", function)
+        answers = self._ask_all("function", {}, [_pickled((checked, arguments))])
         return [pickle.loads(arrays[0].tobytes()) for _, arrays in answers]
 
     def set_gradient_compression(self, options: str | Mapping[str, Any]) -> None:
@@ -380,6 +370,7 @@ class RemoteStore(KVStore):
 
     def averages(self, keys: Sequence[Key]) -> list[np.ndarray]:
         """The moving averages of keys, of an optimizer that keeps them. Raises UsageError where there are none."""
+        keys = keys_of(keys, "averages")
         by_server = dict(self._by_server(keys))
         each = {s: ({"parts": [self._spec(k).number for k, _ in parts]}, ()) for s, parts in by_server.items()}
         answers = self._ask("averages", keys, each)
@@ -416,10 +407,10 @@ class RemoteStore(KVStore):
         self._communicator.perform("restore_optimizer_states")
 
     def save_optimizer_states(self, path: str | Path) -> None:
-        write_arrays(Path(path), self.optimizer_states())
+        write_arrays(path_of("save_optimizer_states", path), self.optimizer_states())
 
     def load_optimizer_states(self, path: str | Path) -> None:
-        self.restore_optimizer_states(read_arrays(Path(path)))
+        self.restore_optimizer_states(read_arrays(path_of("load_optimizer_states", path)))
 
     # --- what there is not ------------------------------------------------------------------------
 
@@ -437,6 +428,15 @@ class RemoteStore(KVStore):
         specs = list(self._specs.values())
         yield f"{len(specs)} keys, {human(sum(spec.size * spec.dtype.itemsize for spec in specs))}"
         yield f"staleness {self.staleness}" + ("" if self._bound is None else f" of {self._bound}")
+
+
+def _check_held(key: Key, dtype: np.dtype[Any]) -> None:
+    """Raise InputError for a dtype that servers do not hold."""
+    with contextlib.suppress(GraphkitError):
+        if dtype.kind != "S":
+            dtype_of(dtype)
+            return
+    raise InputError(f"key {key!r}: servers hold numbers, booleans and strings, not {dtype}")
 
 
 def _state_name(key: Key) -> str:

@@ -133,6 +133,10 @@ def create(options: str | Mapping[str, Any]) -> Compression:
 
     Raises UsageError for others.
     """
+    if not isinstance(options, (str, Mapping)):
+        raise UsageError(
+            f'compression is a text such as "2bit:0.5", or a dict such as {{"type": "2bit"}}, not {options!r}'
+        )
     given = _read(options) if isinstance(options, str) else dict(options)
     name = given.pop("type", None)
     kind = _ALIASES.get(str(name), str(name))

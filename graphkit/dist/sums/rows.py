@@ -23,7 +23,7 @@ class RowSparse:
     __slots__ = ("indices", "values")
 
     def __init__(self, indices: Any, values: Any):
-        self.values = np.asarray(values)
+        self.values = _array(values, "values of rows")
         self.indices = row_ids(indices)
         if not self.values.ndim or len(self.values) != len(self.indices):
             raise InputError(f"{len(self.indices)} rows by index need as many values, not {list(self.values.shape)}")
@@ -57,12 +57,41 @@ class RowSparse:
 
 def row_ids(given: Any) -> np.ndarray:
     """An int64 vector of indices that are not negative. Raises InputError for others."""
-    found = np.asarray(given)
+    found = _array(given, "row indices")
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise InputError(f"row indices are a vector of integers, not {found.dtype}{list(found.shape)}")
     if found.size and found.min() < 0:
         raise InputError(f"row indices count from 0; there is {found.min()}")
+    if found.size and int(found.max()) > np.iinfo(np.int64).max:
+        raise InputError(f"row indices are below 2**63; there is {found.max()}")
     return found.astype(np.int64, copy=False)
+
+
+def _array(given: Any, what: str) -> np.ndarray:
+    """An array of numbers. Raises InputError, which begins with `what`."""
+    try:
+        found = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} are not an array: {error}") from None
+    if found.dtype.hasobject:
+        raise InputError(f"{what} are an array of numbers, not {type(given).__name__}")
+    return found.astype(found.dtype.newbyteorder("="), copy=False)
+
+
+def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
+    """The row indices that a caller asks for, each once, ascending.
+
+    Raises InputError, which begins with `what`, for what is not a vector of integers, and for rows that an array of
+    this shape does not have.
+    """
+    if not shape:
+        raise InputError(f"{what} has no rows: it is a single number")
+    try:
+        wanted = np.unique(row_ids(given))
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+    check_within(what, wanted, shape[0])
+    return wanted
 
 
 def check_within(what: str, indices: np.ndarray, rows: int) -> None:
@@ -110,8 +139,7 @@ def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> R
 
 def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
     """Rows of an array, each once, by ascending index. Raises InputError, which begins with `what`, for no rows."""
-    wanted = np.unique(row_ids(given))
-    check_within(what, wanted, len(stored) if stored.ndim else 0)
+    wanted = wanted_rows(what, stored.shape, given)
     return RowSparse(wanted, stored[wanted])
 
 

@@ -1,0 +1,78 @@
+"""Standard output and standard error: if one cannot be written, the command ends with an exit code of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from typing import Any, TextIO
+
+from graphkit.errors import RuntimeFailure
+
+_NAMES = {1: "standard output", 2: "standard error"}
+
+
+class OutputLost(Exception):
+    """A standard stream cannot be written: its reader has closed it (`| head -1`), or the disk is full.
+
+    It is not an OSError, as libraries handle those of a pipe, nor a GraphkitError, to which commands add names.
+    """
+
+    def __init__(self, descriptor: int, error: OSError):
+        super().__init__(f"{_NAMES[descriptor]} cannot be written: {error.strerror or error}")
+        self.is_closed = isinstance(error, BrokenPipeError)
+        self.exit_code = 128 + signal.SIGPIPE if self.is_closed else RuntimeFailure.exit_code
+
+
+class _Raw(io.FileIO):
+    """A standard stream. What comes after an error goes nowhere, so that the command can end in order."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        if not len(data):  # click asks so what takes bytes; devices may refuse even nothing
+            return 0
+        try:
+            return super().write(data)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            raise OutputLost(self.fileno(), error) from None
+
+
+def watch() -> None:
+    """From now on, what is written to a standard stream and cannot be raises OutputLost."""
+    sys.stdout, sys.stderr = _watched(sys.stdout, 1), _watched(sys.stderr, 2)
+
+
+def _watched(stream: TextIO, descriptor: int) -> TextIO:
+    """The same stream; not where somebody has replaced it, or it was closed before the start."""
+    if not isinstance(stream, io.TextIOWrapper) or stream not in (sys.__stdout__, sys.__stderr__):
+        return stream
+    stream.flush()
+    raw = _Raw(descriptor, "w", closefd=False)
+    buffered: Any = raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        buffered, stream.encoding, stream.errors, line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )  # fmt: skip
+
+
+def flushed(code: int) -> int:
+    """Write out what the streams hold; return the exit code of the command, or another one if that is not possible."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except OutputLost as lost:
+        return told(lost)
+    return code
+
+
+def told(lost: OutputLost) -> int:
+    """Say that a stream is lost, unless its reader has closed it; return the exit code."""
+    if not lost.is_closed and sys.stderr is not None:
+        print(f"graphkit: {lost}", file=sys.stderr)
+    return lost.exit_code

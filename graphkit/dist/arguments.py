@@ -1,0 +1,185 @@
+"""Check what a caller gives to a store: keys, values, arrays to write to, numbers and paths.
+
+All of it is checked before anything is sent, so that a wrong call in one process leaves no other process waiting in the
+middle of an exchange.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from graphkit.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Key: TypeAlias = int | str
+
+# Characters of a value in an error message, at most.
+_SHOWN = 60
+
+
+def is_one(key: Key | Sequence[Key]) -> TypeIs[Key]:
+    """Whether one key is given, and not several."""
+    return not isinstance(key, (list, tuple))
+
+
+def checked_key(key: Any) -> Key:
+    """Return a key as an int or a string. Raises UsageError for everything else."""
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, numbers.Integral) and not isinstance(key, bool):
+        return int(key)
+    raise UsageError(f"a key is an int or a string, not {described(key)}; several keys are a list or a tuple")
+
+
+def keys_of(key: Any, call: str | None = None) -> list[Key]:
+    """Return the keys of a call as a list.
+
+    Args:
+        key: One key, or a list or tuple of keys.
+        call: The name of the call if it takes each key only once.
+
+    Raises:
+        UsageError: A key has another type, or comes twice.
+    """
+    found = [checked_key(key)] if is_one(key) else [checked_key(k) for k in key]
+    if call is not None and len(set(found)) < len(found):
+        twice = next(k for i, k in enumerate(found) if k in found[:i])
+        raise UsageError(f"{call}: key {twice!r} is given twice in one call; give each key once")
+    return found
+
+
+def pairs_of(key: Any, value: Any, call: str, what: str = "values") -> list[tuple[Key, Any]]:
+    """Return each key of a call with its value. Raises UsageError if there are not as many values as keys."""
+    keys = keys_of(key, call)
+    return list(zip(keys, [value] if is_one(key) else matched(keys, value, what), strict=True))
+
+
+def matched(keys: Sequence[Key], given: Any, what: str) -> Sequence[Any]:
+    """Return what is given for a list of keys. Raises UsageError if it is not a list of one entry for each key."""
+    many = "1 key needs" if len(keys) == 1 else f"{len(keys)} keys need"
+    if not isinstance(given, (list, tuple)):
+        raise UsageError(f"{many} as many {what}, in a list or a tuple, not {described(given)} (keys {shown(keys)})")
+    if len(given) != len(keys):
+        raise UsageError(f"{many} as many {what}, not {len(given)} (keys {shown(keys)})")
+    return given
+
+
+def array_of(key: Key, value: Any, what: str = "value") -> np.ndarray:
+    """Return the value of a key as an array with the byte order of this machine.
+
+    Raises:
+        InputError: It is not an array, a number, or a nested list of numbers.
+    """
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"key {key!r}: its {what} is not an array: {error}") from None
+    if found.dtype.hasobject:
+        raise InputError(f"key {key!r}: a {what} is an array or a number, not {described(value)}")
+    return found.astype(found.dtype.newbyteorder("="), copy=False)
+
+
+class Outs:
+    """The arrays that a call writes its results to, for each of its keys; `given` is None if there are none.
+
+    As in MXNet, a key takes one array or a list of arrays, and every array of the list gets the value.
+    """
+
+    def __init__(self, key: Any, out: Any):
+        self.given, self._several = out, not is_one(key)
+        keys = keys_of(key)
+        outs: Sequence[Any] = [None] * len(keys)
+        if out is not None:
+            outs = matched(keys, out, "arrays to write to") if self._several else [out]
+        self._by_key = [(k, _arrays_of(k, o)) for k, o in zip(keys, outs, strict=True)]
+
+    def check(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        """Raise InputError unless a value of this type fits the arrays of the key at this place of the call."""
+        key, arrays = self._by_key[place]
+        for array in arrays:
+            if array.shape != shape or not np.can_cast(dtype, array.dtype, "same_kind"):
+                raise InputError(
+                    f"key {key!r} is {dtype}{list(shape)}; the array to write to is {array.dtype}{list(array.shape)}"
+                )
+            if not array.flags.writeable:
+                raise InputError(f"key {key!r}: the array to write to is read-only")
+
+    def only(self, place: int) -> np.ndarray | None:
+        """Return the array of the key at this place of the call; None if there is none, or there are several."""
+        arrays = self._by_key[place][1]
+        return arrays[0] if len(arrays) == 1 else None
+
+    def write(self, place: int, value: np.ndarray) -> None:
+        """Write the value to the arrays of the key at this place of the call."""
+        for array in self._by_key[place][1]:
+            if array is not value:
+                np.copyto(array, value, casting="same_kind")
+
+    def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
+        """Write these rows to the arrays of the key at this place of the call; other rows stay as they are."""
+        for array in self._by_key[place][1]:
+            array[indices] = values
+
+    def meets(self, place: int, values: Sequence[np.ndarray]) -> bool:
+        """Whether the array of the key at this place may share memory with one of these values."""
+        return any(np.may_share_memory(array, v) for array in self._by_key[place][1] for v in values)
+
+    def result(self, found: list[Any]) -> Any:
+        """Return what the call returns: what it was given to write to, or else the values that were found."""
+        return self.given if self.given is not None else found if self._several else found[0]
+
+
+def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray]:
+    """The arrays that the value of one key is written to."""
+    if out is None:
+        return ()
+    outs = out if isinstance(out, (list, tuple)) else (out,)
+    if not outs:
+        raise UsageError(f"key {key!r}: an empty list of arrays to write to; leave `out` out to get a new array")
+    for o in outs:
+        if not isinstance(o, np.ndarray):
+            raise InputError(f"key {key!r}: its value is written to numpy arrays, not to {described(o)}")
+    return outs
+
+
+def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """Return an integer from `low` to `high`, both included. Raises UsageError, which begins with the name."""
+    fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not fits or (low is not None and value < low) or (high is not None and value > high):
+        where = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
+        raise UsageError(f"{name} is an integer{where}, not {described(value)}")
+    return int(value)
+
+
+def callable_of(name: str, value: Any) -> Callable[..., Any]:
+    """Return a function. Raises UsageError, which begins with the name."""
+    if not callable(value):
+        raise UsageError(f"{name}, not {described(value)}")
+    found: Callable[..., Any] = value
+    return found
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return the path of a file. Raises UsageError, which begins with the name."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise UsageError(f"{name} takes the path of a file, not {described(value)}")
+    return Path(value)
+
+
+def shown(keys: Sequence[Key]) -> str:
+    """The keys as text, shortened if there are many."""
+    return ", ".join(repr(k) for k in keys[:4]) + (", ..." if len(keys) > 4 else "")
+
+
+def described(value: Any) -> str:
+    """What was given, for an error: its value if that is short, and its type."""
+    text = repr(value)
+    return f"{text} ({type(value).__name__})" if len(text) <= _SHOWN else f"a {type(value).__name__}"

@@ -1,0 +1,207 @@
+"""What the ranks of a job and the command that has started them know of each other, through a named pipe.
+
+A launcher of MPI may end with status 0 after a rank has left in the middle of its program, and it names no rank. So
+each rank writes a line to the pipe when it begins, and another one when its program has ended. The command reads which
+ranks have not ended, and which of them left first. A rank that sees nobody read the pipe knows that the command is
+gone, and ends: nobody could stop the job any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, NoReturn
+
+from graphkit import config
+from graphkit.errors import RuntimeFailure
+
+# What a rank says of itself, and EXCUSED what others say of one that was lost and without which they go on.
+BEGUN, ENDED, FAILED, EXCUSED = "begun", "ended", "failed", "excused"
+
+# Bytes that are read at once; a line is far below what a pipe takes as a whole.
+_PART = 1 << 16
+
+
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    rank: int
+    process: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (process {self.process})"
+
+
+class Roll:
+    """The end of the command that starts a job of so many ranks; a context, in which the pipe exists."""
+
+    def __init__(self, ranks: int):
+        self._ranks = ranks
+        self._begun: dict[int, Place] = {}
+        self._said: dict[int, str] = {}
+        # Ranks whose processes have ended, in this order.
+        self._left: list[int] = []
+        self._rest = b""
+
+    def __enter__(self) -> Roll:
+        self._folder = tempfile.mkdtemp(prefix="graphkit-job-")
+        self.path = str(Path(self._folder) / "ranks")
+        os.mkfifo(self.path)
+        # For writing too: without a writer the pipe would be at its end, and never wait.
+        self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+        self._processes: dict[int, int | None] = {}
+        self._events = select.epoll() if hasattr(select, "epoll") and hasattr(os, "pidfd_open") else None
+        if self._events is not None:
+            self._events.register(self._pipe, select.EPOLLIN)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for descriptor in self._processes:
+            os.close(descriptor)
+        if self._events is not None:
+            self._events.close()
+        os.close(self._pipe)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def wait(self, job: subprocess.Popen[bytes], pause: float) -> int:
+        """Wait for the end of the job; return its status. Python's handlers of signals run after `pause` at the latest.
+
+        Python runs handlers in the main thread, between two of its instructions. A signal does not interrupt a wait
+        without a limit if it comes just before the wait, or if the system delivers it to another thread.
+        """
+        self._follow(job.pid, None)
+        while job.poll() is None:
+            if self._events is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    job.wait(pause)
+            else:
+                # Events come in the order in which they have happened.
+                for descriptor, _ in self._events.poll(pause):
+                    self._look(descriptor)
+            self._read()
+        self._read()
+        return int(job.returncode)
+
+    def first_lost(self) -> str | None:
+        """The rank that was seen to leave first without having ended its program; None if there is none.
+
+        None also if a rank has said itself why it failed: the others have left for that reason.
+        """
+        gone = [rank for rank in self._left if rank not in self._said]
+        return str(self._begun[gone[0]]) if gone and FAILED not in self._said.values() else None
+
+    def not_ended(self) -> list[str]:
+        """The ranks that have not said that their program has ended."""
+        return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._said]
+
+    def _follow(self, process: int, rank: int | None) -> None:
+        """Have an event at the end of a process."""
+        if self._events is None:
+            return
+        try:
+            descriptor = os.pidfd_open(process)
+        except ProcessLookupError:
+            if rank is not None:
+                self._left.append(rank)
+        except OSError as error:
+            # Such as a system that lacks the call: `lost` names all ranks that have not ended.
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
+        else:
+            self._processes[descriptor] = rank
+            self._events.register(descriptor, select.EPOLLIN)
+
+    def _look(self, descriptor: int) -> None:
+        """A process has ended, if it is not the pipe that has something."""
+        if descriptor in self._processes:
+            assert self._events is not None, "there was an event"
+            self._events.unregister(descriptor)
+            if (rank := self._processes[descriptor]) is not None:
+                self._left.append(rank)
+
+    def _read(self) -> None:
+        """Take in what ranks have written."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._pipe, _PART):
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for line in lines:
+                    self._take(*line.decode().split("\t"))
+
+    def _take(self, word: str, rank: str, process: str, host: str) -> None:
+        place = Place(int(rank), int(process), host)
+        if word == BEGUN:
+            # Said before MPI has started by the launcher's word, and by MPI's after that.
+            if self._begun.get(place.rank) != place:
+                self._begun[place.rank] = place
+                self._follow(place.process, place.rank)
+        else:
+            self._said[place.rank] = word
+
+
+# The pipe of this process, where it is a rank that such a command has started.
+_pipe: int | None = None
+
+
+def join() -> None:
+    """Open the pipe, and end this process from now on when the command is gone that has started its job.
+
+    It does nothing where no such command has started this process. Raises RuntimeFailure where the command is gone
+    already, or the pipe is not to be found.
+    """
+    global _pipe
+    path = config.JOB_PIPE.get()
+    if path is None or _pipe is not None:
+        return
+    try:
+        _pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            _remove(path)
+            raise RuntimeFailure("the command that has started this job is gone; this process ends") from None
+        raise RuntimeFailure(
+            f"{config.JOB_PIPE.name}={path}: this pipe of the command that has started the job cannot be opened "
+            f"({error.strerror}); the ranks of --processes run on the same machine and see the same temporary folder"
+        ) from None
+    threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-roll", daemon=True).start()
+
+
+def say(word: str, rank: int) -> None:
+    """Tell the command that has started the job, if there is one: BEGUN, ENDED and FAILED are of this process's rank,
+    EXCUSED of another one."""
+    if _pipe is not None:
+        # It is gone, or does not read: the thread sees to the first.
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(_pipe, f"{word}\t{rank}\t{os.getpid()}\t{socket.gethostname()}\n".encode())
+
+
+def _end_with_command(pipe: int, path: str) -> NoReturn:
+    """Wait until nobody reads the pipe; then end this process. Its launcher ends the other ranks."""
+    events = select.poll()
+    events.register(pipe, 0)  # what remains is the error that there is no reader
+    events.poll()
+    _remove(path)
+    with contextlib.suppress(OSError):
+        os.write(
+            2,
+            f"graphkit: process {os.getpid()} on {socket.gethostname()}: the command that has started this job is "
+            "gone; this ends the job\n".encode(),
+        )
+    os._exit(RuntimeFailure.exit_code)
+
+
+def _remove(path: str) -> None:
+    """Remove the pipe and its folder, which the command can do no more."""
+    with contextlib.suppress(OSError):  # another rank may have been earlier
+        os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(Path(path).parent)

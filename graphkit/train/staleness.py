@@ -1,0 +1,54 @@
+"""Warn of training with servers at a learning rate or a momentum that suits one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import TYPE_CHECKING
+
+from graphkit.errors import GraphkitWarning
+from graphkit.train import optim
+
+if TYPE_CHECKING:
+    from graphkit.dist.kvstore import KVStore
+    from graphkit.train.optim import Optimizer
+    from graphkit.train.schedules import Schedule
+
+# Stores whose servers apply the gradients of each worker as they come.
+_STALE = ("dist_async", "dist_bounded")
+
+
+def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) -> None:
+    """Warn on rank 0 if several workers share a momentum, or a learning rate that nobody has lowered for them.
+
+    A gradient is applied after those that other workers have sent meanwhile. This acts like more momentum (Mitliagkas
+    et al., "Asynchrony begets momentum", 2016), and n workers apply n gradients where one process applies one.
+
+    Args:
+        store: The store of the training.
+        optimizer: Whose momentum and default learning rate count.
+        rate: The learning rate at the start. It counts as not lowered from the optimizer's default rate on.
+    """
+    if store is None or store.type not in _STALE or store.num_workers == 1 or store.rank != 0:
+        return
+    workers, momentum = store.num_workers, getattr(optimizer, "momentum", 0.0)
+    default = _default_rate(optimizer)
+    lower = []
+    if isinstance(default, (int, float)) and rate >= default:
+        lower.append(f"the learning rate from {rate:g} to about {rate / workers:.2g} (--lr)")
+    if momentum > 0:
+        lower.append(f"the momentum from {momentum:g} to 0 (--momentum)")
+    if lower:
+        warnings.warn(
+            f"training may diverge: {store.type} applies the gradients of {workers} workers one after the other, each "
+            f"computed from older parameters; lower {' and '.join(lower)}",
+            GraphkitWarning,
+            stacklevel=2,
+        )
+
+
+def _default_rate(optimizer: Optimizer) -> float | Schedule:
+    """The learning rate that an optimizer of this class has by default; SGD has one by its name only."""
+    (field,) = (f for f in dataclasses.fields(optimizer) if f.name == "lr")
+    default: float | Schedule = optim.get("sgd").lr if field.default is dataclasses.MISSING else field.default
+    return default
