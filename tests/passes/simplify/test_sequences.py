@@ -154,10 +154,30 @@ def mapped(x: Value, i: Value, m: Value, p: Value) -> Any:
     return F.concat_from_sequence(found, axis=0)
 
 
+def counted(x: Value, i: Value, m: Value, p: Value) -> Any:
+    """Of the list only its length is read."""
+
+    def body(_: Value, h: Value, q: Value) -> list[Any]:
+        return [F.tanh(h), F.sequence_insert(q, F.sin(h))]
+
+    h, q = looped(body, [x, F.sequence_empty(dtype="float64")], [], m)
+    return h * F.cast(F.sequence_length(q), to="float64")
+
+
+def collected_until(x: Value, i: Value, m: Value, p: Value) -> Any:
+    """By a loop without a trip count."""
+    number, going = Value(TensorType("int64", ()), "number"), Value(TensorType("bool", ()), "going")
+    h, q = Value(x.type, "h"), Value(SequenceType(TensorType("float64")), "q")
+    outputs = [F.less(number, at(2)), F.tanh(h), F.sequence_insert(q, F.sin(h))]
+    body = Graph([number, going, h, q], outputs)
+    _, q = F.loop(None, F.constant(value=np.array(True)), x, F.sequence_empty(dtype="float64"), body=body, captures=0)
+    return F.concat_from_sequence(q, axis=0, new_axis=True) * F.cast(F.sequence_length(q), to="float64")
+
+
 NETWORKS = [
     chunk, by_sizes, unbind_of_a_symbolic_axis, rows_joined_along_another_axis, put_in_and_taken_out, optionals,
     collected, two_collections, elements_in_a_loop, a_list_of_states, lists_that_change_places,
-    a_growing_list_that_is_read, branches, mapped,
+    a_growing_list_that_is_read, branches, mapped, counted, collected_until,
 ]  # fmt: skip
 
 
