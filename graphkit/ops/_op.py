@@ -77,8 +77,8 @@ class Op:
     with the sizes in their place, under the assumptions that `graphkit.ir.dims` records: inference asks no more of a
     size than `may_equal` and `broadcast`, but that none is negative), `widens` (the reference computes half floats in
     float32), `on_host` (the reference is of numpy alone: a device with memory of its own hands it copies, and takes
-    copies of what it makes), `composite` (the executor runs the nodes of `expand` in its place), `refuses_values` (see
-    `refusal`), `samples` (a tuple of Sample, or a function that returns one).
+    copies of what it makes), `composite` (the executor runs the nodes of `composed`, or of `expand`, in its place),
+    `refuses_values` (see `refusal`), `samples` (a tuple of Sample, or a function that returns one).
     """
 
     domain: ClassVar[str] = ""
@@ -222,9 +222,11 @@ class Op:
         return all(t is None or b == e for t, b, e in zip(inputs, batched, expected, strict=True))
 
     # `grad(self, node, *output_gradients)` builds the gradient of each input (None: not differentiable in it);
-    # `expand(self, *inputs)` builds the same result from standard operators. Both are optional.
+    # `expand(self, *inputs)` builds the same result from standard operators, for files, gradients and the executor.
+    # `composed(self, *inputs)` is for the executor alone, where operators that it has are better. All are optional.
     grad: ClassVar[Any] = None
     expand: ClassVar[Any] = None
+    composed: ClassVar[Any] = None
 
     # --- derived ------------------------------------------------------------------------------------
 

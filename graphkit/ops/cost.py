@@ -41,6 +41,10 @@ class Cost:
             self.unknown + other.unknown,
         )
 
+    def repeated(self, times: Dim) -> Cost:
+        """The same nodes, run so many times."""
+        return Cost(self.nodes, self.flops * times, self.bytes * times, self.unknown)
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -73,25 +77,27 @@ def costs(graph: Graph) -> Costs:
     """
     found: dict[tuple[str, str], Cost] = {}
     open_loops: list[str] = []
-    _collect(graph, 1, found, open_loops)
-    return Costs(found, tuple(open_loops))
 
+    def add(inner: Costs, times: Dim) -> None:
+        for key, cost in inner.operators.items():
+            found[key] = found.get(key, Cost()) + cost.repeated(times)
+        open_loops.extend(inner.open_loops)
 
-def _collect(graph: Graph, times: Dim, found: dict[tuple[str, str], Cost], open_loops: list[str]) -> None:
     for node in graph.nodes:
         op = node.op
         key = op.domain, op.name
-        found[key] = found.get(key, Cost()) + _cost(node, times)
+        found[key] = found.get(key, Cost()) + _cost(node)
         if is_if(node):
-            _collect(_branch(IfView.of(node)), times, found, open_loops)
+            add(_of_branch(IfView.of(node)), 1)
         elif isinstance(op, (Loop, Scan)):
             length = _length(LoopView.of(node))
             if length is None:
                 open_loops.append(graph.node_name(node))
-            _collect(op.body, times if length is None else times * length, found, open_loops)
+            add(costs(op.body), 1 if length is None else length)
+    return Costs(found, tuple(open_loops))
 
 
-def _cost(node: Node, times: Dim) -> Cost:
+def _cost(node: Node) -> Cost:
     op = operator(node, Op)
     if op.subgraphs() or op.views or not node.inputs:
         return Cost(nodes=1)
@@ -100,7 +106,7 @@ def _cost(node: Node, times: Dim) -> Cost:
         moved = sum(_moved(node), 0)
     except TypeMismatch:
         return Cost(nodes=1, unknown=1)
-    return Cost(1, 0 if products is None else 2 * products * times, moved * times)
+    return Cost(1, 0 if products is None else 2 * products, moved)
 
 
 def _moved(node: Node) -> Iterator[Dim]:
@@ -123,13 +129,12 @@ def _bytes(value: Value) -> Dim:
     return size * kind.dtype.itemsize
 
 
-def _branch(view: IfView) -> Graph:
-    chosen = view.chosen
-    if chosen is not None:
-        return chosen
-    first, second = view.branches
-    weights = [(c.flops, c.bytes) for c in (costs(first).total, costs(second).total)]
-    (a, b), (c, d) = weights
+def _of_branch(view: IfView) -> Costs:
+    """The costs of the branch that runs, or of the dearer one. Each graph is looked at once, however deep they nest."""
+    if view.chosen is not None:
+        return costs(view.chosen)
+    first, second = map(costs, view.branches)
+    (a, b), (c, d) = ((found.total.flops, found.total.bytes) for found in (first, second))
     comparable = all(map(dims.is_static, (a, b, c, d)))
     return second if comparable and (c, d) > (a, b) else first
 

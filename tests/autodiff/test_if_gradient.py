@@ -157,3 +157,18 @@ def test_a_rank_that_an_if_loses_comes_back() -> None:
     check_gradient(net, arrays, wrt=["x", "w", "b"], directions=2).raise_if_failed()
     proto = gk.grad(net, wrt=["x", "w", "b"]).to_onnx()
     assert {n.domain for n in proto.graph.node} == {""}
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@BOTH
+def test_branches_that_slice_and_sum_what_is_left(taken: bool, optimize: bool) -> None:
+    x, p = gk.input("x", ["N", 4]), gk.input("p", [], dtype="bool")
+    first, two = np.array([0]), np.array([2])
+    y = gk.cond(
+        p,
+        lambda: F.reduce_sum(F.slice(x, first, F.div(F.shape(x)[0:1] + 1, two), first), np.array([1])),
+        lambda: F.slice(x, first, two, first),
+    )
+    back = gk.grad(gk.Model({"y": F.reduce_sum(y, keepdims=False)}), of="y", wrt=["x"])
+    found = back.compile(optimize=optimize).run({"x": np.ones((3, 4), np.float32), "p": np.array(taken)})
+    np.testing.assert_array_equal(found["x_grad"], [[1] * 4, [1] * 4, [0] * 4])

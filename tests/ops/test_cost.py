@@ -7,7 +7,7 @@ import graphkit as gk
 from graphkit.checks.samples import make_case, samples_of
 from graphkit.ir import dims
 from graphkit.ir.types import TensorType
-from graphkit.ops import F, registry
+from graphkit.ops import F, cost, registry
 from graphkit.ops.cost import Cost, costs, multiply_adds
 from graphkit.passes.core.bind import bind
 
@@ -111,3 +111,29 @@ def test_what_a_run_tells_is_not_counted_but_told():
     assert found.total.unknown == 3
     assert multiply_adds(F.mat_mul(gk.ops.F.relu(gk.input("u", None)), a).node) is None
     assert TensorType("float32").shape is None
+
+
+def test_nested_branches_are_each_looked_at_once(monkeypatch):
+    p, a = gk.input("p", (), dtype="bool"), gk.input("a", (4, 4))
+
+    def nested(depth):
+        return gk.cond(p, lambda: nested(depth - 1), lambda: a + 1.0) if depth else F.mat_mul(a, a)
+
+    asked = []
+    monkeypatch.setattr(cost, "multiply_adds", lambda node: asked.append(node) or multiply_adds(node))
+    depth = 10
+    found = cost_of(nested(depth))
+    assert found.operators["", "If"].nodes == depth
+    assert found.total.flops == 2 * 4 * 4 * 4
+    assert len(asked) == depth + 1  # one Add for each level, one MatMul
+
+
+def test_nested_loops_multiply_their_lengths():
+    w, rows = gk.input("w", (5, 5)), gk.input("rows", (7, 2, 5))
+
+    def outer(h, row):
+        inner, _ = gk.scan(lambda g, _: (F.mat_mul(g, w), g), h, rows)
+        return inner + row, h
+
+    last, _ = gk.scan(outer, gk.input("h", (2, 5)), rows)
+    assert cost_of(last).operators["", "MatMul"].flops == 7 * 7 * 2 * 2 * 5 * 5

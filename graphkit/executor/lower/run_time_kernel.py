@@ -154,7 +154,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
     undecided = deciding_operands(node)
     if site.static and not undecided:
         return None
-    for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
+    without_elements = not undecided or decided_by_sizes(node)
+    for by_value in (*([frozenset[int]()] if without_elements else []), *([undecided] if undecided else [])):
         for sizes in assumed_sizes(node):
             try:
                 types = stand_ins(node, sizes, by_value)
@@ -165,6 +166,19 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             except GraphkitError:  # a shape is not known, or does not fit others
                 continue
     return None
+
+
+def decided_by_sizes(node: Node) -> bool:
+    """Whether no elements are needed to infer the results' sizes, also where a run finds unknown sizes to be 1.
+
+    A size above 1 decides what it broadcasts to, as in Expand; a size of 1 leaves that to the elements of a shape.
+    """
+    try:
+        ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)
+        bound = _bound(node, stand_ins(node, ones, frozenset()))
+    except GraphkitError:  # such sizes do not fit: no run has them
+        return True
+    return all(has_fixed_size(v) for v in bound.outputs)
 
 
 class InterpretedInside(AtRunTime):

@@ -179,6 +179,7 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     rest = [name for d in mentioned if isinstance(d, DimExpr) for name in sorted(d.symbols)[1:]]
     if rest:
         yield same | dict.fromkeys(rest, 0)
+    yield dict.fromkeys(unknown, 1)  # spread to whatever a shape says, as in Expand
 
 
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:

@@ -30,9 +30,10 @@ def _sums_of_halves(site: Site) -> Sequence[Value] | None:
 def _chosen_values(site: Site) -> Sequence[Value] | None:
     # ONNX Runtime has kernels for few element types: the others are looked up by a OneHot of int64.
     indices, depth, values = (site.operand(i) for i in range(3))
+    others = INTEGERS - {DType.INT64}
+    integers = [F.cast(v, to=DType.INT64) if v.dtype in others else v for v in (indices, depth)]
     if values.dtype in (DType.FLOAT32, DType.FLOAT16, DType.INT64, DType.STRING):
-        return None
-    integers = [F.cast(v, to=DType.INT64) if v.dtype in INTEGERS else v for v in (indices, depth)]
+        return None if integers == [indices, depth] else [site.node.rebuilt([*integers, values]).output]
     chosen = site.node.rebuilt([*integers, constant(np.array([0, 1]))]).output
     return [F.gather(values, chosen)]
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from graphkit.errors import MissingGradient
+from graphkit.errors import MissingGradient, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
@@ -359,6 +359,20 @@ def _last(xp: Any, x: Any, axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...],
     return turned.reshape((*turned.shape[: x.ndim - len(axes)], -1)), order, turned.shape
 
 
+def _rows_of(values: Sequence[Any], axes: tuple[int, ...]) -> tuple[list[Any], Callable[[Any], Any]]:
+    """Values of one shape with `axes` merged into one last axis; and what gives such a value that shape again."""
+    rank = values[0].rank
+    order = (*(i for i in range(rank) if i not in axes), *axes)
+    turned = [F.transpose(v, perm=order) for v in values]
+    sizes, kept = F.shape(turned[0]), rank - len(axes)
+    shape = F.concat(sizes[:kept], F.reduce_prod(sizes[kept:]), axis=0)
+
+    def back(value: Any) -> Any:
+        return F.transpose(reshape_like(value, turned[0]), perm=[order.index(i) for i in range(rank)])
+
+    return [F.reshape(v, shape, allowzero=True) for v in turned], back
+
+
 @op
 class ProductOfOthers(Op):
     """For each element the product of all the others that a reduction over `axes` multiplies it with.
@@ -368,6 +382,7 @@ class ProductOfOthers(Op):
 
     noop_with_empty_axes: bool = False
     domain = DOMAIN
+    composite = True
     inputs = ("x", "axes?")
     types = {"x": FLOATS, "axes": INT64}
     samples = tuple(
@@ -399,27 +414,39 @@ class ProductOfOthers(Op):
         where = self._static_axes(node)
         if not where:
             return (zeros_like(x), None)[: len(node.inputs)]
-        rank, kept = len(x.shape or ()), len(x.shape or ()) - len(where)
-        order = (*(i for i in range(rank) if i not in where), *where)
-        turned, slopes = (F.transpose(v, perm=order) for v in (x, dy))
-        rows_shape = F.concat(F.shape(turned, end=kept), F.reduce_prod(F.shape(turned, start=kept)), axis=0)
-        rows, slopes = (F.reshape(v, rows_shape, allowzero=True) for v in (turned, slopes))
+        (rows, slopes), back = _rows_of((x, dy), where)
         number = F.range(np.int64(0), F.squeeze(F.shape(rows, start=-1), i64(0)), np.int64(1))
         other = F.not_(F.equal(F.unsqueeze(number, i64(1)), F.unsqueeze(number, i64(0))))
         pairs = F.where(other, F.unsqueeze(rows, i64(-2)), scalar_like(1.0, x))
         terms = F.where(other, F.product_of_others(pairs, i64(-1)), scalar_like(0.0, x))
         total = F.reduce_sum(F.mul(terms, F.unsqueeze(slopes, i64(-1))), i64(-2), keepdims=False)
-        result = F.transpose(reshape_like(total, turned), perm=[order.index(i) for i in range(rank)])
-        return (result, None)[: len(node.inputs)]
+        return (back(total), None)[: len(node.inputs)]
 
     def _static_axes(self, node: Node) -> tuple[int, ...]:
-        x, *axes = (None if v is None else v.tensor for v in node.inputs)
-        known = () if not axes or axes[0] is None else axes[0].constants
-        if x is None or x.shape is None or known is None:
+        where = self._axes(*node.inputs)
+        if where is None:
             raise MissingGradient(f"{node.describe()}: the second derivative of ReduceProd needs known axes and rank")
+        return where
+
+    def _axes(self, x: Any, axes: Any = None) -> tuple[int, ...] | None:
+        """The axes of the product; None where they or the rank are not known."""
+        known = () if axes is None else axes.tensor.constants
+        if x.rank is None or known is None:
+            return None
         if not known:
-            return () if self.noop_with_empty_axes else tuple(range(len(x.shape)))
-        return normal_axes(known, len(x.shape))
+            return () if self.noop_with_empty_axes else tuple(range(x.rank))
+        return normal_axes(known, x.rank)
+
+    def composed(self, x: Any, axes: Any = None) -> Any:
+        where = self._axes(x, axes)
+        if where is None:
+            raise UnsupportedError(f"{self.name} in products along an axis needs known axes and rank")
+        if not where:
+            return F.constant_of_shape(F.shape(x), value=np.ones(1, x.dtype.numpy))
+        (rows,), back = _rows_of((x,), where) if len(where) > 1 else ((x,), lambda value: value)
+        axis = np.int64(where[0] if len(where) == 1 else -1)
+        before, after = (F.cum_prod(rows, axis, exclusive=True, reverse=reverse) for reverse in (False, True))
+        return back(F.mul(before, after))
 
     def expand(self, x: Any, axes: Any = None) -> Any:
         # Without zeros: the whole product divided by the element. With one: only the zero's own is not 0.

@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch, UsageError
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import Onnx, Op, Sample, op
+from graphkit.ops._base import F, Onnx, Op, Sample, constant, op
 from graphkit.ops.ml.matrix import ML, same_length
+
+# How many integers from the least key to the largest may have an entry each, in a table that an element indexes.
+_LARGEST_TABLE = 1 << 16
 
 
 def looked_up(xp: Any, x: Any, keys: np.ndarray, values: np.ndarray, default: Any) -> Any:
@@ -61,6 +64,7 @@ class LabelEncoder(Op):
     }
     onnx = Onnx("LabelEncoder", 4, ML)
     per_example = ("x",)
+    composite = True
     samples = (
         Sample(np.array([["a", "b"], ["z", "a"]], object), keys_strings=["a", "b"], values_int64s=[3, 4]),
         Sample(np.array([1, 5, 2], np.int64), keys_int64s=[1, 2], values_strings=["x", "y"], default_string="?"),
@@ -68,6 +72,8 @@ class LabelEncoder(Op):
                default_float=-2.0),
         Sample(np.array([7, 8], np.int16), keys_tensor=np.array([7], np.int16), values_tensor=np.array([2.5]),
                default_tensor=np.array([-1.5])),
+        Sample(np.array([[9, -3, 4], [-4, 8, 4]], np.int64), keys_int64s=[4, -3, 8, 4],
+               values_floats=[0.5, 1.5, 2.5, 9.0], default_float=-1.0),
     )  # fmt: skip
 
     def infer(self, x: TensorType) -> TensorType:
@@ -95,6 +101,20 @@ class LabelEncoder(Op):
 
     def reference(self, xp: Any, x: Any) -> Any:
         return looked_up(xp, x, *self._table())
+
+    def composed(self, x: Any) -> Any:
+        """A table with an entry for each integer from the least key to the largest, and the default on both sides."""
+        keys, values, _ = self._table()
+        if not x.dtype.is_integer or dtype_of_table(values) is DType.STRING or not len(keys):
+            raise UnsupportedError(f"{self.name} of {x.dtype} to {dtype_of_table(values)} is no table of numbers")
+        least, most = int(keys.min()) - 1, int(keys.max()) + 1
+        bounds = np.iinfo(x.dtype.numpy)
+        if most - least > _LARGEST_TABLE or least < bounds.min or most > bounds.max:
+            raise UnsupportedError(f"{self.name}: a table of the keys from {least + 1} to {most - 1} is too large")
+        table = self.reference(np, np.arange(least, most + 1, dtype=x.dtype.numpy))
+        low, high = (constant(np.array(bound, x.dtype.numpy)) for bound in (least, most))
+        places = F.cast(F.sub(F.max(F.min(x, high), low), low), to=DType.INT64)
+        return F.gather(constant(table), places)
 
 
 def _only(

@@ -30,7 +30,7 @@ Predicate: TypeAlias = Callable[[Node], bool]
 def expand_composites(graph: Graph, whole: Predicate = lambda node: False) -> Graph:
     """Replace each node of a `composite` operator by its expansion, subgraphs included. Linear in the resulting nodes.
 
-    A node stays as it is where it is `whole`, and where its expansion needs ranks that are unknown.
+    A node stays as it is where it is `whole`, and where its expansion needs ranks, or elements, that are unknown.
     """
 
     def is_composite(node: Node) -> bool:
@@ -51,7 +51,7 @@ def _expanded(node: Node, is_composite: Predicate) -> Sequence[Any]:
         return node.outputs
     try:
         with context.expanding(node.meta, f"the expansion of {brief(node)}"):
-            found = op.expand(*node.inputs)
+            found = (op.composed or op.expand)(*node.inputs)
     except UnsupportedError:
         return node.outputs
     results: Sequence[Value] = found if isinstance(found, tuple) else (found,)

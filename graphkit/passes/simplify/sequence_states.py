@@ -108,7 +108,7 @@ def opened_results(node: Node, elements: Elements) -> Sequence[Value]:
     view = LoopView.of(node)
     if not view.is_loop:
         return node.outputs
-    return _as_stacks(view) or _one_by_one(view, elements) or node.outputs
+    return _as_stacks(view, elements) or _one_by_one(view, elements) or node.outputs
 
 
 def _results_of_branches(node: Node, elements: Elements) -> Sequence[Value] | None:
@@ -145,26 +145,49 @@ def _gathered(made: Node, lengths: Mapping[int, int], count: int) -> list[Value]
     ]
 
 
-def _as_stacks(view: LoopView) -> Sequence[Value] | None:
-    """The results where states start empty, and get one element of the same shape at their end in each iteration."""
-    rows = _inserted_rows(view)
-    if not rows or not _declares_what_holds(view):
+class _Appended(NamedTuple):
+    """What an iteration appends to a sequence, and the elements that it starts with as one tensor, if it has any."""
+
+    row: Value
+    start: Value | None
+
+
+def _as_stacks(view: LoopView, elements: Elements) -> Sequence[Value] | None:
+    """The results where states get one element of the same shape at their end in each iteration."""
+    appended = _appended(view, elements)
+    if not appended or not _declares_what_holds(view):
         return None
-    kept = [v for i, v in enumerate(view.body.outputs) if i - view.flag not in rows]
-    made = _with_states(view, dict.fromkeys(rows, ()), [*kept, *rows.values()], view.body.inputs)
-    found, stacks = iter(made.outputs), iter(made.outputs[-len(rows) :])
+    kept = [v for i, v in enumerate(view.body.outputs) if i - view.flag not in appended]
+    rows = [found.row for found in appended.values()]
+    made = _with_states(view, dict.fromkeys(appended, ()), [*kept, *rows], view.body.inputs)
+    stacks = dict(zip(appended, made.outputs[-len(rows) :], strict=True))
+    # Names of sizes inside of the body may be others outside.
+    if not all(_fits(found.start, stacks[i]) for i, found in appended.items()):
+        return None
+    found = iter(made.outputs)
     return [
-        F.split_to_sequence(next(stacks), keepdims=False) if i in rows else next(found)
+        _taken_apart(appended[i].start, stacks[i]) if i in appended else next(found)
         for i in range(len(view.node.outputs))
     ]
 
 
-def _inserted_rows(view: LoopView) -> dict[int, Value]:
-    """By state, what an iteration puts at the end of a sequence that starts empty and that nothing else reads."""
+def _fits(start: Value | None, stack: Value) -> bool:
+    """Whether rows in front of others have their sizes."""
+    return start is None or start.tensor.known_shape[1:] == (stack.shape or ())[1:]
+
+
+def _taken_apart(start: Value | None, stack: Value) -> Value:
+    """The rows of one or two tensors as a sequence."""
+    made: Value = F.split_to_sequence(stack if start is None else F.concat(start, stack, axis=0), keepdims=False)
+    return made
+
+
+def _appended(view: LoopView, elements: Elements) -> dict[int, _Appended]:
+    """By state, what an iteration puts at the end of a sequence that nothing else in the loop reads."""
     body = view.body
     readers = Counter(v for node in body.nodes for v in set(node.operands))
     returned = Counter(body.outputs)
-    rows: dict[int, Value] = {}
+    rows: dict[int, _Appended] = {}
     for number, state in enumerate(view.states):
         insertion = producer(state.after, "SequenceInsert")
         if insertion is None or len(insertion.inputs) > 2 or first(insertion) is not state.before:
@@ -172,8 +195,16 @@ def _inserted_rows(view: LoopView) -> dict[int, Value]:
         row = insertion.operands[1]
         alone = readers[state.before] == 1 and not readers[state.after]
         alone = alone and returned[state.before] + returned[state.after] == 1
-        if alone and length_of(state.initial) == 0 and view.keeps_size(row):
-            rows[number] = row
+        if not alone or not view.keeps_size(row):
+            continue
+        length = length_of(state.initial)
+        if length == 0:
+            rows[number] = _Appended(row, None)
+        elif length is not None and length <= MOST_ELEMENTS:
+            items = elements.all(state.initial)
+            start = stacked(items) if items and all(v.type == row.type for v in items) else None
+            if start is not None:
+                rows[number] = _Appended(row, start)
     return rows
 
 

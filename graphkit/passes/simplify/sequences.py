@@ -33,8 +33,11 @@ from graphkit.passes.simplify.elements import (
 from graphkit.passes.simplify.sequence_states import opened_results, unrolled, with_open_captures
 
 _READERS = frozenset(
-    {"SequenceAt", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement", "SizesOfElements"}
-)
+    {
+        "SequenceAt", "SequenceLength", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement",
+        "SizesOfElements",
+    }
+)  # fmt: skip
 
 
 @graph_pass()
@@ -136,6 +139,18 @@ def _row(node: Node, position: Value) -> Value | None:
     shape = i64() if _drops_axis(split) else i64(1)
     index: Any = position if position.rank == len(shape) else F.reshape(position, shape)
     made: Value = F.gather(x, index, axis=normal_axis(op.axis, x.rank))
+    return made
+
+
+@_rule("SequenceLength")
+def _length(node: Node, elements: Elements) -> Value | None:
+    split = rows_of(first(node))
+    if split is None:
+        return None
+    x = first(split)
+    assert x.rank is not None
+    axis = normal_axis(operator(split, SplitToSequence).axis, x.rank)
+    made: Value = F.squeeze(F.shape(x, start=axis, end=axis + 1), i64(0))
     return made
 
 

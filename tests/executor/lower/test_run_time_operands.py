@@ -444,3 +444,16 @@ def test_a_reshape_to_the_shape_of_a_branch(size: int | str, last: str) -> None:
     assert not run.executor.plan.fallbacks
     with pytest.raises(RuntimeFailure, match="reshape"):
         run(draw(rng, 15), draw(rng, 4, 3), True)
+
+
+@in_one_item()
+@pytest.mark.parametrize("columns", [1, 4])
+def test_expand_along_an_axis_that_a_run_finds_of_size_one(columns: int) -> None:
+    """Which result it has, sizes above 1 tell alone; where a run has 1, the elements of the shape are needed."""
+    x, w, k, rows = value("x", 3, 4), value("w", 5, 4), value("k", 1, dtype="int64"), value("rows", 1, dtype="int64")
+    zero, one = np.array([0]), np.array([1])
+    wanted = F.shape(F.slice(w, zero, rows, zero))
+    run = Native([x, w, k, rows], [F.expand(F.slice(x, zero, k, one), wanted)])
+    rng = np.random.default_rng(0)
+    run(draw(rng, 3, 4), draw(rng, 5, 4), np.array([columns]), np.array([3]))
+    assert not run.executor.plan.fallbacks

@@ -23,6 +23,9 @@ from graphkit.passes.simplify.composites import expand_composites
 COMPOSITES = [cls for cls in registry if cls.composite]
 # What an expansion leaves to the operator itself, and why.
 KEPT = {
+    "LabelEncoder-0": "strings",
+    "LabelEncoder-1": "strings",
+    "LabelEncoder-2": "keys that are no integers",
     "OneHotEncoder-1": "strings",
     "OneHotEncoder-2": "what is in no category is an error",
     "SVMClassifier-3": "a linear machine",
@@ -43,7 +46,7 @@ def names(graph: Graph) -> Counter[str]:
 
 def test_composites_are_known_by_their_expansion() -> None:
     assert {"Attention", "Einsum", "LinearAttention"} <= {cls.name for cls in COMPOSITES}
-    assert all(cls.expand is not None for cls in COMPOSITES)
+    assert all(cls.expand is not None or cls.composed is not None for cls in COMPOSITES)
 
 
 def test_attributes_stay() -> None:
@@ -67,6 +70,41 @@ def test_same_results(case: Case) -> None:
     for ours, expected in zip(evaluate(expanded, case.feeds()), evaluate(graph, case.feeds()), strict=True):
         report = compare(case.name, ours, expected, 1e-5, 1e-5)
         assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [0, 2], None])
+def test_gradients_of_products_run_natively(axes) -> None:
+    x = gk.input("x", ["N", 3, 2])
+    y = F.reduce_prod(x, *(() if axes is None else (np.array(axes),)), keepdims=False)
+    back = gk.grad(gk.Model({"y": y}), of="y", wrt=["x"])
+    exe, array = back.compile(), np.array([2, 0, 3, 4, -1, 0.5, 1, 2, 3, -2, 5, 0], np.float32).reshape(2, 3, 2)
+    (found,) = exe.run({"x": array}).values()
+    (expected,) = evaluate(back.graph, [array])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert not exe.plan.fallbacks
+
+
+LIMITS = np.iinfo(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("keys", "native"),
+    [
+        ([3, -2, 7], True),
+        ([5], True),
+        ([0, 1 << 40], False),
+        ([LIMITS.max], False),
+        ([LIMITS.min, 1 - (1 << 63)], False),
+    ],
+)
+def test_tables_of_integers_run_natively(keys, native) -> None:
+    x = gk.input("x", ["N"], "int64")
+    net = gk.Model({"y": F.label_encoder(x, keys_int64s=keys, values_floats=[float(i) for i in range(len(keys))])})
+    exe = net.compile()
+    array = np.array([*keys, *(min(max(k + 1, LIMITS.min), LIMITS.max) for k in keys), 0, LIMITS.min, LIMITS.max])
+    (expected,) = evaluate(net.graph, [array])
+    np.testing.assert_array_equal(exe.run({"x": array})["y"], expected)
+    assert bool(exe.plan.fallbacks) is not native
 
 
 def test_unknown_ranks_stay() -> None:

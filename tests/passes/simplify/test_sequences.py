@@ -154,10 +154,41 @@ def mapped(x: Value, i: Value, m: Value, p: Value) -> Any:
     return F.concat_from_sequence(found, axis=0)
 
 
+def counted(x: Value, i: Value, m: Value, p: Value) -> Any:
+    """Of the list only its length is read."""
+
+    def body(_: Value, h: Value, q: Value) -> list[Any]:
+        return [F.tanh(h), F.sequence_insert(q, F.sin(h))]
+
+    h, q = looped(body, [x, F.sequence_empty(dtype="float64")], [], m)
+    return h * F.cast(F.sequence_length(q), to="float64")
+
+
+def collected_until(x: Value, i: Value, m: Value, p: Value) -> Any:
+    """By a loop without a trip count."""
+    number, going = Value(TensorType("int64", ()), "number"), Value(TensorType("bool", ()), "going")
+    h, q = Value(x.type, "h"), Value(SequenceType(TensorType("float64")), "q")
+    outputs = [F.less(number, at(2)), F.tanh(h), F.sequence_insert(q, F.sin(h))]
+    body = Graph([number, going, h, q], outputs)
+    _, q = F.loop(None, F.constant(value=np.array(True)), x, F.sequence_empty(dtype="float64"), body=body, captures=0)
+    return F.concat_from_sequence(q, axis=0, new_axis=True) * F.cast(F.sequence_length(q), to="float64")
+
+
+def collected_behind_others(x: Value, i: Value, m: Value, p: Value) -> Any:
+    """The list is not empty before the loop."""
+
+    def body(_: Value, h: Value, q: Value) -> list[Any]:
+        return [F.tanh(h), F.sequence_insert(q, F.sin(h))]
+
+    _, q = looped(body, [x, F.sequence_construct(F.exp(x), F.cos(x))], [], m)
+    return F.concat_from_sequence(q, axis=1) * F.sequence_at(q, i)[:, :1]
+
+
 NETWORKS = [
     chunk, by_sizes, unbind_of_a_symbolic_axis, rows_joined_along_another_axis, put_in_and_taken_out, optionals,
     collected, two_collections, elements_in_a_loop, a_list_of_states, lists_that_change_places,
-    a_growing_list_that_is_read, branches, mapped,
+    a_growing_list_that_is_read, branches, mapped, counted, collected_until,
+    collected_behind_others,
 ]  # fmt: skip
 
 
@@ -268,6 +299,19 @@ def test_an_axis_of_any_size(split: int | None, steps: Any) -> None:
     q = F.split_to_sequence(x, *([] if split is None else [at(split)]))
     graph = gk.Model({"y": F.sequence_at(q, at(-1)), "z": F.concat_from_sequence(q, axis=1)}, name="net").graph
     assert steps(lambda: resolve_sequences(graph)) < 5000
+
+
+def test_names_inside_of_a_loop_are_its_own() -> None:
+    """Elements before the loop and in it, whose sizes have one name and are not the same."""
+    x, other = gk.input("x", ["N", 2], dtype="float64"), gk.input("other", ["M", 2], dtype="float64")
+    number, going = Value(TensorType("int64", ()), "number"), Value(TensorType("bool", ()), "going")
+    h, q = Value(TensorType("float64", ("N", 2)), "h"), Value(SequenceType(TensorType("float64")), "q")
+    body = Graph([number, going, h, q], [F.constant(value=np.array(True)), h, F.sequence_insert(q, F.sin(h))])
+    m = gk.input("m", [], dtype="int64")
+    _, q = F.loop(m, None, other, F.sequence_construct(x), body=body, captures=0)
+    net = gk.Model({"y": F.concat_from_sequence(q, axis=0)})
+    found = net.run({"x": np.zeros((3, 2)), "other": np.ones((4, 2)), "m": at(2)})["y"]
+    np.testing.assert_allclose(found, np.vstack([np.zeros((3, 2)), np.sin(np.ones((8, 2)))]))
 
 
 def test_loops_in_loops_are_written_out_within_bounds() -> None:

@@ -1,0 +1,84 @@
+"""Valid nodes that ONNX Runtime refuses, or gets wrong, are exported in a form that it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import graphkit as gk
+from graphkit.ops import F
+from graphkit.ops.evaluate import evaluate
+
+
+def runs_alike(net: gk.Model, feeds: dict[str, Any], rtol: float = 1e-6) -> Counter[str]:
+    """Compare every output with ONNX Runtime's, at its highest level of optimisation; returns what was written."""
+    proto = net.to_onnx()
+    theirs = ort.InferenceSession(proto.SerializeToString()).run(None, feeds)
+    ours = evaluate(net.graph, [feeds[name] for name in net.graph.input_names])
+    for found, expected in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=rtol)
+    return Counter(node.op_type for node in proto.graph.node)
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_scattered_halves(dtype: str, reduction: str) -> None:
+    x, updates = gk.input("x", [4, 3], dtype), gk.input("u", [2, 3], dtype)
+    rows, places = np.array([[1], [1]]), np.array([[0, 1, 0], [0, 1, 3]])
+    net = gk.Model({
+        "by_row": F.scatter_nd(x, rows, updates, reduction=reduction),
+        "by_element": F.scatter_elements(x, places, updates, axis=0, reduction=reduction),
+    })  # fmt: skip
+    random = np.random.default_rng(0)
+    feeds = {"x": random.standard_normal((4, 3)).astype(dtype), "u": random.standard_normal((2, 3)).astype(dtype)}
+    assert ("Cast" in runs_alike(net, feeds, 2e-3)) is (dtype == "float16")
+
+
+def test_scattered_halves_inside_a_loop() -> None:
+    x, table = gk.input("x", [2, 3], "float16"), gk.input("t", [4, 3], "float16")
+    rows = np.array([[1], [1]])
+    last = gk.while_loop(lambda t: F.less(F.reduce_max(t, keepdims=False), np.float16(9)),
+                         lambda t: F.scatter_nd(t, rows, x, reduction="add"), table, 4)  # fmt: skip
+    feeds = {"x": np.ones((2, 3), np.float16), "t": np.zeros((4, 3), np.float16)}
+    runs_alike(gk.Model({"y": last}), feeds)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint64", "float64", "float32", "float16", "int64"])
+@pytest.mark.parametrize("indices", ["int32", "int64", "uint8"])
+def test_one_hot_of_any_values(dtype: str, indices: str) -> None:
+    i, values = gk.input("i", [3], indices), gk.input("v", [2], dtype)
+    net = gk.Model({"y": F.one_hot(i, np.array(4, indices), values, axis=0)})
+    runs_alike(net, {"i": np.array([2, 0, 9], indices), "v": np.array([0, 1], dtype)})
+
+
+def test_a_sum_behind_a_product_of_a_third_result() -> None:
+    x, w, z = gk.input("x", [4, 6]), gk.input("w", [2, 5]), gk.input("z", [4, 5])
+    parts = F.split(x, axis=1, num_outputs=3)
+    net = gk.Model({"y": F.sum(F.gemm(parts[2], w), z), "rest": F.sum(parts[0], parts[1], parts[2])})
+    random = np.random.default_rng(0)
+    feeds = {k: random.standard_normal(v).astype(np.float32) for k, v in (("x", (4, 6)), ("w", (2, 5)), ("z", (4, 5)))}
+    assert runs_alike(net, feeds, 1e-5)["Sum"] == 1
+
+
+def test_shapes_behind_letters_that_broadcast() -> None:
+    x, w = gk.input("x", [1, 2, 3]), gk.input("w", [5, 1, 4])
+    shape = F.shape(F.einsum(x, w, equation="bij,bjk->bik"))
+    net = gk.Model({"y": F.expand(np.float32(1), shape)})
+    assert not runs_alike(net, {"x": np.ones((1, 2, 3), np.float32), "w": np.ones((5, 1, 4), np.float32)})["Einsum"]
+
+
+def test_other_einsums_stay() -> None:
+    x, w = gk.input("x", ["N", 3]), gk.input("w", [3, 4])
+    net = gk.Model({"y": F.einsum(x, w, equation="ij,jk->ik")})
+    assert runs_alike(net, {"x": np.ones((2, 3), np.float32), "w": np.ones((3, 4), np.float32)})["Einsum"] == 1
+
+
+def test_statistics_in_double() -> None:
+    x, scale = gk.input("x", [2, 8], "float64"), gk.input("s", [8], "float64")
+    y, mean, deviation = F.layer_normalization(x, scale, stash_type=11)
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 8)), "s": np.ones(8)}
+    runs_alike(gk.Model({"y": y, "m": mean, "d": deviation}), feeds, 1e-9)
