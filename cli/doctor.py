@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from graphkit import config
+from graphkit import config, distribution
 from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
 from graphkit.errors import GraphkitError
 
 _PACKAGES = (
-    "graphkit", "numpy", "onnx", "onnxruntime", "scipy", "ml_dtypes", "safetensors", "onednn-cpu-gomp", "click", "rich",
+    "numpy", "onnx", "onnxruntime", "scipy", "ml_dtypes", "safetensors", "onednn-cpu-gomp", "click", "rich",
     "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 
@@ -43,7 +43,10 @@ def collect() -> dict[str, dict[str, Any]]:
             "platform": platform.platform(),
             "cores allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         },
-        "packages": {name: package_version(name) for name in _PACKAGES},
+        "packages": {
+            "graphkit": distribution.version() if distribution.is_installed() else "not installed",
+            **{name: package_version(name) for name in _PACKAGES},
+        },
         "engine": _engine(),
         "card": _card(),
         "settings": {k.name: f"{k.get()} ({k.help})" for k in config.KNOBS},

@@ -52,7 +52,7 @@ class TensorBoard(Callback):
     gradients: need samples with targets, and as much memory as the parameters take.
 
     A run that goes on writes a further file, which takes the place of what was written behind its checkpoint. With
-    several processes every rank is given the callback, and rank 0 writes. Needs tensorboardX (`graphkit[curves]`):
+    several processes every rank is given the callback, and rank 0 writes. Needs tensorboardX (`.[curves]`):
     raises MissingDependency without it. Raises RuntimeFailure, out of `fit`, when a file cannot be written.
     """
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
@@ -83,7 +84,7 @@ class Profile:
     def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         """Call `run`, and record what the native instance does meanwhile."""
         if native is None:
-            raise UnsupportedError("profiling needs the native engine, which was not built here: pip install .")
+            raise UnsupportedError(f"profiling needs the native engine, which was not built here: {how_to_install()}")
         native.trace(True)
         start = time.monotonic_ns()
         try:

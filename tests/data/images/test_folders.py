@@ -203,5 +203,5 @@ def test_train_and_test_of_other_forms_are_not_joined(photos):
 def test_without_pillow(photos, monkeypatch):
     folder = photos({"a": 1})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'graphkit\[images\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[images\]'"):
         data.read(folder)
