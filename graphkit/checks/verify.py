@@ -13,6 +13,8 @@ from graphkit.checks.maps import as_table
 from graphkit.checks.noise import EPSILON, Noise, in_double_precision, judge, measurable
 from graphkit.errors import CheckFailed, GraphkitError, RuntimeFailure, UsageError
 from graphkit.ir.types import FLOATS, DType, dtype_of
+from graphkit.model import Model
+from graphkit.signatures import typed
 from graphkit.text import listed, short_repr
 
 # (rtol, atol) by the element type of an output, when none are given. Anything that is not listed must be equal.
@@ -110,8 +112,9 @@ class Report:
         return "\n".join([*map(str, self.outputs), "PASSED" if self.passed else "FAILED"])
 
 
+@typed("gk.verify")
 def verify(
-    model: Any,
+    model: Model,
     inputs: Mapping[str, Any] | None = None,
     *,
     rtol: float | None = None,

@@ -15,6 +15,7 @@ from graphkit.data.dataset import Axes, Dataset, Splits
 from graphkit.data.lazy import LazyDataset
 from graphkit.data.workers.pool import Workers
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.signatures import typed
 
 
 class Source(NamedTuple):
@@ -60,6 +61,7 @@ _GIVEN = ("path", "test_fraction", "seed", "axes", "like")
 _OF_LAZY = ("workers", "on_damaged", "shuffle_window")
 
 
+@typed("gk.data.load")
 def load(
     spec: str | os.PathLike[str],
     *,
@@ -115,6 +117,7 @@ def load(
     return Splits(*(_configured(part, choices) for part in parts))
 
 
+@typed("gk.data.read")
 def read(
     spec: str | os.PathLike[str],
     *,

@@ -15,6 +15,7 @@ from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.dist.store import KVStore
 from graphkit.dist.sums.rows import RowSparse
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.signatures import typed
 
 if TYPE_CHECKING:
     from graphkit.dist.job.mpi import MpiCommunicator
@@ -34,6 +35,7 @@ _ALIASES = {
 _STALENESS = 3
 
 
+@typed("gk.kvstore.create")
 def create(
     type: str = "local",
     *,

@@ -17,6 +17,7 @@ from graphkit.report.png import is_picture, pixels
 from graphkit.report.predictions import Predictions, predict
 from graphkit.report.runs import flat
 from graphkit.report.samples import arrays_of, said, text_of, tokens_of
+from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr
 from graphkit.train import losses
 from graphkit.train.arguments import integer
@@ -36,6 +37,7 @@ _SPEED = ("samples_per_second", "peak_memory", "waiting", "processes")
 _PLACE = ("epoch", "updates")
 
 
+@typed_constructor("gk")
 class TensorBoard(Callback):
     """Event files for TensorBoard: `tensorboard --logdir FOLDER` shows curves, weights, the graph, and samples.
 

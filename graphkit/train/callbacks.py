@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.signatures import typed_constructor
 from graphkit.text import settings, short_repr
 from graphkit.train import defaults
 from graphkit.train.arguments import FRACTION, NOT_NEGATIVE, Range, integer, real
@@ -167,6 +168,7 @@ class _Patient(_Monitor):
         return self.wait >= self.patience
 
 
+@typed_constructor("gk.callbacks")
 class EarlyStopping(_Patient):
     """Ends training when a number has not become better for `patience` epochs.
 
@@ -184,6 +186,7 @@ class EarlyStopping(_Patient):
             trainer.stop(f"{self.monitor} has not become better for {epochs}; it {best}")
 
 
+@typed_constructor("gk.callbacks")
 class ReduceOnPlateau(_Patient):
     """Multiplies the learning rate by `factor` when a number has not become better for `patience` epochs.
 
@@ -224,6 +227,7 @@ class ReduceOnPlateau(_Patient):
         self.scale, self.cooling = float(state["scale"]), int(state["cooling"])
 
 
+@typed_constructor("gk.callbacks")
 class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run's folder: `best.json` and `best.*.safetensors`.
 

@@ -17,6 +17,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
+from graphkit.signatures import typed
 from graphkit.text import short_repr
 from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
 from graphkit.train.probabilities import logits_of
@@ -231,6 +232,7 @@ def names() -> list[str]:
     return list(_LOSSES)
 
 
+@typed("gk.losses.get")
 def get(
     name: str | Loss, *, label_smoothing: float | None = None, class_weights: Sequence[float] | None = None
 ) -> Loss:
@@ -323,7 +325,7 @@ def bound(
     if isinstance(loss, (str, Loss)):
         known = get(loss)
         _check_floats(graph, chosen)
-        if targets is None:
+        if not targets:
             if len(chosen) != 1:
                 raise UsageError(
                     f"loss {known.name!r} takes one output; say which (output=...): {', '.join(graph.output_names)}"

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from graphkit.errors import InputError, UsageError
+from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
 from graphkit.train.losses import Bound, Loss, target_inputs
@@ -55,7 +56,10 @@ class Targets:
 
     def measured(self, given: Any, output: str) -> np.ndarray:
         """Of a batch, the target that metrics compare with an output."""
-        return np.asarray(self.named(given)[self.of(output)])
+        named, wanted = self.named(given), self.of(output)
+        if wanted not in named:
+            raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, which is not given")
+        return array_of(f"target {wanted!r}", named[wanted])
 
     def fitted(self, given: Any) -> dict[str, Any]:
         """The arrays of one batch by the names of inputs, cast and reshaped where that loses nothing. Raises InputError

@@ -29,6 +29,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
+from graphkit.signatures import typed
 from graphkit.text import short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -39,9 +40,9 @@ from graphkit.train.average import ema as moving_average
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import States
 from graphkit.train.distributed import DistributedInference, DistributedStepper
-from graphkit.train.evaluation import LOSS, Evaluation, listed
+from graphkit.train.evaluation import LOSS, Evaluation, listed, usual_metrics
 from graphkit.train.fit import Fit
-from graphkit.train.inputs import Inputs, by_name
+from graphkit.train.inputs import Inputs, by_name, with_types
 from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
@@ -111,6 +112,7 @@ class Trainer:
     takes such inputs like all others.
     """
 
+    @typed("gk.Trainer")
     def __init__(
         self,
         net: Model,
@@ -120,11 +122,11 @@ class Trainer:
         device: AnyDevice = "cpu",
         threads: int | None = None,
         kvstore: KVStore | None = None,
-        freeze: Sequence[str] = (),
-        train: Sequence[str] = (),
+        freeze: str | Sequence[str] = (),
+        train: str | Sequence[str] = (),
         lr_mult: Mapping[str, float] | None = None,
         wd_mult: Mapping[str, float] | None = None,
-        lazy: Sequence[str] = (),
+        lazy: str | Sequence[str] = (),
         ema: float | EMA | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
@@ -292,9 +294,11 @@ class Trainer:
         """The memory plan of the step for inputs and targets of the given shapes (of the accumulating program)."""
         return self._stepper.plan(shapes)
 
+    @typed("Trainer.slot_bytes")
     def slot_bytes(self, processes: int = 1) -> int:
         """Bytes of the optimizer's slots, of the most that one process has where so many divide them
         (`shard_optimizer`)."""
+        processes = integer("Trainer.slot_bytes", "processes", processes, 1)
         return self._stepper.slot_bytes(processes)
 
     @property
@@ -405,6 +409,7 @@ class Trainer:
 
     # --- many steps ------------------------------------------------------------------------------
 
+    @typed("Trainer.fit")
     def fit(
         self,
         train: Any,
@@ -412,7 +417,7 @@ class Trainer:
         *,
         epochs: int | None = None,
         batch_size: int = defaults.BATCH_SIZE,
-        metrics: Sequence[Any] = (),
+        metrics: Any = (),
         folder: str | Path | RunFolder | None = None,
         overwrite: bool = False,
         checkpoint_every: int | None = None,
@@ -477,7 +482,8 @@ class Trainer:
 
     def _data(self, given: Any) -> Dataset | Iterated:
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
-        found = as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
+        ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
+        found = as_dataset(with_types(given, kinds), ranks)
         if self._pipeline is not None:
             self._pipeline.follow(found)
         return found
@@ -492,25 +498,29 @@ class Trainer:
             self._stepper.send_ahead(inputs)
         return replace(batch, inputs=inputs)
 
+    @typed("Trainer.evaluate")
     def evaluate(
         self,
         data: Any,
-        metrics_: Sequence[Any] = ("accuracy",),
+        metrics: Any = None,
         *,
         batch_size: int = 256,
         prefetch: int = 2,
         workers: int | Workers | None = None,
     ) -> dict[str, float]:
-        """Metrics of the inference graph over a data set, and "loss" if it is among them, with the moving averages
-        where there are any.
+        """Compute metrics of the inference graph over a data set, with the moving averages if there are any.
 
-        prefetch, workers: as for `fit`.
+        metrics: names (see `gk.metrics.names()`), "loss" for the mean loss, or objects with the methods of
+        `gk.metrics.Metric`. By default those of the loss: accuracy for classes, the squared or absolute error for a
+        regression, the loss itself for a loss that is a function. prefetch, workers: as for `fit`.
         """
+        chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
         with employed(workers, self._data(data)) as (found,):
-            return self._evaluation.scores(self, found, metrics_, batch_size, prefetch, ProgressBar(False))
+            return self._evaluation.scores(self, found, chosen, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------
 
+    @typed("Trainer.save")
     def save(self, folder: str | Path) -> None:
         """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole.
 
@@ -521,12 +531,14 @@ class Trainer:
         with self._working():
             saving.save(self, folder)
 
+    @typed("Trainer.save_model")
     def save_model(self, path: str | Path, meta: Mapping[str, str] | None = None) -> None:
         """Write the model alone, in inference mode and with the moving averages where there are any, as `.json` or
         `.onnx`. meta: goes into its metadata. Every rank calls it where each has a part of it; rank 0 writes."""
         with self._working():
             saving.save_model(self, Path(path), meta or {})
 
+    @typed("Trainer.resume")
     def resume(self, folder: str | Path) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.
 
@@ -552,6 +564,6 @@ class Trainer:
             yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
 
 
-def _patterns(given: Sequence[str]) -> Sequence[str]:
+def _patterns(given: str | Sequence[str]) -> Sequence[str]:
     """Shell patterns; one alone is no sequence of letters."""
     return (given,) if isinstance(given, str) else given

@@ -28,6 +28,7 @@ from graphkit.executor.run import base_program as programs
 from graphkit.executor.run import engine
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.ir.atomic import write_whole
+from graphkit.signatures import typed
 from graphkit.text import format_table, human, short_repr
 
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ class _Recording:
 _switch = threading.Lock()
 
 
+@typed("gk.profile")
 @contextlib.contextmanager
 def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None = None) -> Iterator[Profile]:
     """Record every run of a compiled model, in any thread, and every operation of a dependency engine.

@@ -46,6 +46,7 @@ from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.places import groups_of
 from graphkit.passes.training.randomness import bind_rng
+from graphkit.signatures import check_argument, typed
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
@@ -72,15 +73,17 @@ class Executor:
     `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning. `collectives`
     carry the sums over processes that the graph has, each without them being that of one process; `channels` carry
     single values between processes. `check_finite=True` raises InputError for NaN or infinity in fed data.
-    `max_memory` bounds the bytes that one run, or one node of it, takes (default: GRAPHKIT_MAX_MEMORY, else what the
-    machine has left), `max_iterations` those of a Loop or Scan (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the
-    seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond them raises OutOfMemory or LimitReached.
+    `max_memory` bounds the bytes that one run, or one node of it, takes, such as 500_000_000 or "500MB" (default:
+    GRAPHKIT_MAX_MEMORY, else what the machine has left), `max_iterations` those of a Loop or Scan
+    (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond
+    them raises OutOfMemory or LimitReached.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
     lacks, MissingDependency when the installed package has no native part.
     """
 
+    @typed("Executor")
     def __init__(
         self,
         graph: Graph,
@@ -98,7 +101,7 @@ class Executor:
         declared: Declarations | None = None,
         collectives: Collectives | None = None,
         channels: Channels | None = None,
-        max_memory: int | None = None,
+        max_memory: int | str | None = None,
         max_iterations: int | None = None,
         timeout: float | None = None,
     ):
@@ -403,6 +406,7 @@ class Executor:
             return self.specialise({})
         return self._latest.plan
 
+    @typed("Executor.specialise")
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
         """Make the program for the given shapes of inputs (others keep their declared ones) without running it."""
         selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
@@ -437,9 +441,13 @@ class Executor:
             return self._specialise(selection, selection.key(arrays, stand_ins)).plan
 
     def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
-        names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        key = (names, derived)
-        found = self._selections.get(key)
+        try:
+            names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+            key = (names, derived)
+            found = self._selections.get(key)
+        except TypeError:
+            check_argument("run", "outputs", "str | Sequence[str] | None", outputs)
+            raise
         if found is not None:
             return found
         graph = self._prepacked if derived else self._graph
