@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import weakref
@@ -17,6 +16,7 @@ from graphkit import config
 from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits, printing
+from graphkit.ir.counts import elements, parameters, trainable
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.origin import signature, titled
@@ -203,16 +203,12 @@ class Model:
     @property
     def trainable(self) -> tuple[str, ...]:
         """Names of the parameters that training updates: role "parameter", a float dtype, not marked frozen."""
-        return tuple(
-            self.graph.name_of(v)
-            for v in self.graph.inputs
-            if v.role == "parameter" and v.dtype.is_float and v.attrs.get("trainable", True)
-        )
+        return tuple(map(self.graph.name_of, trainable(self.graph)))
 
     @property
     def num_parameters(self) -> int:
         """Number of elements of all parameters, running statistics left out."""
-        return sum(math.prod(v.tensor.static_shape) for v in self.graph.inputs if v.role == "parameter")
+        return elements(parameters(self.graph))
 
     @property
     def internals(self) -> tuple[str, ...]:
@@ -370,7 +366,7 @@ class Model:
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
         yield signature(self.graph)
-        yield f"{self.num_parameters} parameters"
+        yield f"{self.num_parameters:,} parameters"
         yield human(self.params.nbytes)
 
     def _repr_html_(self) -> str:

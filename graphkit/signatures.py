@@ -42,7 +42,7 @@ _CLASSES = {
 }
 # Names that annotations have for a union.
 _ALIASES = {
-    "AnyDevice": "str | Mapping[str, str]",
+    "AnyDevice": "str | Mapping[str | None, str]",
     "Axes": "Mapping[str, int | None]",
     "Block": "str | int",
     "Type": "TensorType | SequenceType | OptionalType | MapType",

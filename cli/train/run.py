@@ -19,6 +19,7 @@ from graphkit.cli.train.network import network
 from graphkit.cli.train.resume import check_classes, kept, taken_over
 from graphkit.errors import UsageError
 from graphkit.frontend.summary import frozen
+from graphkit.ir.counts import counts, elements, parameters
 from graphkit.text import listed
 from graphkit.train import defaults
 
@@ -62,6 +63,8 @@ def train(
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
                 trainer.resume(folder)
+        if writes:
+            log(_counted(trainer))
         if writes and (left := frozen(trainer.net.graph)):
             shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
             log(f"not trained: {shown}; --train NAME trains one by its name")
@@ -177,6 +180,13 @@ def _describe(
     threads = o["threads"] or config.num_threads()
     call = record.call(context.meta.get(ARGUMENTS, ()), trainer.seed, store.num_workers, threads, file)
     record.write(run.path, settings, call, goes_on=o["resume"])
+
+
+def _counted(trainer: Trainer) -> str:
+    """How many parameters the network has, and how many of them this run trains."""
+    graph = trainer.net.graph
+    trained = elements([v for v in parameters(graph) if graph.name_of(v) in trainer.trained])
+    return f"{trainer.net.name}: {counts(graph).parameters:,} parameters, {trained:,} of them trained"
 
 
 def _done(trainer: Trainer) -> str:

@@ -559,7 +559,7 @@ class Trainer:
             yield "stopped in the middle of a step"
         yield self._chosen
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
-        yield f"{self.net.num_parameters} parameters"
+        yield f"{self.net.num_parameters:,} parameters"
         if self.kvstore is not None:
             yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
 

@@ -294,6 +294,36 @@ def test_inspect_forms(call, folder):
     assert facts["operators"]["Conv"] == 2
 
 
+def test_inspect_shows_file_inputs_and_names_to_train(call, folder, tmp_path):
+    gk.load(folder / "net.json").save(tmp_path / "net.onnx", opset=17)
+    out = call("inspect", tmp_path / "net.onnx")[1]
+    assert "file: ONNX, opset 17, written by graphkit" in out
+    assert "input x: float32[N, 1, 8, 8]" in out
+    assert "output logits: float32[N, 10]" in out
+    rows = [line.split() for line in out.split("--train and --freeze take\n")[1].splitlines()]
+    assert ["fc2_bias", "float32[10]", "trained"] in rows
+    facts = json.loads(call("inspect", tmp_path / "net.onnx", "--json")[1])
+    assert (facts["opset"], facts["producer"].split()[0], facts["constants"]) == ("17", "graphkit", [])
+    assert facts["trainable"] == [row[0] for row in rows[1:]]
+
+
+def test_every_view_counts_the_same_parameters(call, folder, tmp_path):
+    """The first layer is frozen, so that the two numbers differ."""
+    net = gk.load(folder / "net.json")
+    count, first = net.num_parameters, net.params["conv1_weight"].size
+    frozen = net.num_parameters - first
+    file, run = folder / "net.json", tmp_path / "run"
+    assert f"{count:,} parameters ({count:,} trainable)" in call("inspect", file)[1]
+    assert json.loads(call("inspect", file, "--json")[1])["num_parameters"] == count
+    _, _, err = call("train", file, "--data", "digits", "--freeze", "conv1_weight", "-o", run)
+    assert f"lenet: {count:,} parameters, {frozen:,} of them trained" in err
+    call("report", run, "-o", tmp_path / "page.html")
+    assert f"{count:,} parameters ({count:,} trainable)" in (tmp_path / "page.html").read_text()
+    assert f"{count:,} parameters" in repr(net)
+    assert f"{count:,} parameters ({count:,} trainable)" in net.summary()
+    assert f"{count:,} parameters" in repr(gk.Trainer(net))
+
+
 def test_inspect_passes(call, folder):
     code, out, _ = call("inspect", folder / "net.json", "--passes")
     assert code == 0
