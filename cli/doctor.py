@@ -16,7 +16,7 @@ from graphkit.cli._output import print_json, print_table
 from graphkit.errors import GraphkitError
 
 _PACKAGES = (
-    "numpy", "onnx", "onnxruntime", "scipy", "ml_dtypes", "safetensors", "onednn-cpu-gomp", "click", "rich",
+    "graphkit", "numpy", "onnx", "onnxruntime", "scipy", "ml_dtypes", "safetensors", "onednn-cpu-gomp", "click", "rich",
     "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 
@@ -43,10 +43,7 @@ def collect() -> dict[str, dict[str, Any]]:
             "platform": platform.platform(),
             "cores allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         },
-        "packages": {
-            "graphkit": distribution.version() if distribution.is_installed() else "not installed",
-            **{name: package_version(name) for name in _PACKAGES},
-        },
+        "packages": {name: package_version(name) for name in _PACKAGES},
         "engine": _engine(),
         "card": _card(),
         "settings": {k.name: f"{k.get()} ({k.help})" for k in config.KNOBS},
@@ -54,7 +51,9 @@ def collect() -> dict[str, dict[str, Any]]:
 
 
 def package_version(package: str) -> str:
-    """Of an installed package."""
+    """The version of an installed package; `graphkit` is this one, whatever its distribution is called."""
+    if package == "graphkit":
+        return distribution.version() if distribution.is_installed() else "not installed"
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -157,12 +157,17 @@ def _fit(
         table = telling.Table()
         callbacks.append(table)
         tell = table.tell
-    return trainer.fit(
-        parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
-        metrics=o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ()),
-        folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
-        on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
-    )  # fmt: skip
+    try:
+        return trainer.fit(
+            parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
+            metrics=o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ()),
+            folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
+            on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
+        )  # fmt: skip
+    except UsageError:
+        if run is not None and store.rank == 0 and not (o["resume"] or trainer.updates):
+            record.withdraw(run.path)
+        raise
 
 
 def _describe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
@@ -109,16 +109,24 @@ class _Monitor(Callback):
         self.best: float | None = None
         self.best_epoch = 0
 
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        own = type(self).value is not _Monitor.value  # a subclass that looks at other numbers
+        if not own and self.monitor not in (*_NO_SCORES, *trainer.scores):
+            raise self._lacking(trainer.scores)
+
     def value(self, numbers: Numbers) -> float:
-        """The number; raises UsageError where the epoch has none of the name."""
+        """Return the number. Raises UsageError if the epoch has none of the name."""
         if self.monitor not in numbers:
-            missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
-            known = [name for name in numbers if name not in _NO_SCORES]
-            raise UsageError(
-                f"{type(self).__name__}: an epoch has no {self.monitor!r}{did_you_mean(self.monitor, known)}; it has "
-                f"{', '.join(known)}{missing}"
-            )
+            raise self._lacking(numbers)
         return float(numbers[self.monitor])
+
+    def _lacking(self, numbers: Iterable[str]) -> UsageError:
+        missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
+        known = [name for name in numbers if name not in _NO_SCORES]
+        return UsageError(
+            f"{type(self).__name__}: an epoch has no {self.monitor!r}{did_you_mean(self.monitor, known)}; it has "
+            f"{', '.join(known)}{missing}"
+        )
 
     def improves(self, numbers: Numbers) -> bool:
         """Whether it is better than the best one so far, which it then is."""
@@ -152,6 +160,7 @@ class _Patient(_Monitor):
         self.wait = 0
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        super().on_fit_begin(trainer, numbers)
         if not numbers["resumed"]:
             self.wait = 0
 
@@ -240,6 +249,7 @@ class KeepBest(_Monitor):
         super().__init__(monitor, mode, 0.0)
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        super().on_fit_begin(trainer, numbers)
         if trainer.folder is None:
             raise UsageError("KeepBest: fit has no folder to keep the best model in; give folder=")
 

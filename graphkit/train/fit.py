@@ -100,6 +100,13 @@ class Fit:
         trainer._rates.run_updates = self._count_updates()
         self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
 
+    def scores(self) -> tuple[str, ...]:
+        """The names of the numbers that each epoch of this call has: losses and metrics."""
+        measured = [LOSS, *(metric.name for metric in self.trainer._metrics(self.metrics))]
+        given = [spec for spec in listed(self.metrics) if isinstance(spec, str) and spec == LOSS]
+        held_out = measured if given or self.trainer._evaluation.has_loss(self.trainer) else measured[1:]
+        return ("learning_rate", *measured, *(f"valid_{name}" for name in held_out if self.valid is not None))
+
     def _count_updates(self) -> int | None:
         """Of the whole run, where the schedule needs them. Raises UsageError for data that do not say their length."""
         trainer, position = self.trainer, self.trainer.position

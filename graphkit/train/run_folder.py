@@ -38,6 +38,7 @@ class RunFolder:
 
     Raises UsageError when another process, or another RunFolder of this one, has the lock: it says which. Where the
     file system has no locks, a warning says so. May be entered again inside the block. patience: seconds to wait.
+    Folders that it has made, and that are empty at the end, are removed.
     """
 
     def __init__(self, path: str | Path, patience: float = 0.0):
@@ -45,6 +46,7 @@ class RunFolder:
         self._patience = patience
         self._depth = 0
         self._descriptor: int | None = None
+        self._made: list[Path] = []
 
     def __enter__(self) -> RunFolder:
         if not self._depth:
@@ -58,6 +60,9 @@ class RunFolder:
             # While it is locked: nobody who has opened it takes a file without a name for the lock.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
+            with contextlib.suppress(OSError):  # the first that is not empty, or that another process has removed
+                for folder in self._made:
+                    folder.rmdir()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -65,9 +70,13 @@ class RunFolder:
         path = self.path / LOCK
         deadline = time.monotonic() + self._patience
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             while True:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                self.path.mkdir(parents=True, exist_ok=True)
+                try:
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                except FileNotFoundError:  # another process has removed the empty folder
+                    continue
                 with contextlib.ExitStack() as opened:
                     opened.callback(os.close, descriptor)
                     locked = try_lock(descriptor)

@@ -355,6 +355,11 @@ class Trainer:
         return None if self._fit is None else self._fit.folder
 
     @property
+    def scores(self) -> tuple[str, ...]:
+        """The names of losses and metrics that each epoch of the `fit` under way has; empty outside of one."""
+        return () if self._fit is None else self._fit.scores()
+
+    @property
     def callback_states(self) -> States:
         """Of the callbacks of the `fit` that goes on, and of those before it, by name."""
         return self._callback_states | ({} if self._fit is None else self._fit.calls.states())
