@@ -150,5 +150,7 @@ def _validation(
         raise UsageError("its folder does not say which data it was trained on; --data says what to predict")
     axes = data.axis_options(tuple(own.get("batch_axes") or ()))
     names = objective.loss_names(tuple(own.get("loss_specs") or ()))
-    parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes)
+    # The part that the run held out. Runs that do not say how were divided by the places of their samples.
+    split = str(own.get("split", "position")) if own else None
+    parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes, split)
     return data.fitted(net, parts, [] if isinstance(names, str) else list(names)).test

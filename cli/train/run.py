@@ -58,12 +58,15 @@ def train(
                     run.check()
             if resume:
                 o = taken_over(context, o, before, log if writes else None)
+        # Runs of which the checkpoint does not say it were divided by the places of their samples.
+        o["split"] = before.get("split", "position") if resume else "name"
         callbacks = objective.callbacks(o)
         with store.working():
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
                 trainer.resume(folder)
         if writes:
+            log(data.counted(*parts, divided=o["split"] if o["valid_spec"] is None else None))
             log(_counted(trainer))
         if writes and (left := frozen(trainer.net.graph)):
             shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
@@ -116,7 +119,7 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     optimizer = objective.optimizer(o)
     axes = data.axis_options(o["batch_axes"])
     names = objective.loss_names(o["loss_specs"])
-    given = (o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
+    given = (o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes, o.get("split"))
     parts = data.read_data(None, *given) if source.name is not None else None
     net = network(source, None if parts is None else parts.train, axes, o)
     parts = data.fitted(net, parts or data.read_data(net, *given), [] if isinstance(names, str) else list(names))

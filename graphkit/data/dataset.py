@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # Names under which files have the targets.
 TARGETS = ("y", "targets", "target", "labels", "label", "class")
 
+# How `split` divides samples.
+SPLITS_BY = ("name", "position")
+
 # Which axis of an input counts the samples, where it is not the first; None: none does.
 Axes: TypeAlias = Mapping[str, int | None]
 
@@ -181,15 +184,36 @@ class Dataset:
         renamed.targets, renamed.classes = numbers[self.targets], tuple(classes)
         return renamed
 
-    @typed("Dataset.split")
-    def split(self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True) -> Splits:
-        """(train, test): round(test_fraction * n) samples held out, chosen by the seed, both in the original order.
+    def sample_names(self) -> Sequence[str] | None:
+        """What each sample is called, such as the path of its file below a folder; None if samples have no names."""
+        return None
 
-        With integer targets of one number per sample, and `stratify`, each class is split in that proportion.
+    @typed("Dataset.split")
+    def split(
+        self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True, by: str | None = None
+    ) -> Splits:
+        """Divide the samples into (train, test), both in the original order.
+
+        Args:
+            test_fraction: The share that is held out for the test.
+            seed: Chooses the samples.
+            stratify: With integer targets of one number per sample, each class is split in that proportion.
+            by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays on its side
+                when others are added or removed, and the share is `test_fraction` on average: see
+                `order.split_by_name`. By position, round(test_fraction * n) samples are held out.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
-        train, test = order.hold_out(self.name, len(self), test_fraction, seed, labels)
+        names = self.sample_names()
+        if by not in (None, *SPLITS_BY):
+            raise UsageError(f"{self.name}: samples are split by {' or '.join(map(repr, SPLITS_BY))}, not {by!r}")
+        if by == "name" and names is None:
+            raise UsageError(f"{self.name}: the samples have no names to be split by")
+        names = None if by == "position" else names
+        if names is not None and self.classes is None and labels is not None:
+            # Without names of classes, many different integers are numbers to predict.
+            labels = labels if len(np.unique(labels)) <= round(test_fraction * len(self)) else None
+        train, test = order.hold_out(self.name, len(self), test_fraction, seed, labels, names)
         return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))
 
     def order(self, seed: int, epoch: int, width: int) -> np.ndarray:

@@ -469,6 +469,7 @@ class Trainer:
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
             data = self._data(train), None if valid is None else self._data(valid)
             ours, held_out = stack.enter_context(employed(workers, *data))
+            self._check_classes(ours, held_out)
             self._fit = Fit(
                 self, ours, held_out, metrics, batch_size, None if held is None else held.path, checkpoint_every,
                 prefetch, bar, on_epoch, callbacks, log_every,
@@ -492,6 +493,12 @@ class Trainer:
         if self._pipeline is not None:
             self._pipeline.follow(found)
         return found
+
+    def _check_classes(self, *parts: Dataset | Iterated | None) -> None:
+        """Raise InputError for data that have another number of classes than the network."""
+        for part in parts:
+            if isinstance(part, Dataset):
+                self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy, on their way to a card."""
@@ -521,6 +528,7 @@ class Trainer:
         """
         chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
         with employed(workers, self._data(data)) as (found,):
+            self._check_classes(found)
             return self._evaluation.scores(self, found, chosen, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------

@@ -116,6 +116,11 @@ class Pictures(LazyDataset):
     def shape(self) -> tuple[int, ...]:
         return self.preprocess.shape or super().shape
 
+    def sample_names(self) -> Sequence[str] | None:
+        """The paths of the files below the folder; None for pictures that are not files."""
+        store = self.store
+        return [store.names[number] for number in self._numbers] if isinstance(store, Files) else None
+
     def joined(self, other: Dataset, name: str) -> Pictures:
         if not isinstance(other, Pictures) or self.classes != other.classes or self.preprocess != other.preprocess:
             raise InputError(f"{name}: train and test do not hold the same classes, or pictures of the same form")
