@@ -10,7 +10,7 @@ import click
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._costs import cost_cells, label, model_costs, notes
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import external_root_option, json_option, read_model
+from graphkit.cli._options import json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.frontend.summary import frozen
@@ -36,7 +36,7 @@ from graphkit.train.imported import float_constants
     "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes (the default)."
 )
 @click.option("--costs", "form", flag_value="costs", help="Print FLOPs and bytes by operator, for inputs of SHAPE.")
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(model: str, shapes: tuple[str, ...], form: str, external_root: str | None, as_json: bool) -> None:

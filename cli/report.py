@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphkit.cli._options import data_option, json_option, source_options, trust_option
+from graphkit.cli._options import check_run_folder, data_option, json_option, source_options, trust_option
 from graphkit.cli._output import log, print_json
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
@@ -107,6 +107,8 @@ def _write(
     from graphkit.report.page import page, title_of
     from graphkit.report.runs import read_runs
 
+    for folder in folders:
+        check_run_folder(folder)
     runs = read_runs(folders, waiting=watch, logs=logs)
     reported = [gathering.of(run) for run in runs]
     if not watch:

@@ -20,9 +20,9 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     device_of,
     device_options,
-    external_root_option,
     input_options,
     json_option,
+    model_file_options,
     read_model,
 )
 from graphkit.cli._output import log, print_json, print_table, show
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
 @device_options
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(

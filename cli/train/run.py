@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphkit import config
-from graphkit.cli._options import device_of, key_values, source_options
+from graphkit.cli._options import check_run_folder, device_of, key_values, source_options
 from graphkit.cli._output import log
 from graphkit.cli._processes import ARGUMENTS
 from graphkit.cli.train import config_file, data, objective, record, telling
@@ -50,6 +50,8 @@ def train(
     run = None if folder is None else RunFolder(folder)
     with contextlib.ExitStack() as stack:
         if run is not None:
+            if resume:
+                check_run_folder(run.path)
             before = checkpoint.notes_of(run.path) if resume else {}
             if writes:
                 stack.enter_context(run)
@@ -64,7 +66,7 @@ def train(
         with store.working():
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
-                trainer.resume(folder)
+                trainer.resume(folder, trusted=o["trust_run_folder"])
         if writes:
             log(data.counted(*parts, divided=o["split"] if o["valid_spec"] is None else None))
             log(_counted(trainer))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
+from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.atomic import sync_folder, write_whole
 from graphkit.ir.locks import try_lock
 from graphkit.train import checkpoint
@@ -31,6 +31,37 @@ FIRST_SAVE = ".first-save"
 # `run.json` goes behind `config.toml`, which without it is of somebody else.
 _FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json", CONFIG, RECORD)
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
+
+
+# What is read of a run folder, or written to it in place: no link may lead out of it unless the folder is trusted.
+_READ = frozenset({*_FILES, LOCK, FIRST_SAVE, "tensorboard"})
+_SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensors", ".toml"})
+
+
+def check_links(folder: str | Path) -> None:
+    """Refuse a run folder of which a file is a symbolic link that leads out of the folder.
+
+    Whoever made the folder could otherwise have any file of this machine read as a checkpoint, shown in a report, or
+    written to.
+
+    Raises:
+        UnsafeModel: There is such a link; the message names it and its target.
+    """
+    top = Path(folder).resolve()
+    try:
+        with os.scandir(top) as entries:
+            links = sorted(entry.name for entry in entries if entry.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise RuntimeFailure(f"{folder} cannot be read: {error.strerror or error}") from error
+    for name in links:
+        target = Path(os.path.realpath(top / name))
+        if (name in _READ or Path(name).suffix in _SUFFIXES) and top not in target.parents:
+            raise UnsafeModel(
+                f"{Path(folder) / name} is a symbolic link to {target}, outside of the run folder: copy the file, "
+                "or say --trust-run-folder (trusted=True) if the folder is your own"
+            )
 
 
 class RunFolder:
@@ -74,9 +105,14 @@ class RunFolder:
             while True:
                 self.path.mkdir(parents=True, exist_ok=True)
                 try:
-                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                    # What a link leads to would be emptied.
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 except FileNotFoundError:  # another process has removed the empty folder
                     continue
+                except OSError as error:
+                    if path.is_symlink():
+                        raise UnsafeModel(f"{path} is a symbolic link, and no lock of a run: remove it") from error
+                    raise
                 with contextlib.ExitStack() as opened:
                     opened.callback(os.close, descriptor)
                     locked = try_lock(descriptor)

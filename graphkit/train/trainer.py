@@ -552,15 +552,16 @@ class Trainer:
             saving.save_model(self, Path(path), meta or {})
 
     @typed("Trainer.resume")
-    def resume(self, folder: str | Path) -> None:
+    def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.
 
         It may be that of another number of processes, unless it is within an epoch and they carried state; what
         compression had left out in them is shared alike, and dropped with a warning where nothing is compressed. Raises
         InvalidModel when it does not fit, UsageError for what they carried, and where gradients wait in the checkpoint
-        for an update that this trainer does not make; nothing is changed then.
+        for an update that this trainer does not make; nothing is changed then. A file of the folder that is a symbolic
+        link out of it raises UnsafeModel, unless `trusted`.
         """
-        saving.resume(self, folder)
+        saving.resume(self, folder, trusted)
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)

@@ -13,7 +13,7 @@ import pytest
 import graphkit as gk
 from graphkit.cli import invoke
 from graphkit.data import sources
-from graphkit.errors import InputError
+from graphkit.errors import InputError, UnsafeModel
 
 
 def network(folder: Path, classes: int = 10) -> str:
@@ -190,3 +190,80 @@ def test_run_says_how_it_reads_pictures(tmp_path: Path, capsys: pytest.CaptureFi
     assert invoke(["run", str(tmp_path / "run"), str(folder / "cat")]) == 0
     assert "8 pictures for input 'x': " in (told := capsys.readouterr().err)
     assert "(pixel / 255 - 0.25) / 0.5, NCHW float32 (by the model's metadata)" in told
+
+
+READERS = {
+    "report": ["report", "{run}", "-o", "{out}/page.html"],
+    "resume": ["train", "{net}", "-o", "{run}", "--resume", "--epochs", "2"],
+    "run": ["run", "{run}"],
+    "export": ["export", "{run}", "-o", "{out}/net.onnx"],
+    "inspect": ["inspect", "{run}"],
+    "train": ["train", "{run}", "--data", "digits", "-o", "{out}/again"],
+    "weights": ["build", "mlp", "--weights", "{run}", "-o", "{out}/mlp.json"],
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    assert invoke(["train", network(tmp_path), "--data", "digits", "-o", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def lead_out(run: Path, name: str) -> Path:
+    """The file of the run becomes a link to where it has been moved."""
+    outside = run.parent / "outside" / name
+    outside.parent.mkdir(exist_ok=True)
+    (run / name).rename(outside)
+    (run / name).symlink_to(outside)
+    return outside
+
+
+def weights_of(run: Path, kind: str) -> str:
+    (found,) = (path.name for path in run.glob(f"{kind}.*.safetensors"))
+    return found
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("file", ["state", "log.jsonl"])
+def test_links_that_lead_out_of_a_run_folder_are_refused(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reader: str, file: str
+) -> None:
+    lead_out(small, weights_of(small, "state") if file == "state" else file)
+    call = [part.format(run=small, net=tmp_path / "net.json", out=tmp_path) for part in READERS[reader]]
+    capsys.readouterr()
+    assert invoke(call) == 4
+    assert "is a symbolic link to " in (told := capsys.readouterr().err)
+    assert "--trust-run-folder" in told
+    code = invoke([*call, "--trust-run-folder"])
+    assert code == (2 if reader == "weights" else 0), "the networks have no parameters in common"
+    assert "symbolic link" not in capsys.readouterr().err
+
+
+def test_links_inside_of_a_run_folder_are_followed(small: Path) -> None:
+    name = weights_of(small, "state")
+    (small / name).rename(small / "moved.bin")
+    (small / name).symlink_to("moved.bin")
+    (small / "photos").symlink_to(small.parent)
+    trainer = gk.Trainer(gk.load(small))
+    trainer.resume(small)
+    assert trainer.epoch == 1
+
+
+def test_resume_from_python_refuses_links_out(small: Path) -> None:
+    lead_out(small, "checkpoint.json")
+    trainer = gk.Trainer(gk.load(small))
+    with pytest.raises(UnsafeModel, match=r"checkpoint.json is a symbolic link to .*outside.*trusted=True"):
+        trainer.resume(small)
+    assert trainer.epoch == 0
+    trainer.resume(small, trusted=True)
+    assert trainer.epoch == 1
+
+
+def test_a_lock_that_is_a_link_empties_no_file(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("kept")
+    (small / ".lock").symlink_to(precious)
+    call = ["train", network(tmp_path), "-o", str(small), "--resume", "--epochs", "2", "--trust-run-folder"]
+    assert invoke(call) == 4
+    assert ".lock is a symbolic link, and no lock of a run" in capsys.readouterr().err
+    assert precious.read_text() == "kept"
