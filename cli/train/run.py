@@ -22,6 +22,7 @@ from graphkit.frontend.summary import frozen
 from graphkit.ir.counts import counts, elements, parameters
 from graphkit.text import listed
 from graphkit.train import defaults
+from graphkit.train.position import WHOLE_RUN
 
 if TYPE_CHECKING:
     from graphkit.data import Splits
@@ -75,7 +76,7 @@ def train(
             log(f"not trained: {shown}; --train NAME trains one by its name")
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
-            log(f"{folder} {_done(trainer)}; --epochs N, with N above that, trains more")
+            log(f"{folder} {_done(trainer)}; with --resume, {WHOLE_RUN}: --epochs N, with a larger N, trains more")
         classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
         if resume:
             check_classes(before.get("classes"), classes)

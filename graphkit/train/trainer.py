@@ -433,13 +433,14 @@ class Trainer:
         callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
-        """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
+        """Train for `epochs` more epochs (default: one); return the records of the epochs that end in this call.
 
         train, valid: a Dataset, (inputs, targets) in the forms that `step` takes, an object with a length and items, or
         an iterable of samples or batches (see `gk.data.as_dataset`).
 
         After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run, to the bit as
-        if it had not been: `epochs` then counts from where it began (default: the number that it was given).
+        if it had not been: `epochs` is then the length of the whole run, counted from its first epoch (default: the
+        length that it had). If nothing is left of it, a warning says so.
 
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
         every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch, and one

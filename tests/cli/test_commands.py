@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,19 @@ def test_run_writes_outputs_of_any_name(call, tmp_path):
             "allow_pickle": [-1, -1],
         }
         assert written["a/b"].shape == (2,)
+
+
+def test_outputs_are_no_paths_out_of_the_folder(call, tmp_path):
+    """The names of a file from anybody; what is written is read again by the same names."""
+    x, names = gk.input("x", [2]), ["../../x", "/tmp/x", "C:\\x", "y"]
+    gk.Model({name: x + float(i) for i, name in enumerate(names)}).save(tmp_path / "net.json")
+    assert call("run", tmp_path / "net.json", "x:2", "--fill", "ones", "-o", tmp_path / "out.npz")[0] == 0
+    with zipfile.ZipFile(tmp_path / "out.npz") as archive:
+        assert archive.namelist() == ["%2E%2E/%2E%2E/x.npy", "%2Ftmp/x.npy", "C%3A%5Cx.npy", "y.npy"]
+    again = gk.Model({"sum": sum(gk.input(name, [2]) for name in names)})
+    again.save(tmp_path / "again.json")
+    assert call("run", tmp_path / "again.json", tmp_path / "out.npz", "-o", tmp_path / "sum.npz")[0] == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "sum.npz")["sum"], [10, 10])
 
 
 def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):
