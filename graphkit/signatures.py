@@ -27,6 +27,9 @@ _CLASSES = {
     "KVStore": "a KVStore",
     "Trainer": "a Trainer",
     "Workers": "gk.data.Workers",
+    "Dataset": "a Dataset",
+    "Vocabulary": "a Vocabulary",
+    "Preprocess": "a Preprocess",
     "EMA": "an EMA",
     "Optimizer": "an optimizer of gk.optim",
     "TensorType": "a TensorType",
@@ -213,6 +216,8 @@ def _contents_fit(kind: _Kind, value: Any) -> bool:
     if kind.name in _LISTS and kind.inner:
         items = value if type(value) in (list, tuple) else value.tolist() if hasattr(value, "tolist") else ()
         return all(_any_fits(kind.inner[0], item) for item in items)
+    if kind.name == "tuple" and kind.inner and (kind.inner[-1] is None or len(set(kind.inner)) == 1):
+        return all(_any_fits(kind.inner[0], item) for item in value)  # tuple[X, ...], tuple[X, X]
     if kind.name in ("Mapping", "dict") and type(value) is dict and len(kind.inner) == 2:
         key, content = kind.inner
         return all(_any_fits(key, k) and _any_fits(content, v) for k, v in value.items())
@@ -265,7 +270,7 @@ _TESTS: dict[str, Callable[[Any], bool]] = {
     "PathLike": lambda value: isinstance(value, os.PathLike),
     "Callable": callable,
     "Sequence": _is_sequence,
-    "tuple": _is_sequence,
+    "tuple": lambda value: isinstance(value, (tuple, list)),
     "list": _is_sequence,
     "Iterable": _is_iterable,
     "Collection": _is_sequence,

@@ -71,6 +71,7 @@ def names() -> list[str]:
     return sorted(_all())
 
 
+@typed("gk.models")
 def find(name: str) -> Callable[..., Model]:
     """The function of a network; raises UsageError with the closest name."""
     known = _all()

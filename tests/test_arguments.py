@@ -85,7 +85,6 @@ def test_layers_raise_named_errors(layer):
 def calls(value):
     """Public functions, each with one argument that is `value`."""
     net = network()
-    data = (X, LABELS)
     yield lambda: gk.Model(value)
     yield lambda: gk.Model(gk.relu(gk.input("x", ["N"])), params=value, name="n")
     yield lambda: gk.Model(gk.relu(gk.input("x", ["N"])), inputs=value)
@@ -109,6 +108,11 @@ def calls(value):
     yield lambda: net.run(value)
     yield lambda: net.run({"x": value})
     yield lambda: net.run({"x": X}, value)
+    yield lambda: net.compile().run({"x": X}, out=value)
+    yield lambda: net.compile().run({"x": X}, timeout=value)
+    yield lambda: net.to_onnx(opset=value)
+    yield lambda: gk.input("x", ["N", 4])[value]
+    yield lambda: gk.input("x", ["N", 4]) + value
     yield lambda: net.compile(shapes=value)
     yield lambda: net.value(value)
     yield lambda: net.params[value]
@@ -116,6 +120,11 @@ def calls(value):
     yield lambda: net.infer_shapes(x=value)
     yield lambda: net.compile(max_memory=value)
     yield lambda: net.compile(timeout=value)
+
+
+def calls_of_training(value):
+    """The same for what trains, and for data."""
+    data = (X, LABELS)
     yield lambda: gk.Trainer(value)
     yield lambda: trainer(freeze=value)
     yield lambda: trainer(targets=value)
@@ -145,13 +154,21 @@ def calls(value):
     yield lambda: gk.init.Normal(value)
     yield lambda: gk.callbacks.EarlyStopping(2, monitor=value)
     yield lambda: gk.models.build(value)
+    yield lambda: gk.data.Preprocess(mean=value)
+    yield lambda: gk.data.Augment(flip=value)
+    yield lambda: gk.data.Vocabulary(value)
+    yield lambda: gk.data.described(value, value)
+    yield lambda: gk.data.prefetch(value)
+    yield lambda: gk.kvstore.create(value)
+    yield lambda: gk.kvstore.create("local").init(value, value)
+    yield lambda: gk.kvstore.create("local").set_optimizer(value)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: f"{type(value).__name__} {str(value)[:9]}")
 def test_public_functions_raise_named_errors(value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for call in calls(value):
+    for call in (*calls(value), *calls_of_training(value)):
         with contextlib.suppress(GraphkitError):
             call()
 
@@ -222,6 +239,8 @@ def test_whole_numbers_in_lists_become_the_type_of_the_input():
         (((i for i in X), LABELS), r"an array, not a generator; np.array\(list"),
         (("x", "y"), "holds texts, not numbers"),
         (([[1, 2], [3]], [0, 1]), "different lengths"),
+        ((Frame(np.array([[1.0, "x"]] * 8, object)), LABELS), "an input has texts and 1.0 in one array: give columns"),
+        ((X, ["cat", "dog"] * 4), r"targets holds texts, not numbers; np.unique\(targets, return_inverse=True\)"),
         ((Frame(X.astype(object)), LABELS), r"objects such as 0\.[0-9]+; .astype\('float32'\)"),
     ],
 )

@@ -283,9 +283,9 @@ def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:
 
 def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None:
     if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16", "float16"):
-        raise InputError(
-            f"{source}: {label} holds {'texts' if array.dtype.kind in 'OUST' else array.dtype}, not numbers"
-        )
+        held = "texts" if array.dtype.kind in "OUST" else array.dtype
+        number = "; np.unique(targets, return_inverse=True)[1] numbers them" if label == "targets" else ""
+        raise InputError(f"{source}: {label} holds {held}, not numbers{number}")
     if array.ndim == 0 and axis is not None:
         raise InputError(
             f"{source}: {label} is a single number; the first axis counts samples, unless axes={{{label!r}: None}} "

@@ -16,6 +16,7 @@ from graphkit.data.making import Making
 from graphkit.data.stacking import Rows, leaves, without_samples
 from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageError
 from graphkit.ir.arrays import array_of
+from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _IN_A_ROW = 1000
 
 
+@typed_constructor("gk.data")
 class LazyDataset(Dataset):
     """`count` samples of which `sample` makes each when it is asked for. A subclass says how.
 

@@ -22,7 +22,9 @@ from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.sums.slices import Slices
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.ir.arrays import array_of
 from graphkit.ir.weights import read_arrays, write_arrays
+from graphkit.signatures import check_argument, shown, typed
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class KVStore:
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
         """Create keys, once each; every process takes rank 0's value."""
-        pairs = [(k, np.asarray(v)) for k, v in pairs_of(key, value)]
+        pairs = [(k, array_of(f"the value of key {k!r}", v)) for k, v in pairs_of(key, value)]
         for k, _ in pairs:
             if k in self._values:
                 raise UsageError(f"key {k!r} is initialised already")
@@ -318,7 +320,9 @@ class KVStore:
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
         found = self._broadcast(
-            f"broadcast from rank {root} of", [(k, np.asarray(v)) for k, v in pairs_of(key, value)], root
+            f"broadcast from rank {root} of",
+            [(k, array_of(f"the value of key {k!r}", v)) for k, v in pairs_of(key, value)],
+            root,
         )
         return found[0] if is_one(key) else found
 
@@ -338,10 +342,14 @@ class KVStore:
     def set_updater(self, updater: Updater) -> None:
         self._updater = updater
 
+    @typed("KVStore.set_optimizer")
     def set_optimizer(self, optimizer: HasUpdater) -> None:
         """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`."""
+        if not hasattr(optimizer, "updater"):
+            raise UsageError(f"KVStore.set_optimizer: optimizer is one of gk.optim, not {shown(optimizer)}")
         self._updater = optimizer.updater()
 
+    @typed("KVStore.save_optimizer_states")
     def save_optimizer_states(self, path: str | Path) -> None:
         """Write slots and counts of updates to a safetensors file, whole or not at all.
 
@@ -349,6 +357,7 @@ class KVStore:
         """
         write_arrays(Path(path), self._stateful().states())
 
+    @typed("KVStore.load_optimizer_states")
     def load_optimizer_states(self, path: str | Path) -> None:
         """Take over such a file. Raises InvalidModel for one that is damaged, or another optimizer's."""
         self._stateful().restore(read_arrays(Path(path)))
@@ -506,6 +515,7 @@ def _itself(total: Any) -> Any:
 
 def is_one(key: Key | Sequence[Key]) -> TypeIs[Key]:
     """Whether one key is given, and not several."""
+    check_argument("KVStore", "key", "str | int | Sequence[str | int]", key)
     return not isinstance(key, (list, tuple))
 
 

@@ -82,7 +82,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _total_lines(graph: Graph) -> Iterator[str]:
     found = counts(graph)
-    yield str(found)
+    yield f"parameters: {found.parameters:,} ({found.trainable:,} trainable)"
     if left := frozen(graph):
         yield f"not trained: {listed((f'{name} ({why})' for name, why in left.items()), len(left))}"
     if found.state:

@@ -41,13 +41,21 @@ def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: b
             ) from None
         raise InputError(f"{what}: {shown(given)} is no array: {error}") from None
     if found.dtype.kind == "O":
-        odd = next((item for item in found.reshape(-1).tolist() if not isinstance(item, (str, bytes))), "")
-        if hasattr(given, "__next__"):
-            raise InputError(f"{what} is an array, not a {type(given).__name__}; np.array(list(...)) makes one of it")
-        if not isinstance(odd, (str, bytes)) and not objects:
-            hint = "; .astype('float32') makes numbers of it" if isinstance(odd, (int, float)) else ""
-            raise InputError(f"{what} is an array of numbers or texts, not of objects such as {shown(odd)}{hint}")
+        _check_objects(what, given, found.reshape(-1).tolist(), objects)
     return found
+
+
+def _check_objects(what: str, given: Any, elements: list[Any], objects: bool) -> None:
+    """Raise InputError for an array of objects that numpy made of a generator, or of anything but texts."""
+    if hasattr(given, "__next__"):
+        raise InputError(f"{what} is an array, not a {type(given).__name__}; np.array(list(...)) makes one of it")
+    others = [item for item in elements if not isinstance(item, (str, bytes))]
+    if objects or not others:
+        return
+    if len(others) < len(elements):
+        raise InputError(f"{what} has texts and {shown(others[0])} in one array: give columns of different kinds apart")
+    hint = "; .astype('float32') makes numbers of it" if isinstance(others[0], (int, float)) else ""
+    raise InputError(f"{what} is an array of numbers or texts, not of objects such as {shown(others[0])}{hint}")
 
 
 def holds_arrays(given: Any) -> bool:

@@ -130,17 +130,20 @@ def softmax_cross_entropy(
     return _value(F.add(F.mul(kept, loss), F.mul(smoothed, spread)))
 
 
+@typed("gk.losses.mse")
 def mse(output: Value, target: Value) -> Value:
     """Mean of (output - target)^2 over all elements."""
     difference = F.sub(output, target)
     return _mean(F.mul(difference, difference))
 
 
+@typed("gk.losses.l1")
 def l1(output: Value, target: Value) -> Value:
     """Mean of |output - target| over all elements."""
     return _mean(F.abs(F.sub(output, target)))
 
 
+@typed("gk.losses.huber")
 def huber(output: Value, target: Value) -> Value:
     """Mean of d^2/2 where |d| <= 1, |d| - 1/2 elsewhere, d = output - target (Huber, 1964)."""
     distance = F.abs(F.sub(output, target))
@@ -179,6 +182,7 @@ def _value(value: Any) -> Value:
     return value
 
 
+@typed("gk.losses.balanced")
 def balanced(targets: Any, classes: int) -> tuple[float, ...]:
     """Class weights by which every class counts alike: samples / (classes * samples of the class), of whole numbers.
 

@@ -327,14 +327,14 @@ def test_every_view_counts_the_same_parameters(call, folder, tmp_path):
     count, first = net.num_parameters, net.params["conv1_weight"].size
     frozen = net.num_parameters - first
     file, run = folder / "net.json", tmp_path / "run"
-    assert f"{count:,} parameters ({count:,} trainable)" in call("inspect", file)[1]
+    assert f"parameters: {count:,} ({count:,} trainable)" in call("inspect", file)[1]
     assert json.loads(call("inspect", file, "--json")[1])["num_parameters"] == count
     _, _, err = call("train", file, "--data", "digits", "--freeze", "conv1_weight", "-o", run)
     assert f"lenet: {count:,} parameters, {frozen:,} of them trained" in err
     call("report", run, "-o", tmp_path / "page.html")
     assert f"{count:,} parameters ({count:,} trainable)" in (tmp_path / "page.html").read_text()
     assert f"{count:,} parameters" in repr(net)
-    assert f"{count:,} parameters ({count:,} trainable)" in net.summary()
+    assert f"parameters: {count:,} ({count:,} trainable)" in net.summary()
     assert f"{count:,} parameters" in repr(gk.Trainer(net))
 
 

@@ -16,6 +16,7 @@ from graphkit.data.images import numbers
 from graphkit.data.images.decode import Picture, opened
 from graphkit.data.images.geometry import centred, shorter_side
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
+from graphkit.signatures import typed_constructor
 
 # Means and standard deviations of ImageNet's training pictures, red, green, blue, and of CIFAR-10's.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -38,6 +39,7 @@ _SMALL, _MARGIN = 96, 0.875
 _SCHEMA, _VERSION = "graphkit.preprocessing", 1
 
 
+@typed_constructor("gk.data")
 @dataclass(frozen=True)
 class Preprocess:
     """From a picture to an array: resized, cut, and (pixel * scale - mean) / std in each channel.

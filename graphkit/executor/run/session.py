@@ -195,6 +195,8 @@ class Executor:
         if timeout is None and self._bounds is None:
             return self._within_limits(feeds, outputs, out, unread)
         memory, iterations, usual = self._bounds or limits.Bounds()
+        if timeout is not None:
+            check_argument("run", "timeout", "float", timeout)
         with limits.limited(memory, usual if timeout is None else timeout, iterations):
             return self._within_limits(feeds, outputs, out, unread)
 
@@ -217,6 +219,8 @@ class Executor:
     ) -> dict[str, np.ndarray]:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
+        if out is not None:
+            check_argument("run", "out", "Mapping[str, Any]", out)
         if outputs is None and out is None and (repeat := self._repeat) is not None:
             found = self._again(repeat, feeds)
             if found is not None:
@@ -228,9 +232,9 @@ class Executor:
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
-            return self._run(selection, feeds, out or {}, unread)
+            return self._run(selection, feeds, {} if out is None else out, unread)
         with self._turn:
-            return self._run(selection, feeds, out or {}, unread)
+            return self._run(selection, feeds, {} if out is None else out, unread)
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """Run on the data inputs by position; the outputs as a tuple."""
@@ -377,6 +381,9 @@ class Executor:
 
     @rng.setter
     def rng(self, state: Sequence[int]) -> None:
+        check_argument("Executor", "rng", "tuple[int, int]", state)
+        if len(state) != 2:
+            raise UsageError(f"Executor: rng is (seed, step), not {state!r}")
         seed, step = state
         with self._lock:
             self._rng = (int(seed), int(step))
