@@ -271,7 +271,7 @@ def test_elastic_averaging_keeps_what_it_moves():
         ({"type": "dist_bounded", "staleness": -1}, "staleness=-1"),
         ({"type": "dist_async", "period": 5}, "period=5: a number of updates, at least 1, of elastic"),
         ({"type": "elastic", "period": 0}, "period=0"),
-        ({"type": "elastic", "period": 1.5}, "period=1.5"),
+        ({"type": "elastic", "period": 1.5}, r"period is an integer or None, not 1\.5"),
         ({"type": "dist_sync", "strength": 0.5}, "strength=0.5: a number above 0 and at most 1, of elastic"),
         ({"type": "elastic", "strength": 0}, "strength=0"),
         ({"type": "elastic", "strength": 1.5}, "strength=1.5"),
