@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from tables import table
 
+import graphkit as gk
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.kernel import KernelContext
@@ -196,11 +197,9 @@ def report(found: list[dict[str, Any]], products: list[dict[str, Any]], about: s
 
 def about(card: Any) -> str:
     """Card, driver and versions."""
-    from importlib.metadata import version
-
     facts = card.facts()
     named = ", ".join(f"{key} {value}" for key, value in facts.items())
-    return f"{named}; graphkit {version('graphkit')}, numpy {np.__version__}"
+    return f"{named}; graphkit {gk.__version__}, numpy {np.__version__}"
 
 
 def on_card(run: Callable[[Any], int]) -> int:

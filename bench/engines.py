@@ -34,7 +34,12 @@ class Model:
 
 def versions() -> dict[str, str | None]:
     """The version of every engine, None where it is not installed."""
-    return {n: metadata.version(n) if importlib.util.find_spec(n) is not None else None for n in TITLES}
+    from graphkit.distribution import version
+
+    others = {
+        n: metadata.version(n) if importlib.util.find_spec(n) is not None else None for n in TITLES if n != "graphkit"
+    }
+    return {"graphkit": version(), **others}
 
 
 def load(name: str) -> None:

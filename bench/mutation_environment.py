@@ -94,7 +94,7 @@ class Environment:
         folders = [path for path in sys.path if "-packages" in path]
         (self.site / "base.pth").write_text("\n".join(folders) + "\n")
         base = Path(sysconfig.get_path("purelib"))
-        for entry in base.glob("graphkit-*.dist-info"):
+        for entry in base.glob("graphkit*.dist-info"):
             shutil.copytree(entry, self.site / entry.name)
         # Programs such as mpiexec are looked for beside Python, and oneDNN where the extension's RPATH says.
         for folder in ("bin", "lib"):

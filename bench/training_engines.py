@@ -36,7 +36,7 @@ class Runner:
 def versions() -> dict[str, str | None]:
     """The version of every engine, None where it is not installed."""
     torch = metadata.version("torch") if importlib.util.find_spec("torch") is not None else None
-    return {"graphkit": metadata.version("graphkit"), "torch": torch, "compiled": torch}
+    return {"graphkit": gk.__version__, "torch": torch, "compiled": torch}
 
 
 def load(name: str, threads: int) -> None:

@@ -15,7 +15,7 @@ from graphkit.cli._values import empty, from_arrays, is_named
 from graphkit.data.description import encoding_of, preprocessing_of
 from graphkit.data.files.npz import read_arrays
 from graphkit.data.images.decode import SUFFIXES
-from graphkit.data.images.feeding import Said, picture_input, pictures_for
+from graphkit.data.images.feeding import Said, picture_input, reading
 from graphkit.data.images.folders import pictures_in
 from graphkit.data.tables.reading import TABLES
 from graphkit.errors import InputError, UsageError, did_you_mean
@@ -88,7 +88,9 @@ def parse_inputs(
 
     for name, paths in picture_files(inputs, texts).items():
         first[name] = str(paths[0])
-        given[name] = pictures_for(paths, name, inputs[name], preprocessing_of(meta), images)
+        read = reading(paths, name, inputs[name], preprocessing_of(meta), images)
+        log(f"read {read}")
+        given[name] = read.arrays()
     for text in texts:
         if _pictures(inputs, text) is not None:
             continue

@@ -14,6 +14,9 @@ from graphkit.cli._output import log
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
 
+# In the context of a command, whether --trust-run-folder is given.
+_TRUSTED = "graphkit.trust_run_folder"
+
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
@@ -91,6 +94,11 @@ def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
+def model_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a command may read beside MODEL: --allow-external-root, and --trust-run-folder, which `read_model` asks."""
+    return external_root_option(trust_option(command, expose=False))
+
+
 def read_model(source: str, external_root: str | None = None, *, best: bool = False) -> Model:
     """Load a path, or a model from stdin for `-`; raises UsageError, which says how to build one of the zoo.
 
@@ -102,6 +110,8 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
     if not Path(source).exists() and source in models.names():
         raise UsageError(f"there is no file {source!r}; `graphkit build {source} -o {source}.json` makes one")
     path = Path(source)
+    if path.is_dir():
+        check_run_folder(path)
     if best and path.is_dir():
         from graphkit.train.run_folder import BEST, MODEL
 
@@ -114,12 +124,27 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
     return load(path, external_root=external_root)
 
 
-def trust_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def trust_option(command: Callable[..., Any], expose: bool = True) -> Callable[..., Any]:
+    """--trust-run-folder, for `check_run_folder`. expose: whether the command gets it as `trust_run_folder`."""
     return click.option(
-        "--trust-run-folder", is_flag=True,
-        help="Read files, and call functions of files, that the run folder names and the command does not. For folders "
-        "of your own.",
+        "--trust-run-folder", is_flag=True, expose_value=expose, callback=_trusted,
+        help="Read files, and call functions of files, that the run folder names and the command does not, also by "
+        "symbolic links. For folders of your own.",
     )(command)  # fmt: skip
+
+
+def _trusted(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    ctx.meta[_TRUSTED] = value
+    return value
+
+
+def check_run_folder(folder: str | Path) -> None:
+    """Refuse a run folder with links that lead out of it, unless the command line trusts it (see `check_links`)."""
+    from graphkit.train.run_folder import check_links
+
+    context = click.get_current_context(silent=True)
+    if context is None or not context.meta.get(_TRUSTED):
+        check_links(folder)
 
 
 def data_option(command: Callable[..., Any]) -> Callable[..., Any]:

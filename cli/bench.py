@@ -15,9 +15,9 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     device_of,
     device_options,
-    external_root_option,
     input_options,
     json_option,
+    model_file_options,
     read_model,
 )
 from graphkit.cli._output import log, print_json, print_table
@@ -76,7 +76,7 @@ class _Bench(click.Command):
 @click.option("--atol", type=click.FloatRange(min=0), default=None, help="Absolute tolerance of the outputs.")
 @image_options
 @device_options
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(

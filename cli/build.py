@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from graphkit import config, data, models
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options
+from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options, trust_option
 from graphkit.cli._output import log, print_json
 from graphkit.data.tables.encoding import CODES, NUMBERS
 from graphkit.errors import UsageError, did_you_mean
@@ -34,6 +35,7 @@ from graphkit.user_code import function_of, running
     "folder, ...).",
 )
 @data_option
+@partial(trust_option, expose=False)
 @click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
 @click.option("--seed", type=int, default=None, help="Seed of the initialisers (default: GRAPHKIT_SEED).")
 @limit_options

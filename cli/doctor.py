@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from graphkit import config
+from graphkit import config, distribution
 from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
 from graphkit.errors import GraphkitError
@@ -51,7 +51,9 @@ def collect() -> dict[str, dict[str, Any]]:
 
 
 def package_version(package: str) -> str:
-    """Of an installed package."""
+    """The version of an installed package; `graphkit` is this one, whatever its distribution is called."""
+    if package == "graphkit":
+        return distribution.version() if distribution.is_installed() else "not installed"
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

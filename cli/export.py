@@ -9,7 +9,7 @@ import click
 
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import external_root_option, input_options, json_option, read_model
+from graphkit.cli._options import input_options, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
@@ -35,7 +35,7 @@ from graphkit.passes.training.to_training import to_inference
     "--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime."
 )
 @image_options
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(

@@ -10,7 +10,7 @@ import click
 
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import external_root_option, input_options, json_option, read_model
+from graphkit.cli._options import input_options, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UsageError
 
@@ -46,7 +46,7 @@ from graphkit.errors import UsageError
     "--check", is_flag=True, help="Compare with numeric differentiation in float64. Exit code 1: they differ."
 )
 @image_options
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(

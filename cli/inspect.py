@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -11,18 +10,20 @@ import click
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._costs import cost_cells, label, model_costs, notes
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import external_root_option, json_option, read_model
+from graphkit.cli._options import json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.frontend.summary import frozen
 from graphkit.ir.context import GROUP
+from graphkit.ir.counts import counts, elements, parameters
 from graphkit.ir.graph import Graph, Value
 from graphkit.model import Model
 from graphkit.onnx_io.outline import Entry, outline
 from graphkit.passes.core.captures import captured
 from graphkit.passes.core.sweep import is_control
 from graphkit.passes.pipeline import effects
-from graphkit.text import human
+from graphkit.text import human, listed
+from graphkit.train.imported import float_constants
 
 
 @click.command()
@@ -35,11 +36,12 @@ from graphkit.text import human
     "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes (the default)."
 )
 @click.option("--costs", "form", flag_value="costs", help="Print FLOPs and bytes by operator, for inputs of SHAPE.")
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(model: str, shapes: tuple[str, ...], form: str, external_root: str | None, as_json: bool) -> None:
-    """Show what is in MODEL: inputs, outputs, nodes, parameters.
+    """Show what is in MODEL: nodes, inputs, outputs, opset and producer of the file, and the parameters by the names
+    that `graphkit train --train` and `--freeze` take.
 
     Of a file that graphkit cannot run, the default form shows what the file says of itself.
 
@@ -73,8 +75,12 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
                 "outputs": {n: str(t) for n, t in net.output_types.items()},
                 "parameters": {n: str(net.params.type_of(n)) for n in net.params},
                 "num_parameters": net.num_parameters,
+                "num_trainable": counts(net.graph).trainable,
                 "trainable": list(net.trainable),
                 "frozen": frozen(net.graph),
+                "constants": _constants(net),
+                "opset": net.meta.get("onnx.opset", ""),
+                "producer": _producer(net),
                 "nodes": len(net.graph.nodes),
                 "groups": groups(net),
                 "operators": dict(Counter(n.op.name for n in net.graph.nodes).most_common()),
@@ -83,8 +89,49 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
         )
         return
     show({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
-    if form == "summary" and (found := groups(net)):
+    if form == "summary":
+        _print_facts(net)
+
+
+def _print_facts(net: Model) -> None:
+    """What is behind the table of nodes: where the model is from, its inputs and outputs, the names for `--train`."""
+    _print_file(net.meta.get("onnx.opset", ""), _producer(net))
+    for kind, types in (("input", net.input_types), ("output", net.output_types)):
+        for name, held in types.items():
+            show(f"{kind} {name}: {held}")
+    left = frozen(net.graph)
+    stored = [(name, net.params.type_of(name), _training(name, net, left)) for name in net.params]
+    if stored:
+        print_table("parameters, by the names that --train and --freeze take", ("name", "type", "training"), stored)
+    if constants := _constants(net):
+        names = listed(constants, len(constants), 8)
+        show(f"constants that train --train NAME takes by their names (--constants: all weights): {names}")
+    if found := groups(net):
         print_table("groups", ("group", "nodes", "parameters"), [(n, *f.values()) for n, f in found.items()])
+
+
+def _print_file(opset: str, producer: str) -> None:
+    if opset:
+        show(f"file: ONNX, opset {opset}, written by {producer or 'an unnamed program'}")
+
+
+def _producer(net: Model) -> str:
+    """The program that wrote the file, with its version; empty if the file does not say it."""
+    return " ".join(filter(None, (net.meta.get(f"onnx.producer_{part}", "") for part in ("name", "version"))))
+
+
+def _constants(net: Model) -> list[str]:
+    """The floating-point constants with axes, which may be weights that an exporter left in the graph."""
+    return [name for name, value in float_constants(net.graph).items() if value.rank]
+
+
+def _training(name: str, net: Model, left: Mapping[str, str]) -> str:
+    """What training does with a stored tensor."""
+    if name in net.trainable:
+        return "trained"
+    if net.value(name).role == "state":
+        return "running statistic"
+    return f"not trained ({left[name]})" if name in left else "not trained"
 
 
 def groups(net: Model) -> dict[str, dict[str, int]]:
@@ -93,21 +140,21 @@ def groups(net: Model) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     counted: set[Value] = set()
 
-    def count(graph: Graph, parameters: Mapping[Value, Value]) -> None:
-        """parameters: what stands in the graph for parameters of the model, and these."""
+    def count(graph: Graph, known: Mapping[Value, Value]) -> None:
+        """known: what stands in the graph for parameters of the model, and these."""
         for node in graph.nodes:
             bodies = node.op.subgraphs().values() if is_control(node) else ()
             for body in bodies:
-                count(body, {inner: parameters[v] for v, inner in captured(node, body) if v in parameters})
+                count(body, {inner: known[v] for v, inner in captured(node, body) if v in known})
             if (name := node.meta.get(GROUP)) is None:
                 continue
             group = found.setdefault(name, {"nodes": 0, "parameters": 0})
             group["nodes"] += 1
-            for value in {parameters[v] for v in node.operands if v in parameters} - counted:
-                group["parameters"] += math.prod(value.tensor.static_shape)
+            for value in {known[v] for v in node.operands if v in known} - counted:
+                group["parameters"] += elements([value])
                 counted.add(value)
 
-    count(net.graph, {v: v for v in net.graph.inputs if v.role == "parameter"})
+    count(net.graph, {v: v for v in parameters(net.graph)})
     return found
 
 
@@ -133,6 +180,7 @@ def _print_outline(path: str, why: UnsupportedError, as_json: bool) -> None:
         operators = {label(d, n): count for (d, n, _), count in found.operators.most_common()}
         print_json("inspect", facts | {"operators": operators})
         return
+    _print_file(found.opset, found.producer)
     for kind, types in (("input", found.inputs), ("output", found.outputs)):
         for name, told in types.items():
             show(f"{kind} {name}: {told or 'of unknown type'}")

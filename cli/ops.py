@@ -9,7 +9,7 @@ import click
 from graphkit.cli._costs import Sized, cost_cells, label, model_costs, notes
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import external_root_option, json_option, read_model
+from graphkit.cli._options import json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.devices.loading import load_device
@@ -27,7 +27,7 @@ _READ = {"rule": "in terms of others", "function": "by its definition"}
 @click.argument("model", required=False)
 @click.argument("shapes", nargs=-1, metavar="[NAME:SHAPE]...")
 @click.option("--markdown", is_flag=True, help="Write the page docs/operator_table.md: every operator is tried out.")
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import device_of, device_options, external_root_option, json_option, read_model
+from graphkit.cli._options import device_of, device_options, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._training import check_training, trainer_of, training_options
 from graphkit.errors import UnsupportedError, UsageError
@@ -39,7 +39,7 @@ _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", Fa
 )
 @click.option("--run/--no-run", "measured", default=True, help="Run and measure (the default), or only plan.")
 @device_options
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphkit.cli._options import data_option, json_option, source_options, trust_option
+from graphkit.cli._options import check_run_folder, data_option, json_option, source_options, trust_option
 from graphkit.cli._output import log, print_json
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
@@ -107,6 +107,8 @@ def _write(
     from graphkit.report.page import page, title_of
     from graphkit.report.runs import read_runs
 
+    for folder in folders:
+        check_run_folder(folder)
     runs = read_runs(folders, waiting=watch, logs=logs)
     reported = [gathering.of(run) for run in runs]
     if not watch:
@@ -150,5 +152,7 @@ def _validation(
         raise UsageError("its folder does not say which data it was trained on; --data says what to predict")
     axes = data.axis_options(tuple(own.get("batch_axes") or ()))
     names = objective.loss_names(tuple(own.get("loss_specs") or ()))
-    parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes)
+    # The part that the run held out. Runs that do not say how were divided by the places of their samples.
+    split = str(own.get("split", "position")) if own else None
+    parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes, split)
     return data.fitted(net, parts, [] if isinstance(names, str) else list(names)).test

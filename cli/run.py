@@ -20,13 +20,14 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     device_of,
     device_options,
-    external_root_option,
     input_options,
     json_option,
+    model_file_options,
     read_model,
 )
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._values import arrays_of, empty_of
+from graphkit.data.files.npz import member_name
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
 @click.argument("model")
 @input_options
 @image_options
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the outputs to this .npz file.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="Write the outputs to this .npz file. Names such as /y or ../y are written as %2Fy and %2E%2E/y.",
+)
 @click.option("--output-name", "names", multiple=True, help="Only these outputs, or internal values by name; repeat.")
 @click.option(
     "--profile",
@@ -60,7 +66,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
 @device_options
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(
@@ -155,11 +161,14 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
-    """The bytes of an .npz file. numpy.savez takes names as keywords, and has two of its own: file, allow_pickle."""
+    """The bytes of an .npz file. numpy.savez takes names as keywords, and has two of its own: file, allow_pickle.
+
+    No name of an output is a path that leads out of the folder into which the file is unpacked: see `member_name`.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _plain(name, np.asanyarray(array)), allow_pickle=False)
     return buffer.getbuffer()
 

@@ -8,7 +8,7 @@ import click
 
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import external_root_option, input_options, json_option, read_model
+from graphkit.cli._options import input_options, json_option, model_file_options, read_model
 from graphkit.cli._output import print_json, print_table, show
 
 
@@ -24,7 +24,7 @@ from graphkit.cli._output import print_json, print_table, show
     help="Let the tolerances alone decide. Where --rtol or --atol is given they do so anyway.",
 )
 @click.option("--opset", type=int, default=None, help="Export at this opset for ONNX Runtime.")
-@external_root_option
+@model_file_options
 @limit_options
 @json_option
 def command(

@@ -72,9 +72,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from graphkit.distribution import version
 
-        return version("graphkit")
+        return version()
     if name in _MODULES:
         found: Any = importlib.import_module(_MODULES[name])
     elif name in _PUBLIC:

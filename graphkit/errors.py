@@ -143,8 +143,8 @@ def lacks_memory(error: BaseException) -> bool:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the closest known name, or a short list of what exists."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    known = [k for k in known if isinstance(k, str)]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if isinstance(name, str) else []
     if close:
         return f"; did you mean {close[0]!r}?"
     if not known:

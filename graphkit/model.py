@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit import config
-from graphkit.errors import InvalidModel, OutOfMemory, UsageError, did_you_mean
+from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits, printing
+from graphkit.ir.counts import elements, parameters, trainable
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.origin import signature, titled
@@ -26,6 +27,7 @@ from graphkit.passes.control.merge import merge_control
 from graphkit.passes.control.prune import prune_control
 from graphkit.passes.training.randomness import bind_nested
 from graphkit.passes.training.separate_roles import separate_roles
+from graphkit.signatures import typed
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Model:
     already holds.
     """
 
+    @typed("gk.Model")
     def __init__(
         self,
         outputs: Value | Sequence[Value] | Mapping[str, Value],
@@ -200,16 +203,12 @@ class Model:
     @property
     def trainable(self) -> tuple[str, ...]:
         """Names of the parameters that training updates: role "parameter", a float dtype, not marked frozen."""
-        return tuple(
-            self.graph.name_of(v)
-            for v in self.graph.inputs
-            if v.role == "parameter" and v.dtype.is_float and v.attrs.get("trainable", True)
-        )
+        return tuple(map(self.graph.name_of, trainable(self.graph)))
 
     @property
     def num_parameters(self) -> int:
         """Number of elements of all parameters, running statistics left out."""
-        return sum(math.prod(v.tensor.static_shape) for v in self.graph.inputs if v.role == "parameter")
+        return elements(parameters(self.graph))
 
     @property
     def internals(self) -> tuple[str, ...]:
@@ -229,6 +228,7 @@ class Model:
 
     __getitem__ = select
 
+    @typed("Model.infer_shapes")
     def infer_shapes(self, **shapes: Sequence[Any]) -> dict[str, Type]:
         """Types of every value and output by name, given shapes for some inputs; None keeps a declared dimension."""
         from graphkit.passes.core.bind import bind
@@ -240,7 +240,9 @@ class Model:
                     f"{titled(self.graph, 'model')} has no input {name!r}{did_you_mean(name, self.inputs)}"
                 )
             declared = self.graph.find(name, inputs_first=True).tensor
-            kept = declared.shape or (None,) * len(shape)
+            kept = (None,) * len(shape) if declared.shape is None else declared.shape
+            if len(kept) != len(shape):
+                raise InputError(f"input {name!r} is {declared}, of rank {len(kept)}; the shape given is {list(shape)}")
             given[name] = TensorType(declared.dtype, [k if s is None else s for s, k in zip(shape, kept, strict=True)])
         bound = bind(self.graph, given)
         types = {bound.name_of(v): v.type for v in bound.values}
@@ -266,6 +268,7 @@ class Model:
         outputs = inline(self.graph, arguments)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    @typed("Model.compile")
     def compile(
         self, device: AnyDevice = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any
     ) -> Executor:
@@ -309,6 +312,7 @@ class Model:
 
     # --- files -----------------------------------------------------------------------------------
 
+    @typed("Model.save")
     def save(self, path: str | Path, **options: Any) -> None:
         """Write `.json` (graph, weights in .safetensors beside it) or `.onnx` (options: opset, ...).
 
@@ -328,6 +332,7 @@ class Model:
             case suffix:
                 raise UsageError(f"cannot save {path}: the suffix is {suffix!r}, and .json or .onnx is known")
 
+    @typed("Model.to_onnx")
     def to_onnx(self, *, opset: int | None = None, **options: Any) -> ModelProto:
         """The model as an onnx.ModelProto of standard operators at `opset`.
 
@@ -362,7 +367,7 @@ class Model:
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
         yield signature(self.graph)
-        yield f"{self.num_parameters} parameters"
+        yield f"{self.num_parameters:,} parameters"
         yield human(self.params.nbytes)
 
     def _repr_html_(self) -> str:
@@ -389,16 +394,21 @@ def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> 
     return [*(data if given is None else given), *stored]
 
 
+@typed("gk.load")
 def load(
-    source: Any, *, external_root: str | Path | None = None, max_memory: int | None = None, timeout: float | None = None
+    source: Any,
+    *,
+    external_root: str | Path | None = None,
+    max_memory: int | str | None = None,
+    timeout: float | None = None,
 ) -> Model:
     """Read a model: a `.json` or `.onnx` path, a folder that `Trainer.save` wrote, ONNX bytes, or a ModelProto.
 
     Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it. Large
     parameters of a file on disk stay there until they are needed; it must not be written in place meanwhile (reading
     them then raises FileChanged), and may be replaced or removed.
-    `max_memory` bounds the bytes of one tensor (default: GRAPHKIT_MAX_MEMORY, else what the machine has left),
-    `timeout` the seconds; beyond them it raises OutOfMemory or LimitReached.
+    `max_memory` bounds the bytes of one tensor, as a number or as `"500MB"` (default: GRAPHKIT_MAX_MEMORY, else what
+    the machine has left), `timeout` the seconds; beyond them it raises OutOfMemory or LimitReached.
     Raises UsageError without such a file, else InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
     """
     bounds = limits.Bounds.of(memory=max_memory)
@@ -407,7 +417,7 @@ def load(
 
 
 def _read(source: Any, external_root: str | Path | None) -> Model:
-    if isinstance(source, (str, Path)):
+    if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if path.is_dir():
             path = path / "model.json"
@@ -432,6 +442,7 @@ def _differentiate(outputs: Sequence[Value], wrt: Sequence[Value]) -> list[Value
     return gradient(outputs, wrt, allow_unused=True)
 
 
+@typed("gk.grad")
 def grad(
     model: Model,
     of: str | Sequence[str] | None = None,
@@ -517,6 +528,7 @@ def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
     return resolved if kept.issuperset(names) else graph
 
 
+@typed("gk.block_loops")
 def block_loops(model: Model, block: Block = "sqrt") -> Model:
     """The model with the iterations of its loops in blocks, so that training it takes less memory.
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
+from graphkit.signatures import typed
 
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -70,6 +71,7 @@ def names() -> list[str]:
     return sorted(_all())
 
 
+@typed("gk.models")
 def find(name: str) -> Callable[..., Model]:
     """The function of a network; raises UsageError with the closest name."""
     known = _all()
@@ -89,6 +91,7 @@ def describe(name: str) -> str:
     return inspect.getdoc(find(name)) or ""
 
 
+@typed("gk.models.build")
 def build(name: str, **chosen: Any) -> Model:
     """The network called `name`, with its options; text is read as the option's type says.
 

@@ -1,17 +1,18 @@
 """The package as a whole: what importing it loads, the public names, the metadata."""
 
-import importlib.metadata
 import importlib.resources
 import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import graphkit as gk
 
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
 HEAVY = ("onnx", "onnxruntime", "cupy", "mpi4py", "scipy", "torch")
 
 
@@ -53,7 +54,7 @@ def test_processes_of_tests_see_the_installed_package():
 
 
 def test_metadata_and_type_marker():
-    assert gk.__version__ == importlib.metadata.version("graphkit")
+    assert gk.__version__ == PROJECT["project"]["version"]
     assert importlib.resources.files("graphkit").joinpath("py.typed").is_file()
     assert importlib.resources.files("graphkit").joinpath("data", "files", "digits.npz").is_file()
 

@@ -5,26 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphkit.cli._options import key_values
 from graphkit.cli._output import log
 from graphkit.cores import loading_workers
 from graphkit.errors import InputError, UsageError
 from graphkit.model import VOCABULARY, Model
+from graphkit.text import listed
 
 if TYPE_CHECKING:
     from graphkit.data import Dataset, Splits
 
 
 def read_data(
-    net: Model | None, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None]
-) -> Splits:
-    """What to train on, and to validate on: text and pictures as the metadata of the model say, if there is one."""
+    net: Model | None, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None],
+    split: str | None = None,
+) -> Splits:  # fmt: skip
+    """What to train on, and to validate on: text and pictures as the metadata of the model say, if there is one.
+
+    split: how data that come in one part are divided, see `graphkit.data.load`.
+    """
     from graphkit import data
     from graphkit.data.tables.dataset import TableData
 
     options = ({} if net is None else _of_model(net, spec)) | options
     if valid_spec is None:
-        return data.load(spec, axes=axes, **options)
+        return data.load(spec, axes=axes, split=split, **options)
     train = data.read(spec, axes=axes, held_out=False, **options)
     if train.vocabulary is not None:
         return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
@@ -45,6 +52,24 @@ def _of_model(net: Model, spec: str) -> dict[str, Any]:
         return {}
     known = preprocessing_of(net.meta)
     return options_for(net.input_types) if known is None else {"preprocess": known}
+
+
+def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
+    """What a run is trained on and validated on, in a line: how many samples, of which classes, how many held out.
+
+    divided: how one set was divided into the two; None for data that come in two parts.
+    """
+    from graphkit.data import Pictures
+
+    what = "pictures" if isinstance(train, Pictures) else "samples"
+    line = f"{train.name.removesuffix(' (train)')}: {len(train):,} {what} to train on, {len(held_out):,} held out"
+    if divided is not None and train.name.endswith(" (train)"):
+        line += ", by their names" if divided == "name" and train.sample_names() is not None else ", by position"
+    if train.classes is None:
+        return line
+    counts = np.bincount(train.targets.reshape(-1), minlength=len(train.classes))
+    each = (f"{name}: {count:,}" for name, count in zip(train.classes, counts, strict=True))
+    return f"{line}; {len(train.classes)} classes ({listed(each, len(train.classes), 8)})"
 
 
 def skipping(parts: Splits, on_damaged: str | None) -> Splits:

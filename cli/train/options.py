@@ -10,6 +10,7 @@ import click
 from graphkit.cli._options import trust_option
 from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
+from graphkit.train.position import WHOLE_RUN
 
 Command = Callable[..., Any]
 
@@ -156,7 +157,7 @@ _OPTIMIZER = (
 _RUN = (
     click.option(
         "--epochs", type=click.IntRange(1),
-        help="Epochs from the beginning of the run (default: 1; with --resume, what the run was planned for).",
+        help=f"How many epochs; with --resume, {WHOLE_RUN} (default: 1; with --resume, the length that the run had).",
     ),
     click.option(
         "--early-stop", type=click.IntRange(1), metavar="PATIENCE",

@@ -88,3 +88,9 @@ def _before(path: Path) -> list[Any]:
     except (OSError, ValueError, KeyError, TypeError):
         return []  # of a run that was begun from Python, or by a graphkit that wrote none
     return calls if isinstance(calls, list) else []
+
+
+def withdraw(folder: Path) -> None:
+    """Remove what `write` left, and an empty log: the run was refused before its first step."""
+    for name in (CONFIG, RECORD, "vocabulary.json"):
+        (folder / name).unlink(missing_ok=True)

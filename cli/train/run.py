@@ -11,7 +11,7 @@ import click
 
 from graphkit import config
 from graphkit.cli._meta import ARGUMENTS
-from graphkit.cli._options import device_of, key_values, source_options
+from graphkit.cli._options import check_run_folder, device_of, key_values, source_options
 from graphkit.cli._output import is_terminal, log
 from graphkit.cli.train import config_file, data, objective, record, telling
 from graphkit.cli.train.config_file import Network
@@ -19,9 +19,11 @@ from graphkit.cli.train.network import network
 from graphkit.cli.train.resume import check_classes, kept, taken_over
 from graphkit.errors import UsageError
 from graphkit.frontend.summary import frozen
+from graphkit.ir.counts import counts, elements, parameters
 from graphkit.passes.training.to_training import batch_norms
 from graphkit.text import listed
 from graphkit.train import defaults
+from graphkit.train.position import WHOLE_RUN
 
 if TYPE_CHECKING:
     from graphkit.data import Splits
@@ -43,8 +45,6 @@ def train(
     """`graphkit train`; options: of the command line, by parameter."""
     from graphkit.executor.run.profile import profile
     from graphkit.train import checkpoint
-    from graphkit.train.callbacks import check_monitors
-    from graphkit.train.fit import score_names
     from graphkit.train.run_folder import RunFolder
     from graphkit.train.traces import write_merged
 
@@ -52,6 +52,8 @@ def train(
     run = None if folder is None else RunFolder(folder)
     with contextlib.ExitStack() as stack:
         if run is not None:
+            if resume:
+                check_run_folder(run.path)
             before = checkpoint.notes_of(run.path) if resume else {}
             if writes:
                 stack.enter_context(run)
@@ -60,23 +62,18 @@ def train(
                     run.check()
             if resume:
                 o = taken_over(context, o, before, store.num_workers, log if writes else None)
+        # Runs of which the checkpoint does not say it were divided by the places of their samples.
+        o["split"] = before.get("split", "position") if resume else "name"
         callbacks = objective.callbacks(o)
         with store.working():
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
-                trainer.resume(folder)
-        check_monitors(callbacks, score_names(trainer, _metrics(o), parts.test is not None))
-        if writes and (left := frozen(trainer.net.graph)):
-            shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
-            log(f"not trained: {shown}; --train NAME trains one by its name")
-        if writes and (count := batch_norms(trainer.graph)):
-            log(
-                f"BatchNormalization ({count}): by the statistics of each batch, and the running ones are updated; "
-                "--batch-norm frozen keeps them"
-            )
+                trainer.resume(folder, trusted=o["trust_run_folder"])
+        if writes:
+            _announce(trainer, parts, o)
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
-            log(f"{folder} {_done(trainer)}; --epochs N, with N above that, trains more")
+            log(f"{folder} {_done(trainer)}; with --resume, {WHOLE_RUN}: --epochs N, with a larger N, trains more")
         classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
         if resume:
             check_classes(before.get("classes"), classes)
@@ -94,6 +91,20 @@ def train(
         write_merged(recorded, trainer, store, trace)
     if writes:
         telling.report(trainer, store, folder, history, recorded, trace, o["as_json"])
+
+
+def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
+    """Say what is trained, and on what, before it begins."""
+    log(data.counted(*parts, divided=o["split"] if o["valid_spec"] is None else None))
+    log(_counted(trainer))
+    if left := frozen(trainer.net.graph):
+        shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
+        log(f"not trained: {shown}; --train NAME trains one by its name")
+    if count := batch_norms(trainer.graph):
+        log(
+            f"BatchNormalization ({count}): by the statistics of each batch, and the running ones are updated; "
+            "--batch-norm frozen keeps them"
+        )
 
 
 def find_rate(
@@ -122,7 +133,7 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     optimizer = objective.optimizer(o)
     axes = data.axis_options(o["batch_axes"])
     names = objective.loss_names(o["loss_specs"])
-    given = (o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
+    given = (o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes, o.get("split"))
     parts = data.read_data(None, *given) if source.name is not None else None
     net = network(source, None if parts is None else parts.train, axes, o)
     parts = data.fitted(net, parts or data.read_data(net, *given), [] if isinstance(names, str) else list(names))
@@ -164,12 +175,17 @@ def _fit(
         table = telling.Table()
         callbacks.append(table)
         tell = table.tell
-    return trainer.fit(
-        parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
-        metrics=_metrics(o),
-        folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
-        on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
-    )  # fmt: skip
+    try:
+        return trainer.fit(
+            parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
+            metrics=_metrics(o),
+            folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
+            on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
+        )  # fmt: skip
+    except UsageError:
+        if run is not None and store.rank == 0 and not (o["resume"] or trainer.updates):
+            record.withdraw(run.path)
+        raise
 
 
 def _metrics(o: Mapping[str, Any]) -> Sequence[str]:
@@ -193,6 +209,13 @@ def _describe(
     threads = o["threads"] or config.num_threads()
     call = record.call(context.meta.get(ARGUMENTS, ()), trainer.seed, store.num_workers, threads, file)
     record.write(run.path, settings, call, goes_on=o["resume"])
+
+
+def _counted(trainer: Trainer) -> str:
+    """How many parameters the network has, and how many of them this run trains."""
+    graph = trainer.net.graph
+    trained = elements([v for v in parameters(graph) if graph.name_of(v) in trainer.trained])
+    return f"{trainer.net.name}: {counts(graph).parameters:,} parameters, {trained:,} of them trained"
 
 
 def _done(trainer: Trainer) -> str:

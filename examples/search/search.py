@@ -1,6 +1,6 @@
 """A search for hyper-parameters by Optuna, which prunes what is going badly and goes on after an interruption.
 
-    pip install 'graphkit[search]'
+    pip install '.[search]'
     python examples/search/search.py
 
 Called again, it goes on where it was, however it had ended.

@@ -23,8 +23,10 @@ from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import F, Op, operator
 from graphkit.ops.axes import zeros_like
 from graphkit.passes.core.draws import is_undetermined
+from graphkit.signatures import typed
 
 
+@typed("gk.gradient")
 @uncollected
 def gradient(
     outputs: Sequence[Value],

@@ -24,8 +24,10 @@ from graphkit.checks.samples import taken_apart
 from graphkit.errors import CheckFailed, UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
+from graphkit.model import Model
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_floats
+from graphkit.signatures import typed
 from graphkit.text import listed, short_repr
 
 STEP = 1e-4
@@ -112,8 +114,9 @@ class GradientReport:
         return "\n".join([*map(str, self.entries), f"{self.verdict}  {self.formula}"])
 
 
+@typed("gk.check_gradient")
 def check_gradient(
-    model: Any,
+    model: Model,
     inputs: Mapping[str, Any] | None = None,
     *,
     of: str | Sequence[str] | None = None,

@@ -104,6 +104,8 @@ def make_feeds(
             known[name] = TensorType(dtype_of(array.dtype), array.shape)
     missing = {name: value for name, value in inputs.items() if name not in chosen}
     sizes, guesses = _choose_sizes(graph, inputs, known)
+    if seed < 0:
+        raise UsageError(f"a seed is an integer of at least 0, not {seed}")
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():

@@ -18,6 +18,7 @@ from graphkit.ops.evaluate import evaluate, observed
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.sweep import is_control
 from graphkit.passes.training.randomness import bind_rng
+from graphkit.signatures import typed
 from graphkit.text import short_repr
 
 
@@ -52,6 +53,7 @@ class NonFinite:
         return f"{what}: {counts} of {int(np.prod(self.shape))} elements{result}{inside}{before}"
 
 
+@typed("gk.find_nonfinite")
 def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None = None) -> NonFinite | None:
     """The first node of `model` that makes a NaN or an infinity of these inputs; None when there is none.
 

@@ -14,6 +14,8 @@ from graphkit.checks.noise import EPSILON, Noise, Spreads, judge, measurable
 from graphkit.checks.rounding import in_double_precision, spreads
 from graphkit.errors import CheckFailed, GraphkitError, ReferenceEnded, RuntimeFailure, UsageError
 from graphkit.ir.types import FLOATS, DType, dtype_of
+from graphkit.model import Model
+from graphkit.signatures import typed
 from graphkit.text import listed, short_repr
 
 # (rtol, atol) by the element type of an output, when none are given. Anything that is not listed must be equal.
@@ -134,8 +136,9 @@ class Report:
         return "\n".join([*map(str, self.outputs), self.verdict])
 
 
+@typed("gk.verify")
 def verify(
-    model: Any,
+    model: Model,
     inputs: Mapping[str, Any] | None = None,
     *,
     rtol: float | None = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.signatures import check_argument
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Batches:
         rank: int = 0,
         ranks: int = 1,
     ):
+        check_argument(dataset.name, "batch_size", "int", batch_size)
         if batch_size < 1:
             raise UsageError(f"batch_size must be positive, not {batch_size}")
         if not 0 <= rank < ranks:

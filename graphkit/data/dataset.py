@@ -11,6 +11,8 @@ import numpy as np
 from graphkit.data import order
 from graphkit.data.batches import Batches
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.ir.arrays import array_of, holds_arrays
+from graphkit.signatures import typed
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 # Names under which files have the targets.
 TARGETS = ("y", "targets", "target", "labels", "label", "class")
 
+# How `split` divides samples.
+SPLITS_BY = ("name", "position")
+
 # Which axis of an input counts the samples, where it is not the first; None: none does.
 Axes: TypeAlias = Mapping[str, int | None]
 
@@ -28,10 +33,11 @@ Axes: TypeAlias = Mapping[str, int | None]
 class Dataset:
     """Samples along the first axis of every array, or along the axis that `axes` gives for an input.
 
-    `inputs`: one array, a sequence of arrays, or a dict by input name; `targets`: an array, a dict by name, or None;
-    `names`: the inputs' names where `inputs` does not give them (default "x", or "x0", "x1", ...). `classes`: what
-    integer targets mean. `name` says in errors where the data come from. `axes`: the axis that counts samples by input
-    name, as recurrent states [layers, N, units] need it; None gives every batch the whole array (a sampling rate).
+    `inputs`: one array (or nested lists of numbers), a tuple or list of arrays, or a dict by input name; `targets`:
+    an array, a dict by name, or None; `names`: the inputs' names where `inputs` does not give them (default "x", or
+    "x0", "x1", ...). `classes`: what integer targets mean. `name` says in errors where the data come from. `axes`:
+    the axis that counts samples by input name, as recurrent states [layers, N, units] need it; None gives every batch
+    the whole array (a sampling rate).
     Raises InputError when lengths differ, there is no sample, or a floating-point array holds NaN.
 
     `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream), `preprocess` what pictures went
@@ -42,22 +48,23 @@ class Dataset:
     preprocess: Preprocess | None = None
     encoding: Encoding | None = None
 
+    @typed("gk.data.Dataset")
     def __init__(
         self,
         inputs: Any,
         targets: Any = None,
         names: Sequence[str] | None = None,
         *,
-        classes: Sequence[str] | None = None,
+        classes: str | Sequence[str] | None = None,
         name: str = "data",
         axes: Axes | None = None,
     ):
         self.name = name
         self.arrays: dict[str, np.ndarray] = _named(inputs, names, name)
         # An array, a dict of arrays by name, or None.
-        self.targets: Any = _targets(targets)
+        self.targets: Any = _targets(targets, name)
         self.classes: tuple[str, ...] | None = None if classes is None else tuple(str(c) for c in classes)
-        self._single = not isinstance(inputs, (Mapping, list, tuple))
+        self._single = not isinstance(inputs, Mapping) and not holds_arrays(inputs)
         self.axes: dict[str, int | None] = dict(axes or {})
         for label in self.axes:
             if label not in self.arrays:
@@ -133,7 +140,10 @@ class Dataset:
 
     def subset(self, index: Any, name: str | None = None) -> Dataset:
         """The samples at `index` as a Dataset of their own."""
-        inputs, targets = self.take(index)
+        try:
+            inputs, targets = self.take(index)
+        except (IndexError, TypeError) as error:
+            raise UsageError(f"{self.name}: an index is a slice or integers below {len(self)}: {error}") from None
         return Dataset(
             inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name,
             axes=self.axes,
@@ -174,14 +184,36 @@ class Dataset:
         renamed.targets, renamed.classes = numbers[self.targets], tuple(classes)
         return renamed
 
-    def split(self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True) -> Splits:
-        """(train, test): round(test_fraction * n) samples held out, chosen by the seed, both in the original order.
+    def sample_names(self) -> Sequence[str] | None:
+        """What each sample is called, such as the path of its file below a folder; None if samples have no names."""
+        return None
 
-        With integer targets of one number per sample, and `stratify`, each class is split in that proportion.
+    @typed("Dataset.split")
+    def split(
+        self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True, by: str | None = None
+    ) -> Splits:
+        """Divide the samples into (train, test), both in the original order.
+
+        Args:
+            test_fraction: The share that is held out for the test.
+            seed: Chooses the samples.
+            stratify: With integer targets of one number per sample, each class is split in that proportion.
+            by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays on its side
+                when others are added or removed, and the share is `test_fraction` on average: see
+                `order.split_by_name`. By position, round(test_fraction * n) samples are held out.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
-        train, test = order.hold_out(self.name, len(self), test_fraction, seed, labels)
+        names = self.sample_names()
+        if by not in (None, *SPLITS_BY):
+            raise UsageError(f"{self.name}: samples are split by {' or '.join(map(repr, SPLITS_BY))}, not {by!r}")
+        if by == "name" and names is None:
+            raise UsageError(f"{self.name}: the samples have no names to be split by")
+        names = None if by == "position" else names
+        if names is not None and self.classes is None and labels is not None:
+            # Without names of classes, many different integers are numbers to predict.
+            labels = labels if len(np.unique(labels)) <= round(test_fraction * len(self)) else None
+        train, test = order.hold_out(self.name, len(self), test_fraction, seed, labels, names)
         return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))
 
     def order(self, seed: int, epoch: int, width: int) -> np.ndarray:
@@ -218,9 +250,10 @@ def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, n
     if isinstance(inputs, Mapping):
         if names is not None:
             raise UsageError(f"{source}: names= is for inputs without names; a dict has its own")
-        found = {str(key): np.asarray(value) for key, value in inputs.items()}
+        found = {str(key): array_of(f"{source}: input {key!r}", value) for key, value in inputs.items()}
     else:
-        arrays = [np.asarray(a) for a in inputs] if isinstance(inputs, (list, tuple)) else [np.asarray(inputs)]
+        given = inputs if holds_arrays(inputs) else [inputs]
+        arrays = [array_of(f"{source}: an input", array) for array in given]
         if names is None:
             names = ["x"] if len(arrays) == 1 else [f"x{i}" for i in range(len(arrays))]
         if len(names) != len(arrays) or len(set(names)) != len(names):
@@ -231,10 +264,10 @@ def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, n
     return found
 
 
-def _targets(given: Any) -> Any:
+def _targets(given: Any, source: str) -> Any:
     if isinstance(given, Mapping):
-        return {str(name): np.asarray(array) for name, array in given.items()}
-    return None if given is None else np.asarray(given)
+        return {str(name): array_of(f"{source}: target {name!r}", array) for name, array in given.items()}
+    return None if given is None else array_of(f"{source}: the array of targets", given)
 
 
 def _joined(first: Any, second: Any) -> Any:
@@ -249,6 +282,10 @@ def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:
 
 
 def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None:
+    if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16", "float16"):
+        held = "texts" if array.dtype.kind in "OUST" else array.dtype
+        number = "; np.unique(targets, return_inverse=True)[1] numbers them" if label == "targets" else ""
+        raise InputError(f"{source}: {label} holds {held}, not numbers{number}")
     if array.ndim == 0 and axis is not None:
         raise InputError(
             f"{source}: {label} is a single number; the first axis counts samples, unless axes={{{label!r}: None}} "
@@ -256,8 +293,6 @@ def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None
         )
     if axis is not None and not 0 <= axis < array.ndim:
         raise InputError(f"{source}: {label} has the shape {list(array.shape)}: there is no axis {axis} of samples")
-    if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16", "float16"):
-        raise InputError(f"{source}: {label} holds {array.dtype}, not numbers")
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         array = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0)
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))

@@ -10,8 +10,10 @@ from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.tables.encoding import Encoding
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, COLUMNS, PREPROCESSING, VOCABULARY, Model
+from graphkit.signatures import typed
 
 
+@typed("gk.data.described")
 def described(model: Model, data: Dataset) -> Model:
     """The model with class names, vocabulary, preprocessing, columns of `data` in its metadata, where there are any.
 

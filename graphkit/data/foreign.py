@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,9 +14,11 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.lazy import LazyDataset
 from graphkit.data.stacking import arrays, leaves, stacked
 from graphkit.errors import InputError, UsageError
+from graphkit.signatures import check_argument, shown, typed
 from graphkit.text import short_repr
 
 
+@typed("gk.data.as_dataset")
 def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated:
     """What `fit` and `evaluate` were given, as something that has batches. ranks: of the model's inputs, by name.
 
@@ -29,12 +32,32 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Dataset(*data)
     if isinstance(data, (np.ndarray, Mapping, str, bytes)) or hasattr(data, "__array__"):
-        raise InputError(f"data for training are (inputs, targets), or a data set; {type(data).__name__} is given")
+        raise InputError(
+            f"data for training are one pair (inputs, targets), or a data set; {shown(data)} is given by itself"
+        )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return MapDataset(data, tuple(ranks))
-    if hasattr(data, "__iter__") or callable(data):
+    if not hasattr(data, "__iter__") and callable(data):
+        _check_takes_nothing(data)
         return Iterated(data, ranks)
-    raise InputError(f"{type(data).__name__} is no data set: it has no __len__ and __getitem__, and no __iter__")
+    if hasattr(data, "__iter__"):
+        return Iterated(data, ranks)
+    raise InputError(
+        f"{shown(data)} is no data set: data are a pair (inputs, targets), a Dataset, an object with __len__ and "
+        "__getitem__, or an iterable"
+    )
+
+
+def _check_takes_nothing(function: Callable[..., Any]) -> None:
+    """Raise InputError for a function that cannot be called without arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a built-in function may have none
+    if any(
+        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values()
+    ):
+        raise InputError(f"data are {shown(function)} that needs arguments; a function that makes data takes none")
 
 
 class MapDataset(LazyDataset):
@@ -45,6 +68,8 @@ class MapDataset(LazyDataset):
     """
 
     def __init__(self, data: Any, inputs: tuple[str, ...] = ()):
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise InputError(f"MapDataset takes an object with __len__ and __getitem__, not {shown(data)}")
         super().__init__(len(data), name=type(data).__name__)
         self._data, self._inputs = data, inputs
 
@@ -74,7 +99,9 @@ class Iterated:
         return self._batches(batch_size, start, epoch)
 
     def _batches(self, batch_size: int, start: int, epoch: int) -> Iterator[Batch]:
-        items: Iterator[tuple[Any, Any]] = (_pair(self.name, item, self._inputs) for item in self._source())
+        source = self._source()
+        check_argument(self.name, "what the function returns", "Iterable", source)
+        items: Iterator[tuple[Any, Any]] = (_pair(self.name, item, self._inputs) for item in source)
         first = next(items, None)
         if first is None:
             raise InputError(

@@ -15,6 +15,8 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.making import Making
 from graphkit.data.stacking import Rows, leaves, without_samples
 from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageError
+from graphkit.ir.arrays import array_of
+from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _IN_A_ROW = 1000
 
 
+@typed_constructor("gk.data")
 class LazyDataset(Dataset):
     """`count` samples of which `sample` makes each when it is asked for. A subclass says how.
 
@@ -54,7 +57,7 @@ class LazyDataset(Dataset):
             raise InputError(f"{name}: there is no sample")
         self.name = name
         self.arrays, self.axes = {}, {}
-        self.targets = None if targets is None else np.asarray(targets)
+        self.targets = None if targets is None else array_of(f"{name}: the targets", targets)
         self.classes = None if classes is None else tuple(str(c) for c in classes)
         # Which samples these are, of those that `sample` numbers.
         self._numbers = np.arange(count)

@@ -6,6 +6,9 @@ guarantees, with the key (seed, epoch) and counter 0.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 import numpy as np
 
 from graphkit.errors import InputError, UsageError
@@ -74,13 +77,54 @@ def split(
     return np.setdiff1d(np.arange(count), test, assume_unique=True), test
 
 
-def hold_out(
-    source: str, count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None
+def split_by_name(
+    names: Sequence[str], test_fraction: float, seed: int, classes: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`split`, and an error that names the source for a fraction outside (0, 1) or a part without samples."""
+    """Divide samples by their names, so that each stays on its side when others come or go.
+
+    A sample is held out if the hash of seed and name, as a number in [0, 1), is below `test_fraction`: the share that
+    is held out differs from it as chance has it. With `classes` (one label per sample), a class of at least two samples
+    has one on each side: if the hash leaves a side empty, the sample whose hash is nearest to that side goes there.
+
+    Returns:
+        Sorted indices (train, test).
+    """
+    places = np.array([_place(name, seed) for name in names], np.float64)
+    held_out = places < test_fraction
+    groups = [np.arange(len(places))]
+    if classes is not None:
+        labels, group = np.unique(classes, return_inverse=True)
+        groups = [np.flatnonzero(group.reshape(-1) == number) for number in range(len(labels))]
+    for members in groups:
+        if len(members) > 1 and not held_out[members].any():
+            held_out[members[np.argmin(places[members])]] = True
+        elif len(members) > 1 and held_out[members].all():
+            held_out[members[np.argmax(places[members])]] = False
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def _place(name: str, seed: int) -> float:
+    """A number in [0, 1) that depends on the seed and the name alone."""
+    digest = hashlib.sha256(f"{seed}\0".encode() + name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:6]) / (1 << 48)
+
+
+def hold_out(
+    source: str, count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Divide samples into (train, test): by their names (see `split_by_name`), if they have any, else by `split`.
+
+    Raises:
+        UsageError: The fraction is outside of (0, 1).
+        InputError: A part would have no sample. Both name the source.
+    """
     if not 0.0 < test_fraction < 1.0:
         raise UsageError(f"{source}: test_fraction lies between 0 and 1, not {test_fraction!r}")
-    train, test = split(count, test_fraction, seed, classes)
+    if names is None:
+        train, test = split(count, test_fraction, seed, classes)
+    else:
+        train, test = split_by_name(names, test_fraction, seed, classes)
     if not train.size or not test.size:
         raise InputError(f"{source}: {count} samples cannot be split with test_fraction={test_fraction}")
     return train, test

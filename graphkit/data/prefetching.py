@@ -12,6 +12,7 @@ from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_native
 from graphkit.executor.run.engine import Engine, Variable
 from graphkit.executor.run.offload import Offload
+from graphkit.signatures import typed
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ class _Slot(NamedTuple):
     items: list[Any]
 
 
+@typed("gk.data.prefetch")
 def prefetch(batches: Iterable[T], depth: int = 2, *, engine: Engine | None = None) -> Iterator[T]:
     """The items of `batches` in their order, loaded by a worker of a dependency engine ahead of whoever takes them.
 

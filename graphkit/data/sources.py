@@ -15,6 +15,7 @@ from graphkit.data.dataset import Axes, Dataset, Splits
 from graphkit.data.lazy import LazyDataset
 from graphkit.data.workers.pool import Workers
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.signatures import typed
 
 
 class Source(NamedTuple):
@@ -60,12 +61,14 @@ _GIVEN = ("path", "test_fraction", "seed", "axes", "like")
 _OF_LAZY = ("workers", "on_damaged", "shuffle_window")
 
 
+@typed("gk.data.load")
 def load(
     spec: str | os.PathLike[str],
     *,
     test_fraction: float | None = None,
     seed: int = 0,
     axes: Axes | None = None,
+    split: str | None = None,
     **options: Any,
 ) -> Splits:
     """(train, test) of a data set. A set that comes in two parts keeps them; any other is split by `seed`.
@@ -102,19 +105,23 @@ def load(
     on_damaged, shuffle_window. Both parts share the workers.
 
     test_fraction is 0.2, and 0.1 for text. `axes` are those of Dataset: which axis counts the samples, for inputs
-    where it is not the first. Splits are stratified by class and keep the original order: see Dataset.split. A
-    vocabulary is made of the training part. Raises InputError, naming the file, for whatever cannot be read or is not
-    finite, UsageError for an option that the source does not have.
+    where it is not the first. Splits are stratified by class and keep the original order: see Dataset.split. Pictures
+    that are files are split by the names of the files, so that each stays on its side when others are added or
+    removed; split="position" divides them by their places in the folder, as data without names. A vocabulary is made
+    of the training part. Raises InputError, naming the file, for whatever cannot be read or is not finite, UsageError
+    for an option that the source does not have.
     """
     options, choices = _divided(options)
     loader = _loader(os.fspath(spec), axes, options)
     given: dict[str, Any] = {} if test_fraction is None else {"test_fraction": test_fraction}
     parts = loader(seed=seed, **given)
     if not isinstance(parts, Splits):
-        parts = parts.split(seed=seed, **given)
+        by = None if split == "name" and parts.sample_names() is None else split
+        parts = parts.split(seed=seed, by=by, **given)
     return Splits(*(_configured(part, choices) for part in parts))
 
 
+@typed("gk.data.read")
 def read(
     spec: str | os.PathLike[str],
     *,

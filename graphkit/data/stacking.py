@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphkit.errors import InputError
+from graphkit.ir.arrays import array_of
 
 # Makes an array of that shape and dtype, whose elements are not set.
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype], np.ndarray]
@@ -21,10 +22,10 @@ def arrays(values: Any) -> Any:
     if values is None:
         return None
     if isinstance(values, Mapping):
-        return {name: np.asarray(value) for name, value in values.items()}
+        return {name: array_of(f"{name!r} of an item", value) for name, value in values.items()}
     if isinstance(values, tuple):
-        return tuple(np.asarray(value) for value in values)
-    return np.asarray(values)
+        return tuple(array_of("an array of an item", value) for value in values)
+    return array_of("an array of an item", values)
 
 
 def leaves(values: Any) -> list[Any]:

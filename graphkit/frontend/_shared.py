@@ -12,6 +12,7 @@ from graphkit.frontend.parameters import parameter
 from graphkit.ir import context
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Value
+from graphkit.signatures import typed
 
 Layer = TypeVar("Layer", bound=Callable[..., Any])
 
@@ -47,6 +48,8 @@ def layer(function: Layer) -> Layer:
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     kind, usual = function.__name__, (function.__kwdefaults__ or {}).get("name", "")
 
+    checked = typed(f"gk.nn.{kind}")(function)
+
     @functools.wraps(function)
     def call(*operands: Any, **options: Any) -> Any:
         for key in options:
@@ -54,7 +57,7 @@ def layer(function: Layer) -> Layer:
                 meant = next((name for name in _ELSEWHERE.get(key, ()) if name in known), key)
                 raise UsageError(f"gk.nn.{function.__name__} has no option {key!r}{did_you_mean(meant, known)}")
         with context.made_by(f"layer {options.get('name', usual)!r} ({kind})"):
-            return function(*operands, **options)
+            return checked(*operands, **options)
 
     return call  # type: ignore[return-value]
 

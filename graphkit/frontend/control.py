@@ -53,11 +53,13 @@ from graphkit.ops.sequence.map import element_types
 from graphkit.ops.sequence.map import sequence_map as mapped_sequences
 from graphkit.passes.control.block_loops import Block, in_blocks
 from graphkit.passes.training.swap import MARK
+from graphkit.signatures import typed
 
 # TensorFlow's default.
 PARALLEL_ITERATIONS = 10
 
 
+@typed("gk.cond")
 def cond(
     pred: Any, then_fn: Callable[..., Any], else_fn: Callable[..., Any], args: Any = (), *, name: str = "cond"
 ) -> Any:
@@ -92,6 +94,7 @@ def cond(
     return tree.unflatten(shape, outputs(results))
 
 
+@typed("gk.while_loop")
 def while_loop(
     cond_fn: Callable[[Any], Any],
     body_fn: Callable[[Any], Any],
@@ -139,6 +142,7 @@ def while_loop(
     return tree.unflatten(shape, _recomputed(outputs(found), recompute))
 
 
+@typed("gk.scan")
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -226,6 +230,7 @@ def _following(name: str, init: Any, inside: Sequence[Value], result: Any) -> li
     return list(following)
 
 
+@typed("gk.map")
 def map(
     fn: Callable[[Any], Any],
     xs: Any,
@@ -244,6 +249,7 @@ def map(
     return scan(lambda carry, x: (None, fn(x)), None, xs, axis=axis, out_axis=out_axis, **options)[1]
 
 
+@typed("gk.sequence_map")
 def sequence_map(fn: Callable[..., Any], sequence: Value, *others: Any, name: str = "sequence_map") -> Any:
     """The sequence of fn(element, *others), or a tuple of sequences where fn returns a tuple.
 
@@ -261,6 +267,7 @@ def sequence_map(fn: Callable[..., Any], sequence: Value, *others: Any, name: st
     return found if several else found[0]
 
 
+@typed("gk.foreach")
 def foreach(
     body: Callable[[Any, Any], tuple[Any, Any]],
     data: Any,
@@ -292,6 +299,7 @@ def foreach(
     return stacked, last
 
 
+@typed("gk.fold")
 def fold(
     fn: Callable[[Any, Any], Any],
     init: Any,

@@ -18,6 +18,7 @@ import numpy as np
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
+from graphkit.signatures import typed_constructor
 
 
 class Stream:
@@ -82,6 +83,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 # --- fixed values ---------------------------------------------------------------------------------
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Zeros(Initializer):
     """All 0."""
@@ -93,6 +95,7 @@ class Zeros(Initializer):
         return np.zeros(shape)
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Ones(Initializer):
     """All 1."""
@@ -104,6 +107,7 @@ class Ones(Initializer):
         return np.ones(shape)
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Constant(Initializer):
     """All `value`."""
@@ -119,6 +123,7 @@ class Constant(Initializer):
 # --- fixed distributions --------------------------------------------------------------------------
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Uniform(Initializer):
     """Uniform in [low, high)."""
@@ -134,6 +139,7 @@ class Uniform(Initializer):
         return self.low + (self.high - self.low) * stream.uniform(math.prod(shape))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Normal(Initializer):
     """Normal with `mean` and standard deviation `std`."""
@@ -149,6 +155,7 @@ class Normal(Initializer):
         return self.mean + self.std * stream.normal(math.prod(shape))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class TruncatedNormal(Initializer):
     """Normal with `mean` and `std`, restricted to [mean + low * std, mean + high * std] (std: before truncation)."""
@@ -169,6 +176,7 @@ class TruncatedNormal(Initializer):
         return self.mean + self.std * stream.truncated_normal(math.prod(shape), self.low, self.high)
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Orthogonal(Initializer):
     """A (semi-)orthogonal matrix times `gain`, over the shape flattened to [shape[0], rest] (Saxe et al. 2013)."""
@@ -205,6 +213,7 @@ class _Xavier(Initializer):
         return self.gain * math.sqrt(2.0 / max(sum(fans(shape)), 1))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class XavierUniform(_Xavier):
     """Uniform with variance gain^2 * 2 / (fan in + fan out) (Glorot and Bengio 2010)."""
@@ -215,6 +224,7 @@ class XavierUniform(_Xavier):
         return _spread_uniform(stream, shape, self.std(shape))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class XavierNormal(_Xavier):
     """Normal with variance gain^2 * 2 / (fan in + fan out) (Glorot and Bengio 2010)."""
@@ -238,6 +248,7 @@ class _He(Initializer):
         return math.sqrt(2.0 / ((1.0 + self.slope**2) * max(count, 1)))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class HeUniform(_He):
     """Uniform with variance 2 / ((1 + slope^2) * fan), for (leaky) ReLU of that slope (He et al. 2015)."""
@@ -248,6 +259,7 @@ class HeUniform(_He):
         return _spread_uniform(stream, shape, self.std(shape))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class HeNormal(_He):
     """Normal with variance 2 / ((1 + slope^2) * fan), for (leaky) ReLU of that slope (He et al. 2015)."""
@@ -258,6 +270,7 @@ class HeNormal(_He):
         return _spread_normal(stream, shape, self.std(shape))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class LeCunUniform(Initializer):
     """Uniform with variance 1 / fan in (LeCun et al. 1998)."""
@@ -268,6 +281,7 @@ class LeCunUniform(Initializer):
         return _spread_uniform(stream, shape, math.sqrt(1.0 / max(fans(shape)[0], 1)))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class LeCunNormal(Initializer):
     """Normal with variance 1 / fan in (LeCun et al. 1998)."""
@@ -278,6 +292,7 @@ class LeCunNormal(Initializer):
         return _spread_normal(stream, shape, math.sqrt(1.0 / max(fans(shape)[0], 1)))
 
 
+@typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class FanInUniform(Initializer):
     """Uniform in +-1/sqrt(fan in): what PyTorch's linear and convolution layers start from, weights and biases.

@@ -12,10 +12,12 @@ from graphkit.frontend import initializers
 from graphkit.ir import context, dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
-from graphkit.ir.types import TensorType, Type, dtype_of
+from graphkit.ir.types import TensorType, Type
 from graphkit.ops.sequence.elements import with_own_sizes
+from graphkit.signatures import typed
 
 
+@typed("gk.input")
 def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32") -> Value:
     """A data input that callers feed: a tensor, or what a type in the place of the shape says.
 
@@ -29,11 +31,12 @@ def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32")
     if isinstance(shape, (str, int)):
         raise UsageError(f"input {name!r}: the shape is a list of sizes, not {shape!r}")
     sizes = None if shape is None else [dims.fresh() if d is None else _size(f"input {name!r}", d) for d in shape]
-    return Value(TensorType(dtype_of(dtype), sizes), context.current().qualify(name))
+    return Value(TensorType(dtype, sizes), context.current().qualify(name))
 
 
+@typed("gk.parameter")
 def parameter(
-    name: str, shape: Iterable[int], init: Any = "xavier_uniform", dtype: Any = "float32", *, trainable: bool = True
+    name: str, shape: Iterable[Any], init: Any = "xavier_uniform", dtype: Any = "float32", *, trainable: bool = True
 ) -> Value:
     """A parameter of a static shape. `init`: whatever gk.init.of takes. trainable=False keeps optimizers away from it.
 
@@ -42,12 +45,13 @@ def parameter(
     return _stored("parameter", name, shape, init, dtype, {} if trainable else {"trainable": False})
 
 
-def state(name: str, shape: Iterable[int], init: Any = "zeros", dtype: Any = "float32") -> Value:
+@typed("gk.nn.state")
+def state(name: str, shape: Iterable[Any], init: Any = "zeros", dtype: Any = "float32") -> Value:
     """A stored value that runs update and that no gradient reaches, such as running statistics."""
     return _stored("state", name, shape, init, dtype, {})
 
 
-def _stored(role: str, name: str, shape: Iterable[int], init: Any, dtype: Any, attrs: dict[str, Any]) -> Value:
+def _stored(role: str, name: str, shape: Iterable[Any], init: Any, dtype: Any, attrs: dict[str, Any]) -> Value:
     if not name:
         raise UsageError(f"a {role} needs a name")
     label = f"{role} {name!r}"
@@ -57,7 +61,7 @@ def _stored(role: str, name: str, shape: Iterable[int], init: Any, dtype: Any, a
         raise UsageError(f"{label}: its shape must be integers, and {unknown[0]} is not known")
     scope = context.current()
     fields = {**scope.attrs, **attrs, "init": initializers.of(init).to_dict()}
-    return Value(TensorType(dtype_of(dtype), sizes), scope.qualify(name), role=role, attrs=fields)
+    return Value(TensorType(dtype, sizes), scope.qualify(name), role=role, attrs=fields)
 
 
 def _size(label: str, given: Any) -> dims.Dim:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TextIO
 
-from graphkit.errors import TypeMismatch
+from graphkit.ir.counts import counts, elements
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.text import listed
@@ -36,20 +35,8 @@ def rows(graph: Graph) -> list[Row]:
         counted.update(read)
         domain = f"{node.op.domain}." if node.op.domain else ""
         output = _without_value(node.outputs[0])
-        table.append(Row(graph.node_name(node), domain + node.op.name, output, sum(_elements(v) for v in read)))
+        table.append(Row(graph.node_name(node), domain + node.op.name, output, elements(read)))
     return table
-
-
-def totals(graph: Graph) -> dict[str, int]:
-    """Element counts: parameters, trainable (among them), state; and bytes of all of them."""
-    parameters = [v for v in graph.inputs if v.role == "parameter"]
-    states = [v for v in graph.inputs if v.role == "state"]
-    return {
-        "parameters": sum(map(_elements, parameters)),
-        "trainable": sum(_elements(v) for v in parameters if v.dtype.is_float and v.attrs.get("trainable", True)),
-        "state": sum(map(_elements, states)),
-        "bytes": sum(_elements(v) * v.dtype.itemsize for v in (*parameters, *states)),
-    }
 
 
 def frozen(graph: Graph) -> dict[str, str]:
@@ -94,13 +81,13 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _total_lines(graph: Graph) -> Iterator[str]:
-    counts = totals(graph)
-    yield f"parameters: {counts['parameters']:,} ({counts['trainable']:,} trainable)"
+    found = counts(graph)
+    yield f"parameters: {found.parameters:,} ({found.trainable:,} trainable)"
     if left := frozen(graph):
         yield f"not trained: {listed((f'{name} ({why})' for name, why in left.items()), len(left))}"
-    if counts["state"]:
-        yield f"running statistics: {counts['state']:,}"
-    yield f"stored: {_size_text(counts['bytes'])}"
+    if found.state:
+        yield f"running statistics: {found.state:,}"
+    yield f"stored: {_size_text(found.bytes)}"
 
 
 def _size_text(count: int) -> str:
@@ -110,13 +97,6 @@ def _size_text(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
-
-
-def _elements(value: Value) -> int:
-    shape = value.tensor
-    if not shape.is_static:
-        raise TypeMismatch(f"parameter {value} has no static shape")
-    return math.prod(shape.static_shape)
 
 
 def _without_value(value: Value) -> str:

@@ -18,6 +18,7 @@ from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
 from graphkit.ir.printing import to_text
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
+from graphkit.signatures import check_argument
 from graphkit.text import short_repr
 
 _serial = itertools.count()
@@ -440,6 +441,7 @@ class Graph:
         Raises:
             UsageError: Nothing has the name; the message has the closest one.
         """
+        check_argument(titled(self), "the name of a value", "str", name)
         if self._by_name is None:
             self._by_name = {self.name_of(v): v for v in self.values}
         outputs = dict(zip(self.output_names, self.outputs, strict=True))

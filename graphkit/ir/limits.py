@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from graphkit import config
 from graphkit.errors import LimitReached, OutOfMemory, UsageError
+from graphkit.signatures import check_argument
 from graphkit.text import human
 
 # Requests of fewer bytes are not held against what the machine has left, but their sum now and then.
@@ -59,9 +60,30 @@ class Bounds(NamedTuple):
     seconds: float | None = None
 
     @staticmethod
-    def of(memory: int | None = None, iterations: int | None = None, seconds: float | None = None) -> Bounds | None:
-        """Those given, else those that the GRAPHKIT_* variables set; None without any. Raises UsageError."""
-        for name, given in (("max_memory", memory), ("max_iterations", iterations), ("timeout", seconds)):
+    def of(
+        memory: int | str | None = None, iterations: int | None = None, seconds: float | None = None
+    ) -> Bounds | None:
+        """Those given, else those that the GRAPHKIT_* variables set; None without any.
+
+        Args:
+            memory: Bytes, or a text such as `"500MB"`.
+
+        Raises:
+            UsageError: One is not a number above 0, or no amount of memory.
+        """
+        if isinstance(memory, str):
+            text, memory = memory, config.memory_size(memory)
+            if memory is None:
+                raise UsageError(
+                    f"max_memory={text!r}: expected a number of bytes, or an amount of memory such as 500MB"
+                )
+        limits: tuple[tuple[str, str, Any], ...] = (
+            ("max_memory", "int | None", memory),
+            ("max_iterations", "int | None", iterations),
+            ("timeout", "float | None", seconds),
+        )
+        for name, kind, given in limits:
+            check_argument("limits", name, kind, given)
             if given is not None and not given > 0:
                 raise UsageError(f"{name}={given}: expected a number above 0")
         made = Bounds(

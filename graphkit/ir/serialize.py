@@ -24,6 +24,7 @@ from graphkit.ir.limits import require_memory
 from graphkit.ir.origin import titled
 from graphkit.ir.stored import StoredArray, StoredFile
 from graphkit.ir.weights import read_weights, write_weights
+from graphkit.signatures import typed
 
 __all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
 
@@ -36,6 +37,7 @@ _EXPANSION = 20
 # --- files ------------------------------------------------------------------------------------------
 
 
+@typed("Model.save")
 @uncollected
 def save(
     path: str | Path,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.ir.arrays import array_of
 from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
 
@@ -24,7 +25,7 @@ class Tensor:
 
     def __init__(self, array: Any, dtype: Any = None):
         wanted = None if dtype is None else dtype_of(dtype).numpy
-        given = np.asarray(array, dtype=wanted)
+        given = array_of("a constant", array, wanted, objects=True)
         if given.dtype.kind in "OUST":
             given = as_strings(given, surrogates=True)
         contiguous = np.ascontiguousarray(given).reshape(given.shape)

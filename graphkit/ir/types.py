@@ -13,6 +13,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
+from graphkit.signatures import check_argument
 
 # Shape arithmetic works on vectors about as long as a rank; longer integer tensors carry no known value.
 MAX_KNOWN_ELEMENTS = 64
@@ -130,7 +131,10 @@ def dtype_of(spec: Any) -> DType:
         return _PYTHON_TYPES[spec]
     name = spec if isinstance(spec, str) else None
     if name is None:
-        descriptor = np.dtype(spec)
+        try:
+            descriptor = np.dtype(spec)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"unknown dtype {spec!r}: {error}") from None
         name = "string" if descriptor.kind in "OUST" else descriptor.name
     try:
         return DType({"bool_": "bool", "object": "string", "str": "string"}.get(name, name))
@@ -178,8 +182,13 @@ class TensorType:
         value: Iterable[Dim] | None = None,
         floats: Iterable[float] | None = None,
     ):
-        self.dtype = dtype if isinstance(dtype, DType) else dtype_of(dtype)
-        self.shape = None if shape is None else _dims(shape)
+        try:
+            self.dtype = dtype if isinstance(dtype, DType) else dtype_of(dtype)
+            self.shape = None if shape is None else _dims(shape)
+        except TypeError:
+            check_argument("a tensor's type", "the dtype", "str | DType | type | dtype", dtype)
+            check_argument("a tensor's type", "the shape", "Iterable[int | str | DimExpr] | None", shape)
+            raise
         self.value = None if value is None else _elements(self.dtype, value)
         self.floats = None if floats is None else tuple(floats)
 

@@ -33,6 +33,7 @@ from graphkit.onnx_io.validate import NEWEST_OPSET
 from graphkit.ops import Op, operator
 from graphkit.ops.control.views import capture_count
 from graphkit.passes.simplify.known_ranks import known_ranks
+from graphkit.signatures import typed
 
 OLDEST_TARGET = 13
 DEFAULT_TARGET = 21
@@ -46,6 +47,7 @@ _FIELDS = {"onnx.domain": "domain", "onnx.doc_string": "doc_string"}
 _DERIVED = frozenset({"onnx.renamed", "onnx.replaced", "onnx.opset", "onnx.model_version", "onnx.graph_doc_string"})
 
 
+@typed("Model.to_onnx")
 def export(
     graph: Graph,
     params: Mapping[str, Any],

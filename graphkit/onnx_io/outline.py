@@ -28,11 +28,14 @@ class Outline(NamedTuple):
     """A file's graph by names and declared types.
 
     `stored` has dtype and shape of every initialiser, `stored_bytes` their size; `nodes` are those of the outermost
-    graph; `operators` counts all nodes by operator, subgraphs and the bodies of functions included, under the names of
-    the newest opset, with the means by which each is carried out (None: graphkit knows none).
+    graph; `opset` is that of the standard operators, `producer` the program that wrote the file; `operators` counts
+    all nodes by operator, subgraphs and the bodies of functions included, under the names of the newest opset, with
+    the means by which each is carried out (None: graphkit knows none).
     """
 
     name: str
+    opset: str
+    producer: str
     inputs: dict[str, str]
     outputs: dict[str, str]
     stored: dict[str, str]
@@ -59,6 +62,8 @@ def outline(source: str | os.PathLike[str] | bytes | ModelProto) -> Outline:
         entries.append(Entry(node.name or first or str(node), operator, _declared(results.get(first), label)))
     return Outline(
         graph.name,
+        str(validate.version_of("", opsets)),
+        " ".join(filter(None, (parsed.model.producer_name, parsed.model.producer_version))),
         {name: _declared(proto, label) for name, proto in top.inputs if name not in tensors},
         {name: _declared(proto, label) for name, proto in top.outputs},
         {name: _stored(proto, f"{label}: initializer {name!r}") for name, proto in tensors.items()},

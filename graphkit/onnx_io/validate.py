@@ -20,6 +20,7 @@ from onnx import ModelProto, OperatorSetIdProto
 from graphkit.errors import FileWarning, InvalidModel, UnsupportedError, UsageError
 from graphkit.ir.stored import LARGE, StoredFile
 from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fields
+from graphkit.signatures import shown
 
 OLDEST_OPSET = 1
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -69,6 +70,11 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
     elif isinstance(source, (bytes, bytearray, memoryview)):
         found = Source(parse(bytes(source), "model"), "model", ())
     else:
+        if not isinstance(source, (str, os.PathLike)):
+            raise UsageError(
+                "a model is read from the path of an .onnx or .json file, the bytes of an ONNX file, or a ModelProto, "
+                f"not from {shown(source)}"
+            )
         path = Path(source)
         data, large = _read_file(path)
         folders = tuple(dict.fromkeys((path.absolute().parent, path.resolve().parent)))

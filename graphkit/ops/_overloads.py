@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import NotAnArray, UsageError
+from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import FLOATS, INTEGERS, DType, TensorType, dtype_of
 from graphkit.ops._base import F, as_value, constant, registry
@@ -21,7 +22,7 @@ from graphkit.ops._calls import elsewhere
 def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
     """`operand` as a Value beside `like`; an integer exponent keeps its dtype."""
     if isinstance(operand, (list, tuple)):
-        operand = np.asarray(operand)
+        operand = array_of("an operand", operand, objects=True)
     if not isinstance(operand, (np.ndarray, np.generic)) or not isinstance(like.type, TensorType):
         return as_value(operand, like)
     wanted, given = like.dtype, dtype_of(operand.dtype)
@@ -136,7 +137,7 @@ def _getitem(self: Value, key: Any) -> Value:
     consumed = sum(1 for k in keys if k is not None and k is not Ellipsis)
     if consumed > rank:
         raise UsageError(f"{self} has rank {rank}, {consumed} indices given")
-    if Ellipsis not in [k for k in keys if not isinstance(k, Value)]:
+    if not any(k is Ellipsis for k in keys):
         keys = (*keys, Ellipsis)
     position = next(i for i, k in enumerate(keys) if k is Ellipsis)
     keys = (*keys[:position], *[slice(None)] * (rank - consumed), *keys[position + 1 :])

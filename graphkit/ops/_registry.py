@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from graphkit.errors import UnsupportedOperator, UsageError, did_you_mean
+from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.names import snake_case
 from graphkit.ir.tensor import Tensor
@@ -17,6 +18,7 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import _calls
 from graphkit.ops._calls import function_name
 from graphkit.ops._op import Op, OpT, declared, with_default
+from graphkit.signatures import shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -132,8 +134,8 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
             raise UsageError(
                 f"a list of graph values is no operand: gk.concat joins tensors; [{', '.join(map(str, operand))}]"
             )
-        return constant(np.asarray(operand))
-    raise UsageError(f"a {type(operand).__name__} is not a graph value")
+        return constant(array_of("an operand", operand, objects=True))
+    raise UsageError(f"an operand is a graph value, an array or a number, not {shown(operand)}")
 
 
 def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
@@ -141,6 +143,8 @@ def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] 
     values = [_operand(operator, i, operands) for i in range(len(operands))]
     while values and values[-1] is None:
         values.pop()
+    if not isinstance(name, str):
+        raise UsageError(f"the name of a node is a text, not {shown(name)}")
     outputs = Node(operator, values, name, meta).outputs
     return outputs[0] if len(outputs) == 1 else outputs
 

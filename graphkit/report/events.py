@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.ir.graph import Graph
 from graphkit.report.png import encode
@@ -35,7 +36,9 @@ _numbers = itertools.count()
 def check_installed() -> None:
     """Raises MissingDependency without tensorboardX."""
     if importlib.util.find_spec("tensorboardX") is None:
-        raise MissingDependency("event files of TensorBoard need tensorboardX: pip install 'graphkit[curves]'")
+        raise MissingDependency(
+            f"event files of TensorBoard need tensorboardX; install it with: {how_to_install('curves')}"
+        )
 
 
 class EventFile:

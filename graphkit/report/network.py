@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
+from graphkit.ir.counts import elements
 from graphkit.ir.drawing import shortened, sizes
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.layered import Box, picture
@@ -122,5 +122,5 @@ def _parameters(members: Sequence[Node], counted: set[Value]) -> tuple[str, ...]
     """How many elements the parameters have that are read here first."""
     read = dict.fromkeys(v for n in members for v in n.operands if v.role == "parameter" and v not in counted)
     counted.update(read)
-    count = sum(math.prod(v.tensor.static_shape) for v in read)
+    count = elements(read)
     return (f"{si(count)} parameters",) if count else ()

@@ -12,6 +12,7 @@ from html import escape
 from importlib import resources
 
 from graphkit.data import TokenStream
+from graphkit.ir.counts import counts
 from graphkit.model import Model
 from graphkit.report.curves import charts, summary
 from graphkit.report.network import draw
@@ -194,7 +195,7 @@ def _networks(reported: Sequence[Reported]) -> Iterator[str]:
     for svg, owners in pictures.items():
         net = owners[0][1]
         whose = f"{', '.join(name for name, _ in owners)}: " if len(reported) > 1 else ""
-        about = f"{whose}{net.name}, {len(net.graph.nodes):,} nodes, {net.num_parameters:,} parameters"
+        about = f"{whose}{net.name}, {len(net.graph.nodes):,} nodes, {counts(net.graph)}"
         yield f'<p class="soft">{escape(about)}</p><div class="network">{svg}</div>'
 
 

@@ -17,6 +17,7 @@ from graphkit.report.png import is_picture, pixels
 from graphkit.report.predictions import Predictions, predict
 from graphkit.report.runs import flat
 from graphkit.report.samples import arrays_of, said, text_of, tokens_of
+from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr
 from graphkit.train import losses
 from graphkit.train.arguments import integer
@@ -36,6 +37,7 @@ _SPEED = ("samples_per_second", "peak_memory", "waiting", "processes")
 _PLACE = ("epoch", "updates")
 
 
+@typed_constructor("gk")
 class TensorBoard(Callback):
     """Event files for TensorBoard: `tensorboard --logdir FOLDER` shows curves, weights, the graph, and samples.
 
@@ -52,7 +54,7 @@ class TensorBoard(Callback):
     gradients: need samples with targets, and as much memory as the parameters take.
 
     A run that goes on writes a further file, which takes the place of what was written behind its checkpoint. With
-    several processes every rank is given the callback, and rank 0 writes. Needs tensorboardX (`graphkit[curves]`):
+    several processes every rank is given the callback, and rank 0 writes. Needs tensorboardX (`.[curves]`):
     raises MissingDependency without it. Raises RuntimeFailure, out of `fit`, when a file cannot be written.
     """
 

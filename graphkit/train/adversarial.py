@@ -33,7 +33,7 @@ from graphkit.text import short_repr
 from graphkit.train import adversarial_saving, finite, states
 from graphkit.train.losses import sigmoid_binary_cross_entropy
 from graphkit.train.optim import Adam, Optimizer
-from graphkit.train.run_folder import RunFolder
+from graphkit.train.run_folder import RunFolder, check_links
 from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
 from graphkit.train.step import STEP
 
@@ -207,7 +207,9 @@ class AdversarialTrainer:
         folder: str | Path | None = None,
         overwrite: bool = False,
     ) -> list[Losses]:
-        """The mean losses of each of so many more epochs over the inputs of a data set; targets are not looked at.
+        """Train for `epochs` more epochs, after `resume` too, over the inputs of a data set; targets are not looked at.
+
+        Returns the mean losses of each epoch.
 
         A last batch that is smaller is left out, as it would be normalised by other statistics. With a folder, there is
         a checkpoint in it after each epoch, from which `resume` goes on to the bit. A folder is that of one run: one of
@@ -237,11 +239,14 @@ class AdversarialTrainer:
         with RunFolder(folder) as held:
             adversarial_saving.write(self, self._store, self._executor.rng, held.path)
 
-    def resume(self, folder: str | Path) -> None:
+    def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Take over both networks, slots, random state, seed and `epochs` of a folder's checkpoint, all or nothing.
 
-        Raises UsageError where there is none, InvalidModel where it is damaged or of other networks or optimizers.
+        Raises UsageError where there is none, InvalidModel where it is damaged or of other networks or optimizers,
+        UnsafeModel for a file that is a symbolic link out of the folder, unless `trusted`.
         """
+        if not trusted:
+            check_links(folder)
         self._executor.rng = adversarial_saving.read(self, self._store, Path(folder))
 
     def __repr__(self) -> str:

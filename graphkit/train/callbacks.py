@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.signatures import typed_constructor
 from graphkit.text import settings, short_repr
 from graphkit.train import defaults
 from graphkit.train.arguments import FRACTION, NOT_NEGATIVE, Range, integer, real
@@ -35,7 +36,6 @@ class Callback:
     files `if trainer.rank == 0`. Numbers of an epoch are those of rank 0 on all ranks, so that who decides by them
     decides alike, and checkpoints have the states of rank 0. A call of `stop` on one rank ends training on all at the
     same point: after that step, or with servers (`dist_async`, ...), where steps are each rank's own, after the epoch.
-    Other ranks wait for a callback no longer than the rank timeout, but for `with trainer.kvstore.working():` in it.
     """
 
     @property
@@ -85,13 +85,6 @@ class Callback:
         return short_repr(self, lambda: ["", *settings(self)])
 
 
-def check_monitors(callbacks: Sequence[Callback], scores: Sequence[str]) -> None:
-    """Raise UsageError where a callback follows a number that no epoch has. scores: the names of those that it has."""
-    for callback in callbacks:
-        if isinstance(callback, _Monitor) and type(callback).value is _Monitor.value:
-            callback.check([*_NO_SCORES, "learning_rate", *scores, "skipped"])
-
-
 class _Monitor(Callback):
     """Follows a number of the epochs. A number that is not finite is never better.
 
@@ -116,20 +109,24 @@ class _Monitor(Callback):
         self.best: float | None = None
         self.best_epoch = 0
 
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        own = type(self).value is not _Monitor.value  # a subclass that looks at other numbers
+        if not own and self.monitor not in (*_NO_SCORES, *trainer.scores):
+            raise self._lacking(trainer.scores)
+
     def value(self, numbers: Numbers) -> float:
-        """The number; raises UsageError where the epoch has none of the name."""
-        self.check(numbers)
+        """Return the number. Raises UsageError if the epoch has none of the name."""
+        if self.monitor not in numbers:
+            raise self._lacking(numbers)
         return float(numbers[self.monitor])
 
-    def check(self, names: Collection[str]) -> None:
-        """Raise UsageError where none of the numbers of an epoch is what this follows."""
-        if self.monitor not in names:
-            missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
-            known = [name for name in names if name not in _NO_SCORES]
-            raise UsageError(
-                f"{type(self).__name__}: an epoch has no {self.monitor!r}{did_you_mean(self.monitor, known)}; it has "
-                f"{', '.join(known)}{missing}"
-            )
+    def _lacking(self, numbers: Iterable[str]) -> UsageError:
+        missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
+        known = [name for name in numbers if name not in _NO_SCORES]
+        return UsageError(
+            f"{type(self).__name__}: an epoch has no {self.monitor!r}{did_you_mean(self.monitor, known)}; it has "
+            f"{', '.join(known)}{missing}"
+        )
 
     def improves(self, numbers: Numbers) -> bool:
         """Whether it is better than the best one so far, which it then is."""
@@ -163,6 +160,7 @@ class _Patient(_Monitor):
         self.wait = 0
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        super().on_fit_begin(trainer, numbers)
         if not numbers["resumed"]:
             self.wait = 0
 
@@ -179,6 +177,7 @@ class _Patient(_Monitor):
         return self.wait >= self.patience
 
 
+@typed_constructor("gk.callbacks")
 class EarlyStopping(_Patient):
     """Ends training when a number has not become better for `patience` epochs.
 
@@ -196,6 +195,7 @@ class EarlyStopping(_Patient):
             trainer.stop(f"{self.monitor} has not become better for {epochs}; it {best}")
 
 
+@typed_constructor("gk.callbacks")
 class ReduceOnPlateau(_Patient):
     """Multiplies the learning rate by `factor` when a number has not become better for `patience` epochs.
 
@@ -236,6 +236,7 @@ class ReduceOnPlateau(_Patient):
         self.scale, self.cooling = float(state["scale"]), int(state["cooling"])
 
 
+@typed_constructor("gk.callbacks")
 class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run's folder: `best.json` and `best.*.safetensors`.
 
@@ -248,6 +249,7 @@ class KeepBest(_Monitor):
         super().__init__(monitor, mode, 0.0)
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        super().on_fit_begin(trainer, numbers)
         if trainer.folder is None:
             raise UsageError("KeepBest: fit has no folder to keep the best model in; give folder=")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.signatures import check_argument
 from graphkit.train.callbacks import Callback, Numbers
 from graphkit.train.gather import gather
 
@@ -25,6 +26,7 @@ class Calls:
     """The callbacks of one `fit`. `steps`, `epochs`: whether some rank has any, so that all ranks agree afterwards."""
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]):
+        check_argument("fit", "callbacks", "Sequence", callbacks)
         for given in callbacks:
             if not isinstance(given, Callback):
                 raise UsageError(f"callbacks are objects of subclasses of gk.Callback, not {given!r}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit.data import Dataset, Iterated
 from graphkit.errors import UsageError
 from graphkit.executor.run.session import Executor
-from graphkit.train import losses
+from graphkit.signatures import check_argument
+from graphkit.train import defaults, losses
 from graphkit.train.background import BackgroundWork, length_of
 from graphkit.train.progress import ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
@@ -24,7 +25,17 @@ LOSS = "loss"
 
 def listed(specs: Any) -> Sequence[Any]:
     """Metrics as a sequence, also where one is given by itself."""
-    return [specs] if isinstance(specs, str) or hasattr(specs, "update") else specs
+    if isinstance(specs, str) or hasattr(specs, "update") or callable(specs):
+        return [specs]
+    check_argument("metrics", "metrics", "Sequence | None", specs)
+    return () if specs is None else tuple(specs)
+
+
+def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
+    """Return the metrics of an evaluation that names none: those of the loss of this output, else the loss itself."""
+    of_output = loss.get(output) if isinstance(loss, Mapping) else loss
+    name = of_output if isinstance(of_output, str) else getattr(of_output, "name", "")
+    return defaults.METRICS.get(name, (LOSS,))
 
 
 class Evaluation:
@@ -53,7 +64,7 @@ class Evaluation:
     ) -> dict[str, float]:
         """The metrics by name, in order; `loss` among them is the mean over all samples, by their weights."""
         specs = listed(specs)
-        with_loss = LOSS in specs
+        with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
         if with_loss and not self.has_loss(trainer):
             raise UsageError("the loss of a model in groups is known in training alone: leave it out of the metrics")
         measured = trainer._metrics(specs)

@@ -17,6 +17,7 @@ from graphkit.data.employed import employed
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.atomic import write_whole
+from graphkit.signatures import typed
 from graphkit.text import short_repr
 from graphkit.train import defaults
 from graphkit.train.arguments import POSITIVE, integer, real
@@ -64,6 +65,7 @@ class RateCurve:
         write_whole(Path(path), [line.encode() for line in lines])
 
 
+@typed("gk.find_lr")
 def find_lr(
     trainer: Trainer, data: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int | None = None,
     batch_size: int = defaults.BATCH_SIZE, workers: int | Workers | None = None,

@@ -18,7 +18,7 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
 from graphkit.train.background import BackgroundWork, length_of
-from graphkit.train.callbacks import Callback, check_monitors
+from graphkit.train.callbacks import Callback
 from graphkit.train.calling import Calls
 from graphkit.train.evaluation import LOSS, listed
 from graphkit.train.gather import gather, reduced
@@ -83,7 +83,6 @@ class Fit:
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
         position = self.trainer.position
-        check_monitors(self.calls.callbacks, score_names(self.trainer, self.metrics, self.valid is not None))
         if self.trainer.torn:
             raise UsageError(
                 "the last step was stopped in its middle: some parameters may be new, others old; resume() from a "
@@ -115,6 +114,13 @@ class Fit:
         if not position.finished:
             warn_of_staleness(trainer.kvstore, trainer.optimizer, trainer.learning_rate)
         self.calls.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
+
+    def scores(self) -> tuple[str, ...]:
+        """The names of the numbers that each epoch of this call has: losses and metrics."""
+        measured = [LOSS, *(metric.name for metric in self.trainer._metrics(self.metrics))]
+        given = [spec for spec in listed(self.metrics) if isinstance(spec, str) and spec == LOSS]
+        held_out = measured if given or self.trainer._evaluation.has_loss(self.trainer) else measured[1:]
+        return ("learning_rate", *measured, *(f"valid_{name}" for name in held_out if self.valid is not None))
 
     def _count_updates(self) -> int | None:
         """Of the whole run, where the schedule needs them. Raises UsageError for data that do not say their length."""
@@ -368,13 +374,6 @@ class Fit:
                 self._save()
             where += f"; {self.folder} has a checkpoint of it"
         interrupt.add_note(where)
-
-
-def score_names(trainer: Trainer, metrics: Sequence[Any], valid: bool) -> list[str]:
-    """The names of the numbers that an epoch has of these metrics. valid: whether there is validation."""
-    found = [metric.name for metric in trainer._metrics(metrics)]
-    held_out = [LOSS, *found] if trainer._evaluation.has_loss(trainer) else found
-    return [LOSS, *found, *(f"valid_{name}" for name in held_out if valid)]
 
 
 def _memory() -> dict[str, int]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.errors import InputError
 from graphkit.executor.run.feeds import convert
+from graphkit.ir.arrays import holds_arrays
 from graphkit.ir.types import TensorType, Type
 
 
@@ -25,6 +26,32 @@ class Inputs:
         Raises InputError, naming the input, for those that do not fit.
         """
         return {n: _converted(n, self.types[n], a) if n in self.types else a for n, a in given.items()}
+
+
+def with_types(data: Any, types: Mapping[str, Type]) -> Any:
+    """Return a pair (inputs, targets) with nested lists of numbers as arrays of the inputs' types; other data as it is.
+
+    Raises:
+        InputError: A type cannot hold the numbers, or the lists are not of one length.
+    """
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return data
+    inputs, targets = data
+    if isinstance(inputs, Mapping):
+        named = {n: _typed(n, types[n], a) if n in types else a for n, a in inputs.items()}
+        return named, targets
+    if isinstance(inputs, tuple) and len(inputs) == len(types):
+        return tuple(_typed(n, kind, a) for (n, kind), a in zip(types.items(), inputs, strict=True)), targets
+    if isinstance(inputs, list) and len(types) == 1 and not holds_arrays(inputs):
+        ((name, kind),) = types.items()
+        return _typed(name, kind, inputs), targets
+    return data
+
+
+def _typed(name: str, kind: Type, given: Any) -> Any:
+    if not isinstance(given, list) or holds_arrays(given) or not isinstance(kind, TensorType):
+        return given
+    return convert(name, TensorType(kind.dtype), given)
 
 
 def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
+from graphkit.signatures import typed
 from graphkit.text import short_repr
 from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
 from graphkit.train.probabilities import logits_of
@@ -160,17 +161,20 @@ def weight_of_classes(target: Value, class_weights: Sequence[float]) -> Value:
     return _value(F.stop_gradient(F.reduce_sum(F.gather(factors, target), keepdims=False)))
 
 
+@typed("gk.losses.mse")
 def mse(output: Value, target: Value) -> Value:
     """Mean of (output - target)^2 over all elements."""
     difference = F.sub(output, target)
     return _mean(F.mul(difference, difference))
 
 
+@typed("gk.losses.l1")
 def l1(output: Value, target: Value) -> Value:
     """Mean of |output - target| over all elements."""
     return _mean(F.abs(F.sub(output, target)))
 
 
+@typed("gk.losses.huber")
 def huber(output: Value, target: Value) -> Value:
     """Mean of d^2/2 where |d| <= 1, |d| - 1/2 elsewhere, d = output - target (Huber, 1964)."""
     distance = F.abs(F.sub(output, target))
@@ -209,6 +213,7 @@ def _value(value: Any) -> Value:
     return value
 
 
+@typed("gk.losses.balanced")
 def balanced(targets: Any, classes: int) -> tuple[float, ...]:
     """Class weights by which every class counts alike: samples / (classes * samples of the class), of whole numbers.
 
@@ -262,6 +267,7 @@ def names() -> list[str]:
     return list(_LOSSES)
 
 
+@typed("gk.losses.get")
 def get(
     name: str | Loss, *, label_smoothing: float | None = None, class_weights: Sequence[float] | None = None
 ) -> Loss:
@@ -378,7 +384,7 @@ def bound(
     if isinstance(loss, (str, Loss)):
         known = get(loss)
         _check_floats(graph, chosen)
-        if targets is None:
+        if not targets:
             if len(chosen) != 1:
                 raise UsageError(
                     f"loss {known.name!r} takes one output; say which (output=...): {', '.join(graph.output_names)}"

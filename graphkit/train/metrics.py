@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.signatures import shown, typed_constructor
 from graphkit.text import settings, short_repr
 from graphkit.train.targets import aligned
 
@@ -106,6 +107,7 @@ class Accuracy(_Average):
         self.add(np.argmax(output, axis=-1) == target)
 
 
+@typed_constructor("gk.metrics")
 class TopK(_Average):
     """Share of samples whose target class is among the `k` largest outputs; of equal ones the lower class counts first.
 
@@ -283,6 +285,9 @@ class MeanAbsoluteError(_Average):
         self.add(np.abs(output.astype(np.float64) - _same_shape(self.name, output, target)))
 
 
+_REGRESSION = "; the metrics of a regression are 'mse', 'rmse' and 'mae'"
+
+
 def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Class numbers [...] of an output [..., classes], also where they have axes of 1 more or less, or are floats."""
     found = aligned(np.asarray(target), output.shape[:-1]) if output.ndim else None
@@ -291,7 +296,9 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
             f"{name}: output {list(output.shape)} needs class targets of one rank less, not {list(np.shape(target))}"
         )
     if found.dtype.kind == "f" and not np.all(found == np.floor(found)):
-        raise InputError(f"{name}: targets are class numbers, and {found[found != np.floor(found)][0]} is none")
+        raise InputError(
+            f"{name}: targets are class numbers, and {found[found != np.floor(found)][0]} is none{_REGRESSION}"
+        )
     return found
 
 
@@ -303,7 +310,9 @@ def _single(output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
 
 def _check_binary(name: str, target: np.ndarray) -> None:
     if not np.all((target == 0) | (target == 1)):
-        raise InputError(f"{name}: of one number per sample the targets are 0 and 1, not {np.unique(target)[:5]}")
+        raise InputError(
+            f"{name}: of one number per sample the targets are 0 and 1, not {np.unique(target)[:5]}{_REGRESSION}"
+        )
 
 
 def _same_shape(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -335,6 +344,10 @@ _METRICS: dict[str, Callable[..., Metric]] = {
 }
 
 
+# What every metric has; its value may need an update first.
+_PARTS = ("name", "reset", "update")
+
+
 def names() -> list[str]:
     return list(_METRICS)
 
@@ -345,6 +358,11 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
     probabilities: outputs are those of a Softmax or Sigmoid, not logits.
     """
     if not isinstance(spec, str):
+        if isinstance(spec, type) or not all(hasattr(spec, part) for part in _PARTS):
+            raise UsageError(
+                f"a metric is a name ({', '.join(_METRICS)}, top<k>), or an object with name, reset(), "
+                f"update(output, target) and value (see gk.metrics.Metric), not {shown(spec)}"
+            )
         spec.reset()
         metric: Metric = spec
         return metric

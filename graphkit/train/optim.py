@@ -11,6 +11,7 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
+from graphkit.signatures import typed_constructor
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import (
@@ -93,6 +94,7 @@ class Optimizer:
         return {"type": self.kind, **vars(self), "lr": self.schedule.describe()}
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent; g = grad + weight_decay * w.
@@ -125,6 +127,7 @@ class SGD(Optimizer):
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015) with bias correction; weight_decay is added to the gradient."""
@@ -154,6 +157,7 @@ class Adam(Optimizer):
         return F.adam_update
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay: w -= lr * weight_decay * w (Loshchilov and Hutter, 2019)."""
@@ -166,6 +170,7 @@ class AdamW(Adam):
         return F.adam_w_update
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
     """RMSProp (Hinton, 2012) in the form that PyTorch uses: g / (sqrt(mean of g^2) + epsilon), with momentum.
@@ -196,6 +201,7 @@ class RMSProp(Optimizer):
         return outputs
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
     """Adagrad (Duchi, Hazan and Singer, 2011) in the form that PyTorch uses.
@@ -227,6 +233,7 @@ class Adagrad(Optimizer):
         )  # fmt: skip
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Adadelta(Optimizer):
     """Adadelta (Zeiler, 2012) in the form that PyTorch uses; weight_decay is added to the gradient."""
@@ -251,6 +258,7 @@ class Adadelta(Optimizer):
         )  # fmt: skip
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Ftrl(Optimizer):
     """FTRL-Proximal (McMahan et al., 2013, algorithm 1) for sparse linear models.
@@ -275,6 +283,7 @@ class Ftrl(Optimizer):
         return F.ftrl_update(weight, grad, linear, square, lr, beta=self.beta, l1=self.l1, l2=self.l2 * decay)
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class LARS(Optimizer):
     """SGD with momentum whose rate is scaled by |w| / (|g| + weight_decay |w|) per parameter (You et al., 2017).
@@ -308,6 +317,7 @@ class LARS(Optimizer):
         )  # fmt: skip
 
 
+@typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Lamb(Optimizer):
     """Adam whose step is scaled to the norm of the parameter (You et al., 2020), with decoupled weight decay.
@@ -362,7 +372,7 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
         raise UsageError(f"an optimizer is a name or an object such as gk.optim.SGD(0.1), not {shown}")
     named = {} if isinstance(spec, Mapping) else {"type": spec, **_BY_NAME.get(spec, {})}
     chosen = {**named, **(spec if isinstance(spec, Mapping) else {}), **options}
-    kind = chosen.pop("type")
+    kind = chosen.pop("type", None)
     if kind not in _KINDS:
         raise UsageError(f"unknown optimizer {kind!r}{did_you_mean(kind, _KINDS)}")
     if isinstance(chosen.get("lr"), Mapping):

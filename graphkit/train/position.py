@@ -12,6 +12,9 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.train import defaults
 
+# What `epochs` is for a run that goes on, in every message and help text.
+WHOLE_RUN = "epochs is the length of the whole run"
+
 # By the name of a metric, what its `state` gave.
 MetricStates = dict[str, dict[str, np.ndarray]]
 
@@ -60,10 +63,10 @@ class Position:
     def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
         """Say where the run that `fit` was called for begins and ends.
 
-        It is the one that stands here, whose `epochs` count from where it began (None: those that it was given), or,
-        where that is finished and not `resumed`, another one of so many (None: as by default), after so many `updates`.
-        A run that was stopped early goes on if that is more than was planned. Raises UsageError for fewer epochs than
-        the run has begun.
+        If the run that stands here is finished, and not `resumed`, another one begins after so many `updates`: `epochs`
+        more (None: as many as by default). Otherwise that run goes on, and `epochs` is the length of the whole run,
+        counted from its first epoch (None: the length that it has). A run that was stopped early goes on if it gets
+        longer. Raises UsageError for fewer epochs than the run has begun.
         """
         if self.finished and not resumed:
             self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
@@ -71,18 +74,23 @@ class Position:
             return
         until = self._end(epochs)
         if until < self.epoch + self.within:
-            raise UsageError(f"epochs={epochs}: the run that goes on stands {self}; epochs counts from where it began")
+            raise UsageError(
+                f"epochs={epochs}: the run that goes on stands {self}; after resume, or an interrupted fit, {WHOLE_RUN}"
+            )
         if until > self.until:
             self.stopped = None
         self.until = until
         if self.finished:
             done = self.until - self.start
             why = f"has its {done} epochs" if self.stopped is None else f"was ended {self}: {self.stopped}"
-            more = f"epochs={done + 1} makes one more" if self.stopped is None else f"epochs={done + 1} goes on"
-            warnings.warn(f"nothing is left to train: the run {why}; {more}", stacklevel=3)
+            warnings.warn(
+                f"nothing is left to train: the run {why}. After resume {WHOLE_RUN}: epochs={done + 1} goes on. The "
+                "next fit of this trainer begins another run: there epochs is how many more to train",
+                stacklevel=3,
+            )
 
     def left(self, epochs: int | None, resumed: bool) -> int:
-        """How many epochs a run that is planned so has before it."""
+        """How many epochs a run that is planned so has before it; arguments as for `plan`."""
         if self.finished and not resumed:
             return defaults.EPOCHS if epochs is None else epochs
         until = self._end(epochs)
@@ -91,7 +99,7 @@ class Position:
         return max(until - self.epoch, 0)
 
     def _end(self, epochs: int | None) -> int:
-        """Where the run that goes on ends."""
+        """The epoch after which the run that goes on ends, if its whole length is `epochs`."""
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:

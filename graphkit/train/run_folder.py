@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
+from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.atomic import sync_folder, write_whole
 from graphkit.ir.locks import try_lock
 from graphkit.train import checkpoint
@@ -33,11 +33,43 @@ _FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json", CONF
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 
 
+# What is read of a run folder, or written to it in place: no link may lead out of it unless the folder is trusted.
+_READ = frozenset({*_FILES, LOCK, FIRST_SAVE, "tensorboard"})
+_SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensors", ".toml"})
+
+
+def check_links(folder: str | Path) -> None:
+    """Refuse a run folder of which a file is a symbolic link that leads out of the folder.
+
+    Whoever made the folder could otherwise have any file of this machine read as a checkpoint, shown in a report, or
+    written to.
+
+    Raises:
+        UnsafeModel: There is such a link; the message names it and its target.
+    """
+    top = Path(folder).resolve()
+    try:
+        with os.scandir(top) as entries:
+            links = sorted(entry.name for entry in entries if entry.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise RuntimeFailure(f"{folder} cannot be read: {error.strerror or error}") from error
+    for name in links:
+        target = Path(os.path.realpath(top / name))
+        if (name in _READ or Path(name).suffix in _SUFFIXES) and top not in target.parents:
+            raise UnsafeModel(
+                f"{Path(folder) / name} is a symbolic link to {target}, outside of the run folder: copy the file, "
+                "or say --trust-run-folder (trusted=True) if the folder is your own"
+            )
+
+
 class RunFolder:
     """A folder that training writes to. `with` takes its lock, for as long as the block, or the process, lasts.
 
     Raises UsageError when another process, or another RunFolder of this one, has the lock: it says which. Where the
     file system has no locks, a warning says so. May be entered again inside the block. patience: seconds to wait.
+    Folders that it has made, and that are empty at the end, are removed.
     """
 
     def __init__(self, path: str | Path, patience: float = 0.0):
@@ -45,7 +77,6 @@ class RunFolder:
         self._patience = patience
         self._depth = 0
         self._descriptor: int | None = None
-        # The folders that were made for it, the last one first.
         self._made: list[Path] = []
 
     def __enter__(self) -> RunFolder:
@@ -60,21 +91,28 @@ class RunFolder:
             # While it is locked: nobody who has opened it takes a file without a name for the lock.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
-            os.close(self._descriptor)
-            self._descriptor = None
-            # A run that failed before it wrote anything leaves nothing.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the first that is not empty, or that another process has removed
                 for folder in self._made:
                     folder.rmdir()
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _lock(self) -> None:
         path = self.path / LOCK
         deadline = time.monotonic() + self._patience
         try:
             self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-            self.path.mkdir(parents=True, exist_ok=True)
             while True:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                self.path.mkdir(parents=True, exist_ok=True)
+                try:
+                    # What a link leads to would be emptied.
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                except FileNotFoundError:  # another process has removed the empty folder
+                    continue
+                except OSError as error:
+                    if path.is_symlink():
+                        raise UnsafeModel(f"{path} is a symbolic link, and no lock of a run: remove it") from error
+                    raise
                 with contextlib.ExitStack() as opened:
                     opened.callback(os.close, descriptor)
                     locked = try_lock(descriptor)

@@ -20,7 +20,7 @@ from graphkit.train import losses, residuals
 from graphkit.train.gather import gather
 from graphkit.train.placed_stepper import PlacedStepper
 from graphkit.train.position import MetricStates, Position
-from graphkit.train.run_folder import MODEL, RunFolder, model_then_checkpoint
+from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_checkpoint
 from graphkit.train.step import fit_sums
 
 if TYPE_CHECKING:
@@ -142,8 +142,10 @@ def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> 
     )
 
 
-def resume(trainer: Trainer, folder: str | Path) -> None:
+def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
     """`Trainer.resume`."""
+    if not trusted:
+        check_links(folder)
     saved = checkpoints.load(folder)
     stepper = trainer._stepper
     waiting = int(saved.settings.get("waiting", 0))

@@ -12,9 +12,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from graphkit.data.dataset import Dataset
 from graphkit.errors import InputError, UsageError
+from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
+from graphkit.text import listed
 from graphkit.train.losses import Bound, Loss, target_inputs
 
 # Kinds of numpy's element types that are real numbers; bfloat16 and its like have a kind of their own.
@@ -55,7 +58,26 @@ class Targets:
 
     def measured(self, given: Any, output: str) -> np.ndarray:
         """Of a batch, the target that metrics compare with an output."""
-        return np.asarray(self.named(given)[self.of(output)])
+        named, wanted = self.named(given), self.of(output)
+        if wanted not in named:
+            raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, which is not given")
+        return array_of(f"target {wanted!r}", named[wanted])
+
+    def check_classes(self, data: Dataset, net: str) -> None:
+        """Raise InputError for data whose number of classes is not that of the output that tells them apart.
+
+        Integers without names may be fewer than the output has classes. net: the name of the network.
+        """
+        if len(self.names) != 1 or (largest := self._targets[self.names[0]].largest) is None:
+            return
+        has, tells = data.num_classes, largest + 1
+        if has is None or has == tells or (has < tells and data.classes is None):
+            return
+        named = "" if data.classes is None else f" ({listed(data.classes, has, 8)})"
+        raise InputError(
+            f"{data.name} has {has} classes{named}, and the network {net!r} has outputs for {tells}: build it with "
+            f"classes={has}, or give it a new last layer (--head classes={has})"
+        )
 
     def fitted(self, given: Any) -> dict[str, Any]:
         """The arrays of one batch by the names of inputs, cast and reshaped where that loses nothing. Raises InputError
@@ -84,7 +106,7 @@ class _Target:
         self._name, self._type, self._loss = name, kind, loss
         self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
         self._shape = self._output.shape or ()
-        self._largest = None if loss is None else loss.largest(self._output)
+        self.largest = None if loss is None else loss.largest(self._output)
 
     def fitted(self, given: Any) -> Any:
         wanted = self._type
@@ -117,7 +139,7 @@ class _Target:
         return cast
 
     def _check_values(self, array: np.ndarray) -> None:
-        limit = self._largest
+        limit = self.largest
         if limit is None or not array.size:
             return
         if array.dtype.kind == "i":

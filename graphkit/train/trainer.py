@@ -29,6 +29,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.training.to_training import is_in_training, to_inference
+from graphkit.signatures import typed
 from graphkit.text import short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -40,9 +41,9 @@ from graphkit.train.average import ema as moving_average
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import States
 from graphkit.train.distributed import DistributedInference, DistributedStepper
-from graphkit.train.evaluation import LOSS, Evaluation, listed
+from graphkit.train.evaluation import LOSS, Evaluation, listed, usual_metrics
 from graphkit.train.fit import Fit
-from graphkit.train.inputs import Inputs, by_name
+from graphkit.train.inputs import Inputs, by_name, with_types
 from graphkit.train.lazy_scalar import LazyScalar
 from graphkit.train.mixing import Mixing
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
@@ -115,6 +116,7 @@ class Trainer:
     takes such inputs like all others.
     """
 
+    @typed("gk.Trainer")
     def __init__(
         self,
         net: Model,
@@ -124,11 +126,11 @@ class Trainer:
         device: AnyDevice = "cpu",
         threads: int | None = None,
         kvstore: KVStore | None = None,
-        freeze: Sequence[str] = (),
-        train: Sequence[str] = (),
+        freeze: str | Sequence[str] = (),
+        train: str | Sequence[str] = (),
         lr_mult: Mapping[str, float] | None = None,
         wd_mult: Mapping[str, float] | None = None,
-        lazy: Sequence[str] = (),
+        lazy: str | Sequence[str] = (),
         ema: float | EMA | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
@@ -311,9 +313,11 @@ class Trainer:
         """The memory plan of the step for inputs and targets of the given shapes (of the accumulating program)."""
         return self._stepper.plan(shapes)
 
+    @typed("Trainer.slot_bytes")
     def slot_bytes(self, processes: int = 1) -> int:
         """Bytes of the optimizer's slots, of the most that one process has where so many divide them
         (`shard_optimizer`)."""
+        processes = integer("Trainer.slot_bytes", "processes", processes, 1)
         return self._stepper.slot_bytes(processes)
 
     @property
@@ -368,6 +372,11 @@ class Trainer:
     def folder(self) -> Path | None:
         """Where the `fit` that goes on writes."""
         return None if self._fit is None else self._fit.folder
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The names of losses and metrics that each epoch of the `fit` under way has; empty outside of one."""
+        return () if self._fit is None else self._fit.scores()
 
     @property
     def callback_states(self) -> States:
@@ -438,6 +447,7 @@ class Trainer:
 
     # --- many steps ------------------------------------------------------------------------------
 
+    @typed("Trainer.fit")
     def fit(
         self,
         train: Any,
@@ -445,7 +455,7 @@ class Trainer:
         *,
         epochs: int | None = None,
         batch_size: int = defaults.BATCH_SIZE,
-        metrics: Sequence[Any] = (),
+        metrics: Any = (),
         folder: str | Path | RunFolder | None = None,
         overwrite: bool = False,
         checkpoint_every: int | None = None,
@@ -456,13 +466,14 @@ class Trainer:
         callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
-        """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
+        """Train for `epochs` more epochs (default: one); return the records of the epochs that end in this call.
 
         train, valid: a Dataset, (inputs, targets) in the forms that `step` takes, an object with a length and items, or
         an iterable of samples or batches (see `gk.data.as_dataset`).
 
         After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run, to the bit as
-        if it had not been: `epochs` then counts from where it began (default: the number that it was given).
+        if it had not been: `epochs` is then the length of the whole run, counted from its first epoch (default: the
+        length that it had). If nothing is left of it, a warning says so.
 
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
         every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch, and one
@@ -492,6 +503,7 @@ class Trainer:
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
             data = self._data(train), None if valid is None else self._data(valid)
             ours, held_out = stack.enter_context(employed(workers, *data))
+            self._check_classes(ours, held_out)
             self._fit = Fit(
                 self, ours, held_out, metrics, batch_size, None if held is None else held.path, checkpoint_every,
                 prefetch, bar, on_epoch, callbacks, log_every,
@@ -510,10 +522,17 @@ class Trainer:
 
     def _data(self, given: Any) -> Dataset | Iterated:
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
-        found = as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
+        ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
+        found = as_dataset(with_types(given, kinds), ranks)
         if self._pipeline is not None:
             self._pipeline.follow(found)
         return found
+
+    def _check_classes(self, *parts: Dataset | Iterated | None) -> None:
+        """Raise InputError for data that have another number of classes than the network."""
+        for part in parts:
+            if isinstance(part, Dataset):
+                self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy, on their way to a card."""
@@ -525,25 +544,30 @@ class Trainer:
             self._stepper.send_ahead(inputs)
         return replace(batch, inputs=inputs)
 
+    @typed("Trainer.evaluate")
     def evaluate(
         self,
         data: Any,
-        metrics_: Sequence[Any] = ("accuracy",),
+        metrics: Any = None,
         *,
         batch_size: int = 256,
         prefetch: int = 2,
         workers: int | Workers | None = None,
     ) -> dict[str, float]:
-        """Metrics of the inference graph over a data set, and "loss" if it is among them, with the moving averages
-        where there are any.
+        """Compute metrics of the inference graph over a data set, with the moving averages if there are any.
 
-        prefetch, workers: as for `fit`.
+        metrics: names (see `gk.metrics.names()`), "loss" for the mean loss, or objects with the methods of
+        `gk.metrics.Metric`. By default those of the loss: accuracy for classes, the squared or absolute error for a
+        regression, the loss itself for a loss that is a function. prefetch, workers: as for `fit`.
         """
+        chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
         with employed(workers, self._data(data)) as (found,):
-            return self._evaluation.scores(self, found, metrics_, batch_size, prefetch, ProgressBar(False))
+            self._check_classes(found)
+            return self._evaluation.scores(self, found, chosen, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------
 
+    @typed("Trainer.save")
     def save(self, folder: str | Path) -> None:
         """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole.
 
@@ -554,21 +578,24 @@ class Trainer:
         with self._working():
             saving.save(self, folder)
 
+    @typed("Trainer.save_model")
     def save_model(self, path: str | Path, meta: Mapping[str, str] | None = None) -> None:
         """Write the model alone, in inference mode and with the moving averages where there are any, as `.json` or
         `.onnx`. meta: goes into its metadata. Every rank calls it where each has a part of it; rank 0 writes."""
         with self._working():
             saving.save_model(self, Path(path), meta or {})
 
-    def resume(self, folder: str | Path) -> None:
+    @typed("Trainer.resume")
+    def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.
 
         It may be that of another number of processes, unless it is within an epoch and they carried state; what
         compression had left out in them is shared alike, and dropped with a warning where nothing is compressed. Raises
         InvalidModel when it does not fit, UsageError for what they carried, and where gradients wait in the checkpoint
-        for an update that this trainer does not make; nothing is changed then.
+        for an update that this trainer does not make; nothing is changed then. A file of the folder that is a symbolic
+        link out of it raises UnsafeModel, unless `trusted`.
         """
-        saving.resume(self, folder)
+        saving.resume(self, folder, trusted)
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)
@@ -580,7 +607,7 @@ class Trainer:
             yield "stopped in the middle of a step"
         yield self._chosen
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
-        yield f"{self.net.num_parameters} parameters"
+        yield f"{self.net.num_parameters:,} parameters"
         if self.kvstore is not None:
             yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
 
@@ -594,6 +621,6 @@ def _batch_statistics(batch_norm: str, synchronised: bool) -> bool:
     return batch_norm == "train"
 
 
-def _patterns(given: Sequence[str]) -> Sequence[str]:
+def _patterns(given: str | Sequence[str]) -> Sequence[str]:
     """Shell patterns; one alone is no sequence of letters."""
     return (given,) if isinstance(given, str) else given

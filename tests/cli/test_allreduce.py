@@ -91,7 +91,7 @@ def test_what_is_refused_before_anything_starts(capfd, monkeypatch, options, mes
 
 def test_without_mpi(capfd, monkeypatch):
     def missing():
-        raise MissingDependency("no mpiexec found; install an MPI with: pip install 'graphkit[mpi]'")
+        raise MissingDependency("no mpiexec found; install an MPI with: pip install '.[mpi]'")
 
     monkeypatch.setattr(launch, "find_mpiexec", missing)
     assert cli.invoke(["bench", "allreduce", "--json"]) == 5

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,19 @@ def test_run_writes_outputs_of_any_name(call, tmp_path):
         assert written["a/b"].shape == (2,)
 
 
+def test_outputs_are_no_paths_out_of_the_folder(call, tmp_path):
+    """The names of a file from anybody; what is written is read again by the same names."""
+    x, names = gk.input("x", [2]), ["../../x", "/tmp/x", "C:\\x", "y"]
+    gk.Model({name: x + float(i) for i, name in enumerate(names)}).save(tmp_path / "net.json")
+    assert call("run", tmp_path / "net.json", "x:2", "--fill", "ones", "-o", tmp_path / "out.npz")[0] == 0
+    with zipfile.ZipFile(tmp_path / "out.npz") as archive:
+        assert archive.namelist() == ["%2E%2E/%2E%2E/x.npy", "%2Ftmp/x.npy", "C%3A%5Cx.npy", "y.npy"]
+    again = gk.Model({"sum": sum(gk.input(name, [2]) for name in names)})
+    again.save(tmp_path / "again.json")
+    assert call("run", tmp_path / "again.json", tmp_path / "out.npz", "-o", tmp_path / "sum.npz")[0] == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "sum.npz")["sum"], [10, 10])
+
+
 def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):
     image = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
     np.save(tmp_path / "image.npy", image)
@@ -292,6 +306,36 @@ def test_inspect_forms(call, folder):
     facts = json.loads(call("inspect", folder / "net.onnx", "--json")[1])
     assert facts["inputs"] == {"x": "float32[N, 1, 8, 8]"}
     assert facts["operators"]["Conv"] == 2
+
+
+def test_inspect_shows_file_inputs_and_names_to_train(call, folder, tmp_path):
+    gk.load(folder / "net.json").save(tmp_path / "net.onnx", opset=17)
+    out = call("inspect", tmp_path / "net.onnx")[1]
+    assert "file: ONNX, opset 17, written by graphkit" in out
+    assert "input x: float32[N, 1, 8, 8]" in out
+    assert "output logits: float32[N, 10]" in out
+    rows = [line.split() for line in out.split("--train and --freeze take\n")[1].splitlines()]
+    assert ["fc2_bias", "float32[10]", "trained"] in rows
+    facts = json.loads(call("inspect", tmp_path / "net.onnx", "--json")[1])
+    assert (facts["opset"], facts["producer"].split()[0], facts["constants"]) == ("17", "graphkit", [])
+    assert facts["trainable"] == [row[0] for row in rows[1:]]
+
+
+def test_every_view_counts_the_same_parameters(call, folder, tmp_path):
+    """The first layer is frozen, so that the two numbers differ."""
+    net = gk.load(folder / "net.json")
+    count, first = net.num_parameters, net.params["conv1_weight"].size
+    frozen = net.num_parameters - first
+    file, run = folder / "net.json", tmp_path / "run"
+    assert f"parameters: {count:,} ({count:,} trainable)" in call("inspect", file)[1]
+    assert json.loads(call("inspect", file, "--json")[1])["num_parameters"] == count
+    _, _, err = call("train", file, "--data", "digits", "--freeze", "conv1_weight", "-o", run)
+    assert f"lenet: {count:,} parameters, {frozen:,} of them trained" in err
+    call("report", run, "-o", tmp_path / "page.html")
+    assert f"{count:,} parameters ({count:,} trainable)" in (tmp_path / "page.html").read_text()
+    assert f"{count:,} parameters" in repr(net)
+    assert f"parameters: {count:,} ({count:,} trainable)" in net.summary()
+    assert f"{count:,} parameters" in repr(gk.Trainer(net))
 
 
 def test_inspect_passes(call, folder):

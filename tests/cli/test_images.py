@@ -169,4 +169,4 @@ def test_without_pillow_the_command_to_install_it_is_said(call, photo, tmp_path,
     monkeypatch.setitem(sys.modules, "PIL", None)
     code, _, err = call("run", tmp_path / "net.json", f"x={photo}")
     assert code == 5
-    assert "pip install 'graphkit[images]'" in err
+    assert "pip install '.[images]'" in err

@@ -15,11 +15,11 @@ import pytest
 import graphkit as gk
 from graphkit.cli import invoke
 from graphkit.data import sources
-from graphkit.errors import InputError
+from graphkit.errors import InputError, UnsafeModel
 
 
-def network(folder: Path) -> str:
-    net = gk.Model(gk.nn.linear(gk.flatten(gk.input("x", ["N", 1, 8, 8])), 10), name="net", seed=0)
+def network(folder: Path, classes: int = 10) -> str:
+    net = gk.Model(gk.nn.linear(gk.flatten(gk.input("x", ["N", 1, 8, 8])), classes), name="net", seed=0)
     net.save(folder / "net.json")
     return str(folder / "net.json")
 
@@ -93,12 +93,12 @@ def test_a_run_goes_on_with_its_classes(
 ) -> None:
     folder = pictures(tmp_path / "photos", ["cat", "dog"])
     data = ["--data", str(folder), "--data-option", "colours=L"]
-    train = ["train", network(tmp_path), *data, "-o", str(tmp_path / "run")]
+    train = ["train", network(tmp_path, 2), *data, "-o", str(tmp_path / "run")]
     assert invoke(train) == 0, capsys.readouterr().err
     assert json.loads((tmp_path / "run/checkpoint.json").read_text())["notes"]["classes"] == ["cat", "dog"]
     change(folder)
     capsys.readouterr()
-    code = invoke(["train", network(tmp_path), "-o", str(tmp_path / "run"), "--resume", "--epochs", "2"])
+    code = invoke(["train", network(tmp_path, 2), "-o", str(tmp_path / "run"), "--resume", "--epochs", "2"])
     if told is None:
         assert code == 0
         return
@@ -138,3 +138,150 @@ def test_a_run_that_is_given_no_folder_is_kept(
     assert invoke(["train", network(tmp_path), "--data", "digits", "--find-lr"]) == 0
     assert invoke(["train", network(tmp_path), "--data", "no such data"]) != 0
     assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [row["valid_loss"] for row in rows if row["event"] == "epoch"]
+
+
+def test_resume_divides_pictures_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also a run of which the checkpoint says nothing: it was divided by the places of its pictures."""
+    folder = pictures(tmp_path / "photos", ["cat", "dog"])
+    train = ["train", network(tmp_path, 2), "--data", str(folder), "--data-option", "colours=L", "--epochs", "1"]
+    for name, rule in (("new", "name"), ("old", "position")):
+        run, parts = tmp_path / name, gk.data.load(folder, split=rule, colours="L")
+        assert invoke([*train, "-o", str(run)]) == 0, capsys.readouterr().err
+        notes = json.loads((run / "checkpoint.json").read_text())
+        assert notes["notes"]["split"] == "name"
+        if rule == "position":
+            del notes["notes"]["split"]
+            (run / "checkpoint.json").write_text(json.dumps(notes))
+        assert invoke(["train", network(tmp_path, 2), "-o", str(run), "--resume", "--epochs", "2"]) == 0
+        told = capsys.readouterr().err
+        assert f"{len(parts.test)} held out, by {'their names' if rule == 'name' else 'position'}" in told
+        assert len(losses(run)) == 2
+
+
+def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pictures(tmp_path / "photos", ["cat", "dog"])
+    parts = gk.data.load(folder)
+    counts = np.bincount(parts.train.targets)
+    train = [
+        "train",
+        network(tmp_path, 2),
+        "--data",
+        str(folder),
+        "--data-option",
+        "colours=L",
+        "-o",
+        str(tmp_path / "r"),
+    ]
+    assert invoke(train) == 0
+    told = capsys.readouterr().err
+    assert f"{folder}: {len(parts.train)} pictures to train on, {len(parts.test)} held out, by their names" in told
+    assert f"2 classes (cat: {counts[0]}, dog: {counts[1]})" in told
+
+
+@pytest.mark.parametrize(("classes", "has"), [(10, 2), (2, 3)])
+def test_a_head_for_another_number_of_classes_names_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], classes: int, has: int
+) -> None:
+    folder = pictures(tmp_path / "photos", ["cat", "dog", "owl"][:has])
+    run = tmp_path / "run"
+    options = ["--data", str(folder), "--data-option", "colours=L", "-o", str(run)]
+    assert invoke(["train", network(tmp_path, classes), *options]) == 2
+    message = f"has {has} classes (cat, dog{', owl' * (has - 2)}), and the network 'net' has outputs for {classes}: "
+    assert message in capsys.readouterr().err
+    assert not run.exists()
+    assert invoke(["train", network(tmp_path, classes), "--head", f"classes={has}", *options]) == 0
+
+
+def test_run_says_how_it_reads_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, net = pictures(tmp_path / "photos", ["cat", "dog"]), network(tmp_path, 2)
+    assert invoke(["run", net, str(folder / "cat" / "0.png"), "--image-mean", "0.5", "--image-std", "0.25"]) == 0
+    told = capsys.readouterr().err
+    assert "1 picture for input 'x': resized to 8 x 8, grey, (pixel / 255 - 0.5) / 0.25, NCHW float32" in told
+    assert "(by the input's shape, as the model has no metadata of it, --image-mean, --image-std)" in told
+    options = ["--data-option", "colours=L", "--data-option", "mean=0.25", "-o", str(tmp_path / "run")]
+    assert invoke(["train", net, "--data", str(folder), *options]) == 0
+    assert invoke(["run", str(tmp_path / "run"), str(folder / "cat")]) == 0
+    assert "8 pictures for input 'x': " in (told := capsys.readouterr().err)
+    assert "(pixel / 255 - 0.25) / 0.5, NCHW float32 (by the model's metadata)" in told
+
+
+READERS = {
+    "report": ["report", "{run}", "-o", "{out}/page.html"],
+    "resume": ["train", "{net}", "-o", "{run}", "--resume", "--epochs", "2"],
+    "run": ["run", "{run}"],
+    "export": ["export", "{run}", "-o", "{out}/net.onnx"],
+    "inspect": ["inspect", "{run}"],
+    "train": ["train", "{run}", "--data", "digits", "-o", "{out}/again"],
+    "weights": ["build", "mlp", "--weights", "{run}", "-o", "{out}/mlp.json"],
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    assert invoke(["train", network(tmp_path), "--data", "digits", "-o", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def lead_out(run: Path, name: str) -> Path:
+    """The file of the run becomes a link to where it has been moved."""
+    outside = run.parent / "outside" / name
+    outside.parent.mkdir(exist_ok=True)
+    (run / name).rename(outside)
+    (run / name).symlink_to(outside)
+    return outside
+
+
+def weights_of(run: Path, kind: str) -> str:
+    (found,) = (path.name for path in run.glob(f"{kind}.*.safetensors"))
+    return found
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("file", ["state", "log.jsonl"])
+def test_links_that_lead_out_of_a_run_folder_are_refused(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reader: str, file: str
+) -> None:
+    lead_out(small, weights_of(small, "state") if file == "state" else file)
+    call = [part.format(run=small, net=tmp_path / "net.json", out=tmp_path) for part in READERS[reader]]
+    capsys.readouterr()
+    assert invoke(call) == 4
+    assert "is a symbolic link to " in (told := capsys.readouterr().err)
+    assert "--trust-run-folder" in told
+    code = invoke([*call, "--trust-run-folder"])
+    assert code == (2 if reader == "weights" else 0), "the networks have no parameters in common"
+    assert "symbolic link" not in capsys.readouterr().err
+
+
+def test_links_inside_of_a_run_folder_are_followed(small: Path) -> None:
+    name = weights_of(small, "state")
+    (small / name).rename(small / "moved.bin")
+    (small / name).symlink_to("moved.bin")
+    (small / "photos").symlink_to(small.parent)
+    trainer = gk.Trainer(gk.load(small))
+    trainer.resume(small)
+    assert trainer.epoch == 1
+
+
+def test_resume_from_python_refuses_links_out(small: Path) -> None:
+    lead_out(small, "checkpoint.json")
+    trainer = gk.Trainer(gk.load(small))
+    with pytest.raises(UnsafeModel, match=r"checkpoint.json is a symbolic link to .*outside.*trusted=True"):
+        trainer.resume(small)
+    assert trainer.epoch == 0
+    trainer.resume(small, trusted=True)
+    assert trainer.epoch == 1
+
+
+def test_a_lock_that_is_a_link_empties_no_file(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("kept")
+    (small / ".lock").symlink_to(precious)
+    call = ["train", network(tmp_path), "-o", str(small), "--resume", "--epochs", "2", "--trust-run-folder"]
+    assert invoke(call) == 4
+    assert ".lock is a symbolic link, and no lock of a run" in capsys.readouterr().err
+    assert precious.read_text() == "kept"

@@ -280,6 +280,7 @@ def test_what_the_folder_says_of_its_calls(call, task, tmp_path):
     assert first["command"] == ["graphkit", "train", str(task / "config.toml"), *given]
     assert set(first["versions"]) == {"python", "graphkit", "numpy", "onnx", "onednn-cpu-gomp"}
     assert first["versions"]["numpy"] == np.__version__
+    assert first["versions"]["graphkit"] == gk.__version__
     assert first["seed"] == gk.config.SEED.get()
     assert first["threads"] == 3
     assert len(first["network"]["sha256"]) == 64

@@ -87,7 +87,9 @@ def test_a_table_has_a_row_for_each_epoch(task, width, further):
         task, width, "-m", "graphkit", "train", "net.json", "--data", "data.npz", "--epochs", 3, "-o", "run",
         "--metric", "accuracy",
     )  # fmt: skip
-    head, *rows, end = lines
+    samples, counted, head, *rows, end = lines
+    assert "96 samples to train on, 24 held out" in samples
+    assert "parameters" in counted
     assert head.split() == ["epoch", "loss", "accuracy", "valid_loss", "valid_accuracy", *further]
     assert [row.split()[0] for row in rows] == ["1/3", "2/3", "3/3"]
     assert {len(row) for row in rows} == {len(head)}

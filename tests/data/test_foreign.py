@@ -117,8 +117,8 @@ def test_dicts_of_targets():
     ("data", "message"),
     [
         (np.zeros((4, 6), np.float32), "(inputs, targets), or a data set; ndarray"),
-        ({"x": np.zeros((4, 6), np.float32)}, "(inputs, targets), or a data set; dict"),
-        (7, "int is no data set"),
+        ({"x": np.zeros((4, 6), np.float32)}, "(inputs, targets), or a data set; a dict"),
+        (7, "7 is no data set"),
         ([1, 2, 3], "an item is (inputs, targets) or a dict by name; int"),
         ([], "there is no sample"),
         ([{"z": 1}] * 3, "an item has 'z', none of them an input of the model"),

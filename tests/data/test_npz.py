@@ -13,7 +13,7 @@ import pytest
 from cases import each_case
 
 from graphkit.data.files.idx import read_idx
-from graphkit.data.files.npz import read_arrays
+from graphkit.data.files.npz import member_name, read_arrays
 from graphkit.errors import InputError, OutOfMemory
 from graphkit.ir.limits import limited
 
@@ -29,6 +29,32 @@ def test_arrays_by_name(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(4))
     assert list(read_arrays(tmp_path / "a.npz")) == ["x", "y"]
     np.testing.assert_array_equal(read_arrays(tmp_path / "a.npy")[""], np.arange(4))
+
+
+NAMES = [
+    "x", "a/b", "/Relu_output_0", "../../x", "/tmp/x", "a//b", "a/../b", "..", ".", "C:\\x", "a%41", "aA", "x.npy",
+    "x.npy.npy", "a\0b", "é/ü", "a/", "...", "bn:0", "\n", "%2E",
+]  # fmt: skip
+
+
+def test_no_name_of_a_member_is_a_path_out_of_a_folder():
+    members = [member_name(name) for name in NAMES]
+    assert len(set(members)) == len(NAMES)
+    for member in members:
+        assert not {"", ".", ".."} & {*member.split("/")}
+        assert not any(letter in member for letter in "\\\0\n")
+        assert not member.endswith(".npy")
+    assert [name for name in NAMES if member_name(name) == name] == ["x", "a/b", "aA", "é/ü", "...", "bn:0"]
+
+
+def test_names_of_members_are_read_back(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for number, name in enumerate(NAMES):
+            archive.writestr(f"{member_name(name)}.npy", npy(np.int64(number)))
+        archive.writestr("100%.npy", npy(np.int64(-1)))
+        archive.writestr("b%2fc.npy", npy(np.int64(-2)))
+    wanted = {name: number for number, name in enumerate(NAMES)} | {"100%": -1, "b%2fc": -2}
+    assert {name: int(array) for name, array in read_arrays(tmp_path / "a.npz").items()} == wanted
 
 
 def test_pickles_are_refused(tmp_path):

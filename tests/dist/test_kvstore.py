@@ -198,7 +198,7 @@ def test_without_mpi4py_the_error_says_what_to_install():
         try:
             kvstore.create("dist_sync")
         except MissingDependency as error:
-            assert "pip install 'graphkit[mpi]'" in str(error), error
+            assert "pip install '.[mpi]'" in str(error), error
             print("named")
     """
     done = subprocess.run(

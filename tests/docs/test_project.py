@@ -25,3 +25,16 @@ def test_one_licence() -> None:
 def test_wheels_are_built_for_pythons_that_are_supported() -> None:
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=").replace(".", "")
     assert PROJECT["tool"]["cibuildwheel"]["build"].split()[0] == f"cp{oldest}-*"
+
+
+def test_epochs_of_a_run_that_goes_on_are_explained_in_one_way() -> None:
+    """Where a page or a help text speaks of epochs and of going on, it says what the number is then."""
+    from graphkit.train.position import WHOLE_RUN
+
+    told = WHOLE_RUN.removeprefix("epochs is ")
+    pages = ["docs/training.md", "docs/tutorial/3-training.md", "docs/reference/commands.md", "examples/gan/README.md"]
+    sources = ["graphkit/train/trainer.py", "graphkit/train/position.py"]
+    for name in (*pages, *sources):
+        text = " ".join((ROOT / name).read_text("utf-8").split())
+        assert told in text, name
+        assert not re.search(r"epochs`? counts? from|from the beginning of the run|makes one more", text), name

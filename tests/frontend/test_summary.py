@@ -3,7 +3,8 @@ from __future__ import annotations
 import io
 
 import graphkit as gk
-from graphkit.frontend.summary import print_summary, rows, summary, totals
+from graphkit.frontend.summary import print_summary, rows, summary
+from graphkit.ir.counts import counts
 
 
 def network():
@@ -27,7 +28,7 @@ def test_rows_count_each_parameter_once_where_it_is_first_read():
 
 
 def test_totals():
-    assert totals(network().graph) == {"parameters": 29, "trainable": 27, "state": 6, "bytes": 140}
+    assert counts(network().graph) == (29, 27, 6, 140)
 
 
 def test_summary_text_is_plain_and_stable():

@@ -351,7 +351,7 @@ def test_usage(tmp_path, monkeypatch):
     with pytest.raises(RuntimeFailure, match="file: events cannot be written"):
         gk.Trainer(small()).fit(made(), callbacks=[gk.TensorBoard(tmp_path / "file")])
     monkeypatch.setattr(events.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"graphkit\[curves\]"):
+    with pytest.raises(MissingDependency, match=r"'\.\[curves\]'"):
         gk.TensorBoard(tmp_path)
 
 

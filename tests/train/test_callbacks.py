@@ -99,7 +99,9 @@ def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
     again = trainer()
     again.resume(tmp_path)
     assert (again.left(), again.left(5), again.left(6)) == (0, 0, 4)
-    with pytest.warns(UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough; epochs=6 goes on"):
+    with pytest.warns(
+        UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough\. After resume .*: epochs=6 goes on"
+    ):
         assert again.fit(data(), data(8), epochs=5, batch_size=4, folder=tmp_path, callbacks=[StopAt(8)]) == []
     again = trainer()
     again.resume(tmp_path)

@@ -407,9 +407,11 @@ def test_a_resumed_run_that_was_over_trains_nothing_and_says_so(tmp_path):
     with pytest.raises(UsageError, match="epochs=1: the run that goes on stands after epoch 2 of 2"):
         last.fit(data(), epochs=1, batch_size=46)
     # What is refused does not make another run of it.
-    with pytest.warns(UserWarning, match="nothing is left to train: the run has its 2 epochs"):
+    said = r"the run has its 2 epochs\. After resume epochs is the length of the whole run: epochs=3 goes on"
+    with pytest.warns(UserWarning, match=f"nothing is left to train: {said}"):
         assert last.fit(data(), epochs=2, batch_size=46) == []
-    assert len(last.fit(data(), epochs=2, batch_size=46)) == 2
+    # Each of the two that it says.
+    assert len(last.fit(data(), epochs=3, batch_size=46)) == 3
     last.resume(tmp_path)
     assert len(last.fit(data(), epochs=3, batch_size=46)) == 1
 

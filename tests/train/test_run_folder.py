@@ -162,3 +162,13 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     left = set(contents(tmp_path))
     assert not left & set(leftovers)
     assert set(others) <= left
+
+
+def test_folders_that_stay_empty_are_removed(tmp_path):
+    with RunFolder(tmp_path / "runs" / "one"):
+        assert (tmp_path / "runs" / "one" / LOCK).exists()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    with RunFolder(tmp_path / "mine"), RunFolder(tmp_path / "kept" / "two") as folder:
+        (folder.path / "log.jsonl").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "mine"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import lzma
 import os
+import re
 import struct
 import tokenize
+import urllib.parse
 import zipfile
 import zlib
 from pathlib import Path
@@ -23,8 +25,35 @@ _DAMAGED = (
 )  # fmt: skip
 
 
+# Characters that no name of a member has: those that some system takes for a separator, and those that none shows.
+_UNSAFE = re.compile(r"[%\\\x00-\x1f\x7f]|^/|(?<=/)/|/$|^[A-Za-z]:|\.npy$", re.ASCII)
+
+
+def member_name(name: str) -> str:
+    """Return the name under which an .npz file holds an array: the same, unless it would be a path out of a folder.
+
+    Programs that unpack the file make paths of these names. Absolute paths, `.` and `..`, backslashes, drives and
+    control characters are written as in URLs: `../x` is `%2E%2E/x`. `read_arrays` gives the names back.
+    """
+    parts = (part.replace(".", "%2E") if part in (".", "..") else part for part in _escaped(name).split("/"))
+    return "/".join(parts)
+
+
+def _escaped(name: str) -> str:
+    return _UNSAFE.sub(
+        lambda found: "".join(f"%{ord(c):02X}" if c in "%\\/:." or ord(c) < 32 or c == "\x7f" else c for c in found[0]),
+        name,
+    )
+
+
+def _array_name(member: str) -> str:
+    """The name of an array by that of its member. Files by others may have `%` in names that mean themselves."""
+    name = urllib.parse.unquote(member, errors="strict") if "%" in member else member
+    return name if member_name(name) == member else member
+
+
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name; that of an .npy file under "".
+    """The arrays of an .npz file by name (see `member_name`); that of an .npy file under "".
 
     Raises InputError, naming the file, for one that is missing, damaged, or holds pickled objects, which are not read;
     OutOfMemory for one that unpacks to more than the limit of memory.
@@ -41,7 +70,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             with loaded:
                 members = zipfile.ZipFile(file).infolist()
                 require_memory(sum(member.file_size for member in members), f"the arrays of {path}")
-                arrays = {name: loaded[name] for name in loaded.files}
+                arrays = {_array_name(name): loaded[name] for name in loaded.files}
     except OutOfMemory:
         raise
     except (MemoryError, *_DAMAGED) as error:

@@ -12,6 +12,7 @@ from graphkit.data.images.decode import Picture
 from graphkit.data.images.geometry import erased, resized_crop
 from graphkit.data.images.preprocess import Preprocess
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.signatures import typed_constructor
 
 # Pillow's number of the flip from left to right, and of the bilinear filter.
 _FLIP, _BILINEAR = 0, 2
@@ -34,6 +35,7 @@ _NAMED: dict[str, tuple[tuple[str, ...], float]] = {
 }
 
 
+@typed_constructor("gk.data")
 @dataclass(frozen=True)
 class Augment:
     """Changes at random, in this order; nothing is changed where nothing is said.

@@ -16,6 +16,7 @@ from graphkit.data.images.decode import Picture, of_pixels, opened
 from graphkit.data.images.preprocess import Preprocess
 from graphkit.data.lazy import LazyDataset
 from graphkit.errors import DamagedSample, InputError
+from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr
 
 
@@ -81,6 +82,7 @@ class Joined:
         return short_repr(self, lambda: [f"{len(self)} pictures of {len(self.stores)} stores"])
 
 
+@typed_constructor("gk.data")
 class Pictures(LazyDataset):
     """One input: float32 [C, H, W] or what else `preprocess` makes; targets int64 [N], the numbers of `classes`.
 
@@ -115,6 +117,11 @@ class Pictures(LazyDataset):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.preprocess.shape or super().shape
+
+    def sample_names(self) -> Sequence[str] | None:
+        """The paths of the files below the folder; None for pictures that are not files."""
+        store = self.store
+        return [store.names[number] for number in self._numbers] if isinstance(store, Files) else None
 
     def joined(self, other: Dataset, name: str) -> Pictures:
         if not isinstance(other, Pictures) or self.classes != other.classes or self.preprocess != other.preprocess:

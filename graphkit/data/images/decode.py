@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency
 
 # Names of files that are taken for pictures, and Pillow's names of the formats that are decoded, whatever the name.
@@ -96,9 +97,7 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingDependency(
-            f"{name}: pictures need Pillow; install it with: pip install 'graphkit[images]'"
-        ) from None
+        raise MissingDependency(f"{name}: pictures need Pillow; install it with: {how_to_install('images')}") from None
     with _naming(name):
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS)
     with image:
@@ -136,5 +135,5 @@ def of_pixels(pixels: np.ndarray) -> Picture:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingDependency("pictures need Pillow; install it with: pip install 'graphkit[images]'") from None
+        raise MissingDependency(f"pictures need Pillow; install it with: {how_to_install('images')}") from None
     return Picture(Image.fromarray(pixels), "an array")

@@ -37,6 +37,13 @@ def pictures_for(
 
     Raises InputError, naming the file, for pictures and inputs that do not fit.
     """
+    return reading(paths, name, kind, known, said).arrays()
+
+
+def reading(
+    paths: Sequence[Path], name: str, kind: Type, known: Preprocess | None = None, said: Said | None = None
+) -> Reading:
+    """How pictures are read for input `name`; arguments and errors are those of `pictures_for`."""
     first = paths[0]
     tensor = _takes_pictures(first, name, kind)
     _fits_batch(paths, name, tensor)
@@ -46,6 +53,11 @@ def pictures_for(
         raise
     except UsageError as error:
         raise InputError(f"{first}: {error}") from None
+    return Reading(tuple(paths), name, tensor, wanted, known is not None, said or Said())
+
+
+def _arrays(paths: Sequence[Path], name: str, tensor: TensorType, wanted: _Wanted) -> np.ndarray:
+    first = paths[0]
     made: list[np.ndarray] = []
     for path in paths:
         array = wanted.array(path)
@@ -117,12 +129,45 @@ def _fits_batch(paths: Sequence[Path], name: str, kind: TensorType) -> None:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Pictures on their way to an input. As a text it says what happens to them, and who says so."""
+
+    paths: tuple[Path, ...]
+    name: str
+    kind: TensorType
+    wanted: _Wanted
+    by_metadata: bool
+    said: Said
+
+    def arrays(self) -> np.ndarray:
+        """The array of one picture, or several. Raises InputError, naming the file, for one that does not fit."""
+        return _arrays(self.paths, self.name, self.kind, self.wanted)
+
+    def __str__(self) -> str:
+        count = "1 picture" if len(self.paths) == 1 else f"{len(self.paths)} pictures"
+        origin = (
+            "by the model's metadata"
+            if self.by_metadata
+            else "by the input's shape, as the model has no metadata of it"
+        )
+        fields = ("scale", "mean", "std", "layout")
+        given = [f"--image-{field}" for field in fields if getattr(self.said, field) is not None]
+        return f"{count} for input {self.name!r}: {self.wanted} ({', '.join([origin, *given])})"
+
+
+@dataclass(frozen=True)
 class _Wanted:
     """What an input wants; height and width are None where it takes any."""
 
     preprocess: Preprocess
     height: int | None
     width: int | None
+
+    def __str__(self) -> str:
+        if self.preprocess.size is not None or (self.height is None and self.width is None):
+            return str(self.preprocess)
+        height, width = ("own" if side is None else side for side in (self.height, self.width))
+        return str(self.preprocess).replace("in its own size", f"resized to {height} x {width}")
 
     def array(self, path: Path) -> np.ndarray:
         with opened(path) as picture:

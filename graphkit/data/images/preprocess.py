@@ -16,6 +16,7 @@ from graphkit.data.images import numbers
 from graphkit.data.images.decode import Picture, opened
 from graphkit.data.images.geometry import centred, shorter_side
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
+from graphkit.signatures import typed_constructor
 
 # Means and standard deviations of ImageNet's training pictures, red, green, blue, and of CIFAR-10's.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -38,6 +39,7 @@ _SMALL, _MARGIN = 96, 0.875
 _SCHEMA, _VERSION = "graphkit.preprocessing", 1
 
 
+@typed_constructor("gk.data")
 @dataclass(frozen=True)
 class Preprocess:
     """From a picture to an array: resized, cut, and (pixel * scale - mean) / std in each channel.
@@ -100,6 +102,28 @@ class Preprocess:
         return cls(
             **{"resize": longer if longer <= _SMALL else round(longer / _MARGIN), "crop": (height, width), **fields}
         )
+
+    def __str__(self) -> str:
+        """What happens to a picture, in words: sizes, colours, arithmetic, layout."""
+        size = []
+        if isinstance(self.resize, tuple):
+            size.append(f"resized to {self.resize[0]} x {self.resize[1]}")
+        elif self.resize is not None:
+            size.append(f"resized to {self.resize} on the shorter side")
+        if self.crop is not None:
+            size.append(f"the middle {self.crop[0]} x {self.crop[1]} cut out")
+        colours = "grey" if self.colours == "L" else self.colours
+        return ", ".join([*(size or ["in its own size"]), colours, self._arithmetic(), f"{self.layout} {self.dtype}"])
+
+    def _arithmetic(self) -> str:
+        if self.dtype == "uint8":
+            return "pixels as they are"
+        factor = round(1 / self.scale) if self.scale else 0
+        scaled = "pixel" if self.scale == 1 else f"pixel / {factor}" if factor and 1 / factor == self.scale else ""
+        scaled = scaled or f"pixel * {self.scale:g}"
+        mean, std = (_few(numbers) for numbers in (self.mean, self.std))
+        centred = f"({scaled} - {mean})" if mean else f"({scaled})" if std else scaled
+        return f"{centred} / {std}" if std else centred
 
     @property
     def channels(self) -> int:
@@ -221,3 +245,9 @@ class Preprocess:
             return cls(**found)
         except (TypeError, ValueError, OverflowError, UsageError) as error:
             raise InvalidModel(f"metadata: preprocessing of pictures: {error}") from None
+
+
+def _few(numbers: tuple[float, ...]) -> str:
+    """A number, or one for each channel in brackets; empty for none."""
+    listed = ", ".join(f"{number:g}" for number in numbers)
+    return f"[{listed}]" if len(numbers) > 1 else listed

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphkit.data.tables.column import Column, Mixed, Numbers, TextReader, Texts, is_number
+from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency, did_you_mean
 from graphkit.ir.limits import require_memory
 
@@ -133,9 +134,7 @@ def _parquet(path: Path, choice: Choice) -> Table:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingDependency(
-            f"{path}: Parquet needs pyarrow; install it with: pip install 'graphkit[tables]'"
-        ) from None
+        raise MissingDependency(f"{path}: Parquet needs pyarrow; install it with: {how_to_install('tables')}") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names

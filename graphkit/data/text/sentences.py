@@ -12,12 +12,14 @@ from graphkit.data import order
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.text.vocabulary import PADDING, Vocabulary, read_text
 from graphkit.errors import InputError, UsageError
+from graphkit.signatures import typed_constructor
 
 # An epoch is sorted by length within so many batches at a time: enough for little padding, few enough that the
 # batches of two epochs differ.
 _POOL = 32
 
 
+@typed_constructor("gk.data")
 class Sentences(Dataset):
     """x: int64 [N, T], the numbers of tokens, padded with 0; lengths: int64 [N]; targets: int64 [N].
 

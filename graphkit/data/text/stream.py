@@ -11,8 +11,10 @@ from graphkit.data.batches import Batch, Batches
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.text.vocabulary import Vocabulary, read_text
 from graphkit.errors import InputError, UsageError
+from graphkit.signatures import typed_constructor
 
 
+@typed_constructor("gk.data")
 class TokenStream(Dataset):
     """x: int64 [tokens], and as targets the token that follows each of them.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 from graphkit.ir.atomic import write_whole
+from graphkit.signatures import typed, typed_constructor
 
 LEVELS = ("word", "char")
 PADDING, UNKNOWN = 0, 1
@@ -21,6 +22,7 @@ _SPECIAL = ("<pad>", "<unk>")
 _WORDS = re.compile(r"\w+(?:['\u2019-]\w+)*|[^\w\s]")
 
 
+@typed_constructor("gk.data")
 class Vocabulary:
     """Tokens in the order of their numbers; 0 is padding, 1 stands for whatever is not in the list.
 
@@ -38,6 +40,7 @@ class Vocabulary:
             raise InputError("a vocabulary begins with <pad> and <unk> and lists every token once")
 
     @classmethod
+    @typed("Vocabulary.build")
     def build(
         cls, texts: Iterable[str], level: str = "word", *, min_count: int = 1, size: int | None = None
     ) -> Vocabulary:
@@ -57,11 +60,13 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @typed("Vocabulary.encode")
     def encode(self, text: str) -> np.ndarray:
         """int64 [tokens]: the numbers of a text's tokens."""
         numbers = self._numbers
         return np.array([numbers.get(token, UNKNOWN) for token in tokens_of(text, self.level)], np.int64)
 
+    @typed("Vocabulary.decode")
     def decode(self, numbers: Iterable[int]) -> str:
         """The text of numbers, padding left out; words with a space between them."""
         found = (self.tokens[n] for n in numbers if n != PADDING)

@@ -18,6 +18,7 @@ from graphkit.dist.job.mpi import launched_by_mpi
 from graphkit.dist.job.roll import Roll
 from graphkit.dist.job.start import check_tasks
 from graphkit.dist.job.survival import launcher_options
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
@@ -54,7 +55,7 @@ def find_mpiexec() -> str:
     found = shutil.which(chosen)
     if found is None:
         why = f" ({config.MPIEXEC.name}={chosen})" if config.MPIEXEC.get() else ""
-        raise MissingDependency(f"no mpiexec found{why}; install an MPI with: pip install 'graphkit[mpi]'")
+        raise MissingDependency(f"no mpiexec found{why}; install an MPI with: {how_to_install('mpi')}")
     return found
 
 

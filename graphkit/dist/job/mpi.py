@@ -33,6 +33,7 @@ from graphkit.dist.rounds.posted import placed
 from graphkit.dist.wire.exchange import MOST, Exchange
 from graphkit.dist.wire.mail import Mail
 from graphkit.dist.wire.transfers import Messages
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 from graphkit.text import short_repr
 
@@ -74,7 +75,7 @@ def _mpi() -> Any:
         import mpi4py
     except ImportError:
         raise MissingDependency(
-            "MPI needs mpi4py and an MPI library; install them with: pip install 'graphkit[mpi]'"
+            f"MPI needs mpi4py and an MPI library; install them with: {how_to_install('mpi')}"
         ) from None
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
@@ -82,7 +83,7 @@ def _mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingDependency(
-            f"mpi4py finds no MPI library ({error}); install one with: pip install 'graphkit[mpi]', or load your site's"
+            f"mpi4py finds no MPI library ({error}); install one with: {how_to_install('mpi')}, or load your site's"
         ) from None
     return MPI
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, UsageError, did_you_mean
 from graphkit.executor.devices.loading import load_native
 from graphkit.text import settings, short_repr
@@ -112,7 +113,9 @@ class TopK(Compression):
 def _native(kind: str) -> Any:
     native = load_native()
     if native is None:
-        raise MissingDependency(f"{kind} compression is native code; this graphkit is not installed: pip install .")
+        raise MissingDependency(
+            f"{kind} compression is native code; this graphkit is not installed: {how_to_install()}"
+        )
     return native
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphkit.distribution import how_to_install, is_installed
 from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
 from graphkit.executor.devices.extension import import_extension
 
@@ -86,10 +86,10 @@ def load_native() -> Any:
     except ImportError as error:
         if "_native" not in str(error):
             raise
-        if _is_installed():
+        if is_installed():
             raise MissingDependency(
                 f"graphkit is installed without its native extension, or another copy is found first ({__file__});"
-                f" start Python elsewhere, or install it again: pip install --force-reinstall graphkit ({error})"
+                f" start Python elsewhere, or install it again: {how_to_install()} ({error})"
             ) from error
         return None
 
@@ -97,11 +97,3 @@ def load_native() -> Any:
 def native_module() -> Any:
     """The native extension, once `load_native` or `load_device` has loaded it; None where there is none."""
     return sys.modules.get("graphkit._native")
-
-
-def _is_installed() -> bool:
-    try:
-        importlib.metadata.distribution("graphkit")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphkit import config
+from graphkit.distribution import how_to_install
 from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
 from graphkit.text import short_repr
@@ -77,7 +78,9 @@ class Engine:
             raise UsageError(f"workers={workers}: expected a number from 1 to {config.MOST_WORKERS}")
         self._library: Any = load_native()
         if self._library is None:
-            raise MissingDependency("the dependency engine is native, and graphkit was not built here: pip install .")
+            raise MissingDependency(
+                f"the dependency engine is native, and graphkit was not built here: {how_to_install()}"
+            )
         self._native: _native.Engine = self._library.Engine(workers)
         # What operations raised, by number. It lies here because exceptions may refer to this object.
         self._raised: dict[int, BaseException] = {}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, UsageError
+from graphkit.ir.arrays import array_of
 from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
 
@@ -66,7 +67,7 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
     if not isinstance(given, (np.ndarray, np.generic)) and hasattr(given, "__dlpack__"):
         given = _from_dlpack(name, kind, given)
     if isinstance(given, (np.ndarray, np.generic)) or hasattr(given, "__array__"):
-        array = np.asarray(given)
+        array = array_of(f"input {name!r}", given, objects=True)
         try:
             actual = dtype_of(array.dtype)
         except UsageError:
@@ -115,9 +116,9 @@ def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:
         # Not through numpy's own strings, which lose zero bytes at the end.
         return _strings(name, kind, np.asarray(given, object))
     try:
-        plain = np.asarray(given)
-    except ValueError:
-        raise InputError(f"input {name!r} is {kind}; the nested lists given have no one shape") from None
+        plain = array_of(f"input {name!r}", given, objects=True)
+    except InputError as error:
+        raise InputError(f"{error}; the input is {kind}") from None
     if plain.size == 0:
         return np.zeros(plain.shape, wanted)
     elif plain.dtype.kind not in ("biufc" if wanted.kind == "c" else "biuf"):

@@ -18,6 +18,7 @@ from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.resident import Resident
 from graphkit.executor.memory.shared import SharedMemory
+from graphkit.ir.arrays import array_of
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.text import human, short_repr
@@ -51,7 +52,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
             self[name] = array
 
     def type_of(self, name: str) -> TensorType:
-        if name not in self._types:
+        if not isinstance(name, str) or name not in self._types:
             raise InputError(f"no parameter {name!r}{did_you_mean(name, self._types)}")
         return self._types[name]
 
@@ -104,7 +105,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def fitting(self, name: str, array: Any) -> np.ndarray:
         """The array as `commit` takes it, a copy if others may write to it; raises InputError when it does not fit."""
-        given = np.asarray(array)
+        self.type_of(name)
+        given = array_of(f"parameter {name!r}", array)
         self._check(name, given)
         return given.copy() if given.flags.writeable or not given.flags.c_contiguous else given
 

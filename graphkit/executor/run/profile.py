@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
@@ -27,6 +28,7 @@ from graphkit.executor.run import base_program as programs
 from graphkit.executor.run import engine
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.ir.atomic import write_whole
+from graphkit.signatures import typed
 from graphkit.text import format_table, human, short_repr
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ class Profile:
     def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         """Call `run`, and record what the native instance does meanwhile."""
         if native is None:
-            raise UnsupportedError("profiling needs the native engine, which was not built here: pip install .")
+            raise UnsupportedError(f"profiling needs the native engine, which was not built here: {how_to_install()}")
         native.trace(True)
         start = time.monotonic_ns()
         try:
@@ -254,6 +256,7 @@ class _Recording:
 _switch = threading.Lock()
 
 
+@typed("gk.profile")
 @contextlib.contextmanager
 def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None = None) -> Iterator[Profile]:
     """Record every run of a compiled model, in any thread, and every operation of a dependency engine.

@@ -46,6 +46,7 @@ from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.places import groups_of
 from graphkit.passes.training.randomness import bind_rng
+from graphkit.signatures import check_argument, typed
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
@@ -72,15 +73,17 @@ class Executor:
     `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning. `collectives`
     carry the sums over processes that the graph has, each without them being that of one process; `channels` carry
     single values between processes. `check_finite=True` raises InputError for NaN or infinity in fed data.
-    `max_memory` bounds the bytes that one run, or one node of it, takes (default: GRAPHKIT_MAX_MEMORY, else what the
-    machine has left), `max_iterations` those of a Loop or Scan (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the
-    seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond them raises OutOfMemory or LimitReached.
+    `max_memory` bounds the bytes that one run, or one node of it, takes, such as 500_000_000 or "500MB" (default:
+    GRAPHKIT_MAX_MEMORY, else what the machine has left), `max_iterations` those of a Loop or Scan
+    (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond
+    them raises OutOfMemory or LimitReached.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
     lacks, MissingDependency when the installed package has no native part.
     """
 
+    @typed("Executor")
     def __init__(
         self,
         graph: Graph,
@@ -99,7 +102,7 @@ class Executor:
         declared: Declarations | None = None,
         collectives: Collectives | None = None,
         channels: Channels | None = None,
-        max_memory: int | None = None,
+        max_memory: int | str | None = None,
         max_iterations: int | None = None,
         timeout: float | None = None,
     ):
@@ -194,6 +197,8 @@ class Executor:
         if timeout is None and self._bounds is None:
             return self._within_limits(feeds, outputs, out, unread)
         memory, iterations, usual = self._bounds or limits.Bounds()
+        if timeout is not None:
+            check_argument("run", "timeout", "float", timeout)
         with limits.limited(memory, usual if timeout is None else timeout, iterations):
             return self._within_limits(feeds, outputs, out, unread)
 
@@ -216,6 +221,8 @@ class Executor:
     ) -> dict[str, np.ndarray]:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
+        if out is not None:
+            check_argument("run", "out", "Mapping[str, Any]", out)
         if outputs is None and out is None and (repeat := self._repeat) is not None:
             found = self._again(repeat, feeds)
             if found is not None:
@@ -227,9 +234,9 @@ class Executor:
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
-            return self._run(selection, feeds, out or {}, unread)
+            return self._run(selection, feeds, {} if out is None else out, unread)
         with self._turn:
-            return self._run(selection, feeds, out or {}, unread)
+            return self._run(selection, feeds, {} if out is None else out, unread)
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """Run on the data inputs by position; the outputs as a tuple."""
@@ -376,6 +383,9 @@ class Executor:
 
     @rng.setter
     def rng(self, state: Sequence[int]) -> None:
+        check_argument("Executor", "rng", "tuple[int, int]", state)
+        if len(state) != 2:
+            raise UsageError(f"Executor: rng is (seed, step), not {state!r}")
         seed, step = state
         with self._lock:
             self._rng = (int(seed), int(step))
@@ -412,6 +422,7 @@ class Executor:
             return self.specialise({})
         return self._latest.plan
 
+    @typed("Executor.specialise")
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
         """Make the program for the given shapes of inputs (others keep their declared ones) without running it."""
         selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
@@ -446,9 +457,13 @@ class Executor:
             return self._specialise(selection, selection.key(arrays, stand_ins)).plan
 
     def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
-        names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        key = (names, derived)
-        found = self._selections.get(key)
+        try:
+            names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+            key = (names, derived)
+            found = self._selections.get(key)
+        except TypeError:
+            check_argument("run", "outputs", "str | Sequence[str] | None", outputs)
+            raise
         if found is not None:
             return found
         graph = self._prepacked if derived else self._graph

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.types import DType, TensorType
@@ -77,7 +78,7 @@ def decoded(data: bytes, grey: bool) -> np.ndarray:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise MissingDependency("ImageDecoder needs Pillow: pip install 'graphkit[images]'") from None
+        raise MissingDependency(f"ImageDecoder needs Pillow; install it with: {how_to_install('images')}") from None
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
             limit, (width, height) = Image.MAX_IMAGE_PIXELS, picture.size

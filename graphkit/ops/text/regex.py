@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, UsageError
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import Onnx, Sample, op
@@ -28,7 +29,7 @@ def compiled(pattern: str, operator: str, longest: bool = False) -> Any:
         import re2
     except ImportError:
         raise MissingDependency(
-            f"{operator} matches by RE2: install google-re2 (pip install 'graphkit[text]')"
+            f"{operator} matches by RE2, which google-re2 brings; install it with: {how_to_install('text')}"
         ) from None
     options = re2.Options()
     options.log_errors = False

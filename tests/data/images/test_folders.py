@@ -115,7 +115,7 @@ def test_a_class_that_is_called_train(photos):
 
 
 def test_one_part_is_split_by_class(photos):
-    train, test = data.load(photos({"cat": 10, "dog": 20}), test_fraction=0.3, seed=1)
+    train, test = data.load(photos({"cat": 10, "dog": 20}), test_fraction=0.3, seed=1, split="position")
     assert np.bincount(train.targets).tolist() == [7, 14]
     assert np.bincount(test.targets).tolist() == [3, 6]
 
@@ -203,5 +203,51 @@ def test_train_and_test_of_other_forms_are_not_joined(photos):
 def test_without_pillow(photos, monkeypatch):
     folder = photos({"a": 1})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'graphkit\[images\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[images\]'"):
         data.read(folder)
+
+
+def sides(folder, **options):
+    """Where each file is: True if it is held out."""
+    parts = data.load(folder, **options)
+    return {name: part is parts.test for part in parts for name in part.sample_names()}
+
+
+def test_pictures_stay_on_their_side_when_others_come_and_go(photos):
+    folder = photos({"cat": 40, "dog": 30})
+    before = sides(folder)
+    assert 5 <= sum(before.values()) <= 25
+    (folder / "cat" / "3.png").rename(folder / "dog" / "aaa.png")
+    for number in (0, 17):
+        (folder / "dog" / f"{number}.png").unlink()
+    Image.new("RGB", (8, 8)).save(folder / "cat" / "another.png")
+    after = sides(folder)
+    kept = before.keys() & after.keys()
+    assert len(kept) == 67
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+def test_every_class_of_two_pictures_is_on_both_sides(photos):
+    folder = photos({"cat": 9, "dog": 2, "fox": 3, "owl": 1})
+    for seed in range(20):
+        found = sides(folder, seed=seed)
+        for name in ("cat", "dog", "fox"):
+            assert {side for file, side in found.items() if file.startswith(name)} == {True, False}, (seed, name)
+
+
+def test_seed_and_share_choose_the_pictures(photos):
+    folder = photos({"cat": 60, "dog": 60})
+    assert sides(folder) != sides(folder, seed=1)
+    held_out = [sum(sides(folder, test_fraction=share).values()) for share in (0.1, 0.4, 0.8)]
+    assert held_out == sorted(held_out)
+    assert all(abs(count - 120 * share) < 20 for count, share in zip(held_out, (0.1, 0.4, 0.8), strict=True))
+
+
+def test_split_by_position_is_that_of_data_without_names(photos):
+    folder = photos({"cat": 10, "dog": 10})
+    parts = data.load(folder, split="position")
+    assert (len(parts.train), len(parts.test)) == (16, 4)
+    with pytest.raises(UsageError, match="by 'name' or 'position', not 'size'"):
+        data.load(folder, split="size")
+    with pytest.raises(UsageError, match="have no names to be split by"):
+        data.Dataset(np.zeros(4), name="four").split(by="name")

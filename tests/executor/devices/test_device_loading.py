@@ -18,13 +18,13 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_installed_without_its_extension(broken: pytest.MonkeyPatch) -> None:
-    broken.setattr(loading, "_is_installed", lambda: True)
+    broken.setattr(loading, "is_installed", lambda: True)
     with pytest.raises(MissingDependency, match="without its native extension"):
         loading.load_device("cpu")
 
 
 def test_source_tree(broken: pytest.MonkeyPatch) -> None:
-    broken.setattr(loading, "_is_installed", lambda: False)
+    broken.setattr(loading, "is_installed", lambda: False)
     assert loading.load_device("cpu") is False
 
 

@@ -40,7 +40,7 @@ IMAGE, MASK = np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
         ({"image": np.ones((3, 5), np.float32), "mask": MASK}, "axis 1 is 5, not 2"),
         ({"image": IMAGE, "mask": MASK[:2]}, "dimension N is 3 in input 'image' and 2 in input 'mask'"),
         ({"image": "text", "mask": MASK}, "a str given"),
-        ({"image": [[1, 2], [3]], "mask": MASK}, "no one shape"),
+        ({"image": [[1, 2], [3]], "mask": MASK}, "different lengths"),
         ({"image": [[1, 2 + 1j]], "mask": [[1]]}, "a list given"),
     ],
 )

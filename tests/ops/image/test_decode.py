@@ -104,7 +104,7 @@ def test_decompression_bombs(width: int, height: int) -> None:
 def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.fromarray(PIXELS), "PNG")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingDependency, match=r"'decode'.*pip install 'graphkit\[images\]'"):
+    with pytest.raises(MissingDependency, match=r"'decode'.*pip install '\.\[images\]'"):
         decoded(data)
 
 

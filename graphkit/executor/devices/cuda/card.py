@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
 from graphkit.executor.devices.conditions import NotRecorded, Recorded
 from graphkit.executor.devices.cuda.ahead import SentAhead
@@ -349,7 +350,7 @@ def cards() -> int:
         # CuPy's own message is a page about the environment; the cause is one line.
         cause = error.__cause__ or error
         raise MissingDependency(
-            f"device 'cuda' needs CuPy ({cause}): pip install 'graphkit[cuda12]', or [cuda13], or use device='cpu'"
+            f"device 'cuda' needs CuPy ({cause}): {how_to_install('cuda12', 'cuda13')}, or use device='cpu'"
         ) from error
     try:
         count: int = cupy.cuda.runtime.getDeviceCount()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graphkit import config
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Source
 from graphkit.shelf import CacheFailure, Shelf
@@ -130,6 +131,6 @@ def _nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise MissingDependency(
-            f"kernels for a card are compiled by NVRTC ({error}): pip install 'graphkit[cuda12]', or [cuda13]"
+            f"kernels for a card are compiled by NVRTC ({error}): {how_to_install('cuda12', 'cuda13')}"
         ) from error
     return nvrtc

@@ -63,7 +63,7 @@ def network() -> gk.Model:
 
 def test_without_cupy(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MissingDependency, match=r"'graphkit\[cuda12\]', or \[cuda13\], or use device='cpu'"):
+    with pytest.raises(MissingDependency, match=r"'\.\[cuda12\]' \(or '\.\[cuda13\]'\).*, or use device='cpu'"):
         network().compile("cuda")
 
 

@@ -314,7 +314,7 @@ def test_without_the_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "_of_thread", threading.local())
     cudnn.frontend.cache_clear()
     (case, *_) = cases_of(Conv)
-    with pytest.raises(MissingDependency, match=r"Conv.*cuDNN.*pip install 'graphkit\[cuda12\]'"):
+    with pytest.raises(MissingDependency, match=r"Conv.*cuDNN.*pip install '\.\[cuda12\]'"):
         through_the_library(case, STREAM)
     cudnn.frontend.cache_clear()
 

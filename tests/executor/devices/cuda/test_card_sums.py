@@ -394,7 +394,7 @@ def test_without_cupy_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl.bindings.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "cupy.cuda.nccl", raising=False)
-    with pytest.raises(MissingDependency, match=r"NCCL needs CuPy .*: pip install 'graphkit\[cuda12\]'"):
+    with pytest.raises(MissingDependency, match=r"NCCL needs CuPy .*: pip install '\.\[cuda12\]'"):
         nccl.version()
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", SimpleNamespace(available=False))

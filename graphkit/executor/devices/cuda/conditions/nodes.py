@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.conditions import Choice, Recorded, Repetition
 from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
@@ -143,4 +144,6 @@ def runtime() -> Any:
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except (ImportError, RuntimeError) as error:
-        raise MissingDependency(f"conditions in CUDA graphs need cuda-bindings ({error})") from error
+        raise MissingDependency(
+            f"conditions in CUDA graphs need cuda-bindings ({error}): {how_to_install('cuda12', 'cuda13')}"
+        ) from error

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.launches import Matrix, Product
 from graphkit.executor.devices.cuda.libraries.way import NoWay
@@ -187,5 +188,5 @@ def _bindings() -> Any:
         return importlib.import_module("nvmath.bindings.cublasLt")
     except ImportError as error:
         raise MissingDependency(
-            f"products on a card are computed by cuBLASLt ({error}): pip install 'graphkit[cuda12]', or [cuda13]"
+            f"products on a card are computed by cuBLASLt ({error}): {how_to_install('cuda12', 'cuda13')}"
         ) from error

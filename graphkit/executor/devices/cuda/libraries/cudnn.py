@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.libraries.way import NoWay
 from graphkit.executor.devices.cuda.libraries.workspace import beginning, room
@@ -140,5 +141,5 @@ def frontend() -> Any:
         return importlib.import_module("cudnn")
     except (ImportError, OSError, AssertionError) as error:  # the last two: of the library that it loads
         raise MissingDependency(
-            f"convolutions and attention on a card need cuDNN ({error}): pip install 'graphkit[cuda12]', or [cuda13]"
+            f"convolutions and attention on a card need cuDNN ({error}): {how_to_install('cuda12', 'cuda13')}"
         ) from error

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.ir.types import DType
 
@@ -111,7 +112,7 @@ def bindings() -> Any:
             warnings.simplefilter("ignore")  # CuPy's own words about a library that is missing
             module = importlib.import_module("cupy.cuda.nccl")
     except ImportError as error:
-        raise MissingDependency(f"NCCL needs CuPy ({error}): pip install 'graphkit[cuda12]', or [cuda13]") from error
+        raise MissingDependency(f"NCCL needs CuPy ({error}): {how_to_install('cuda12', 'cuda13')}") from error
     if not module.available:
-        raise MissingDependency("CuPy finds no NCCL: pip install 'graphkit[cuda12]', or [cuda13]")
+        raise MissingDependency(f"CuPy finds no NCCL: {how_to_install('cuda12', 'cuda13')}")
     return module

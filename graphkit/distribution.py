@@ -1,0 +1,54 @@
+"""The distribution that installs this package: its name, its version, and the command that installs it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from graphkit.errors import MissingDependency
+
+# The name in pyproject.toml. On the package index, `graphkit` is another project.
+NAME = "graphkit-engine"
+_COMMAND = "graphkit.cli:main"
+
+
+def how_to_install(*extras: str) -> str:
+    """Return the command that installs graphkit with one of these extras, for the message of an error.
+
+    Args:
+        extras: Names of pyproject.toml. If there are several, one of them is enough.
+
+    Returns:
+        `pip install '.[images]' in a clone of graphkit`.
+    """
+    first, *others = [f"'.[{extra}]'" for extra in extras] or ["."]
+    alternatives = f" (or {' or '.join(others)})" if others else ""
+    return f"pip install {first}{alternatives} in a clone of graphkit"
+
+
+def is_installed() -> bool:
+    """Return whether graphkit is installed; False in a source tree that never was."""
+    return _installed() is not None
+
+
+def version() -> str:
+    """Return the version that is installed.
+
+    Raises:
+        MissingDependency: This is a source tree that was never installed.
+    """
+    found = _installed()
+    if found is None:
+        raise MissingDependency(f"this graphkit has no version, since it is not installed: {how_to_install()}")
+    return found.version
+
+
+def _installed() -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(NAME)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    # A build under another name is known by the command that it installs.
+    for entry in importlib.metadata.entry_points(group="console_scripts", name="graphkit"):
+        if entry.value == _COMMAND:
+            return entry.dist
+    return None

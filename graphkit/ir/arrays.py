@@ -1,0 +1,69 @@
+"""Arrays of numpy of whatever callers have: arrays of other libraries, tables, numbers, nested lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError
+from graphkit.signatures import shown
+
+
+def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: bool = False) -> np.ndarray:
+    """Return what a caller gives as an array, without a copy if possible.
+
+    Tensors of PyTorch that require a gradient are taken without it. Texts become arrays of texts.
+
+    Args:
+        what: Names it in errors: "input 'x'".
+        given: An array of any library, an object with `__array__`, a number, a text, or nested lists of such.
+        dtype: The element type; by default that of `given`.
+        objects: Return arrays of objects that are not texts as they are.
+
+    Raises:
+        InputError: It is none of these, its rows have different lengths, or its elements are not numbers and texts.
+    """
+    if getattr(given, "requires_grad", False) and hasattr(given, "detach"):
+        given = given.detach()
+    if isinstance(given, (list, tuple)):
+        given = [item.detach() if getattr(item, "requires_grad", False) else item for item in given]
+    if given is None or isinstance(given, (set, frozenset, dict)):
+        raise InputError(f"{what} is an array or nested lists of numbers, not {shown(given)}")
+    try:
+        found = np.asarray(given, dtype=dtype)
+    except MemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        if "inhomogeneous" in str(error):
+            raise InputError(
+                f"{what}: the lists inside of it have different lengths, and an array has rows of one"
+            ) from None
+        raise InputError(f"{what}: {shown(given)} is no array: {error}") from None
+    if found.dtype.kind == "O":
+        _check_objects(what, given, found.reshape(-1).tolist(), objects)
+    return found
+
+
+def _check_objects(what: str, given: Any, elements: list[Any], objects: bool) -> None:
+    """Raise InputError for an array of objects that numpy made of a generator, or of anything but texts."""
+    if hasattr(given, "__next__"):
+        raise InputError(f"{what} is an array, not a {type(given).__name__}; np.array(list(...)) makes one of it")
+    others = [item for item in elements if not isinstance(item, (str, bytes))]
+    if objects or not others:
+        return
+    if len(others) < len(elements):
+        raise InputError(f"{what} has texts and {shown(others[0])} in one array: give columns of different kinds apart")
+    hint = "; .astype('float32') makes numbers of it" if isinstance(others[0], (int, float)) else ""
+    raise InputError(f"{what} is an array of numbers or texts, not of objects such as {shown(others[0])}{hint}")
+
+
+def holds_arrays(given: Any) -> bool:
+    """Return whether a tuple or list is several arrays; nested lists of numbers are one."""
+    if isinstance(given, tuple):
+        return True
+    return isinstance(given, list) and any(hasattr(item, "__array__") for item in given) and not _are_numbers(given)
+
+
+def _are_numbers(given: list[Any]) -> bool:
+    return all(np.ndim(item) == 0 for item in given)

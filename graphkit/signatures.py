@@ -1,0 +1,309 @@
+"""Public functions whose arguments are held against their annotations: a wrong one is a named error.
+
+Annotations of a few forms are checked: numbers, texts, paths, functions, sequences, mappings and the classes of
+`_CLASSES`, joined by `|`. An annotation of any other form allows everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from graphkit.errors import UsageError, did_you_mean
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class")
+
+# Classes by name, so that nothing is imported for a check, and what an error calls their objects.
+_CLASSES = {
+    "Value": "a graph value",
+    "Model": "a Model",
+    "Graph": "a Graph",
+    "KVStore": "a KVStore",
+    "Trainer": "a Trainer",
+    "Workers": "gk.data.Workers",
+    "Dataset": "a Dataset",
+    "Vocabulary": "a Vocabulary",
+    "Preprocess": "a Preprocess",
+    "EMA": "an EMA",
+    "Optimizer": "an optimizer of gk.optim",
+    "TensorType": "a TensorType",
+    "SequenceType": "a SequenceType",
+    "OptionalType": "an OptionalType",
+    "MapType": "a MapType",
+    "Loss": "a loss of gk.losses.get",
+    "Schedule": "a schedule of gk.optim",
+    "DType": "a gk.DType",
+    "DimExpr": "a dimension",
+    "dtype": "a dtype of numpy",
+    "type": "a class",
+}
+# Names that annotations have for a union.
+_ALIASES = {
+    "AnyDevice": "str | Mapping[str | None, str]",
+    "Axes": "Mapping[str, int | None]",
+    "Block": "str | int",
+    "Type": "TensorType | SequenceType | OptionalType | MapType",
+}
+
+
+class _Kind(NamedTuple):
+    """One alternative of an annotation: its name, and the alternatives of what it contains."""
+
+    name: str
+    inner: tuple[_Kinds, ...] = ()
+
+
+_Kinds = tuple[_Kind, ...] | None
+
+
+def typed(owner: str) -> Callable[[Function], Function]:
+    """Decorate a public function or method: arguments of a wrong type, unknown and missing ones raise UsageError.
+
+    Args:
+        owner: How messages call it, such as `gk.grad`.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        names = list(signature.parameters)
+        table = {n: _parsed(p.annotation) for n, p in signature.parameters.items()}
+        rest = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), None)
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            named = options.get("name")
+            where = f"{owner} {named!r}" if isinstance(named, str) else owner
+            for name, value in zip(names, args, strict=False):
+                _check(where, name, table[name], value)
+            for name, value in options.items():
+                if name in table and name != rest:
+                    _check(where, name, table[name], value)
+                elif rest is None:
+                    known = [n for n in names if n != "self"]
+                    raise UsageError(f"{where} has no argument {name!r}{did_you_mean(name, known)}")
+                else:
+                    _check(where, name, table[rest], value)
+            _check_complete(where, signature, args, options)
+            return function(*args, **options)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def typed_constructor(package: str) -> Callable[[type[Class]], type[Class]]:
+    """Decorate a public class: its constructor is `typed`. package: stands before its name in messages."""
+
+    def decorate(cls: type[Class]) -> type[Class]:
+        setattr(cls, "__init__", typed(f"{package}.{cls.__name__}")(cls.__init__))  # noqa: B010 - mypy refuses a method
+        return cls
+
+    return decorate
+
+
+def _check_complete(owner: str, signature: inspect.Signature, args: Any, options: Any) -> None:
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        raise UsageError(f"{owner}: {error}; it takes {signature_text(signature)}") from None
+
+
+def signature_text(signature: inspect.Signature) -> str:
+    """The names of a function's arguments, those with a default in brackets."""
+    shown = [
+        name if parameter.default is parameter.empty else f"[{name}]"
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    ]
+    return "(" + ", ".join(shown) + ")"
+
+
+def check_argument(owner: str, name: str, annotation: str, value: Any) -> None:
+    """Raise UsageError if the value of an argument is none of what the annotation, such as `int | None`, allows."""
+    _check(owner, name, _parsed(annotation), value)
+
+
+def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:
+    if kinds is None or any(_fits(kind, value) for kind in kinds):
+        return
+    wanted = " or ".join(dict.fromkeys(map(_described, sorted(kinds, key=lambda kind: kind.name == "None"))))
+    hint = ""
+    if any(kind.name == "Value" for kind in kinds) and (
+        hasattr(value, "__array__") or isinstance(value, (list, float))
+    ):
+        hint = "; gk.constant(array) makes a graph value of an array, gk.input(name, shape) one that is fed later"
+    raise UsageError(f"{owner}: {name} is {wanted}, not {_odd(kinds, value)}{hint}")
+
+
+def _odd(kinds: tuple[_Kind, ...], value: Any) -> str:
+    """What an argument is; of a list or dict of the right form, the element that does not fit."""
+    for kind in kinds:
+        if kind.name in _LISTS and kind.inner and isinstance(value, (list, tuple)):
+            odd = next((item for item in value if not _any_fits(kind.inner[0], item)), None)
+            return f"a {type(value).__name__} with {shown(odd)}"
+        if kind.name in ("Mapping", "dict") and len(kind.inner) == 2 and isinstance(value, dict):
+            key, content = kind.inner
+            return next(
+                (
+                    f"a dict with {k!r}: {shown(v)}"
+                    for k, v in value.items()
+                    if not (_any_fits(key, k) and _any_fits(content, v))
+                ),
+                shown(value),
+            )
+    return shown(value)
+
+
+def shown(value: Any) -> str:
+    """What an argument is, for a message: `an array of float32[8, 4]`, `'text'`, `None`, `a function`."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{type(value).__name__} of {value.dtype}{list(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:60]}..."
+    if isinstance(value, (list, tuple)) and len(value) <= 8 and all(isinstance(v, (int, float, str)) for v in value):
+        return repr(value)
+    kind = type(value).__name__
+    return f"a class, {value.__name__}" if isinstance(value, type) else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+# --- annotations ----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _parsed(annotation: Any) -> _Kinds:
+    """The alternatives of an annotation in its written form; None if it allows everything."""
+    if not isinstance(annotation, str) or not annotation:
+        return None
+    found: list[_Kind] = []
+    for part in _divided(annotation, "|"):
+        name, _, arguments = part.partition("[")
+        name = name.rpartition(".")[2]
+        if name in _ALIASES:
+            found += _parsed(_ALIASES[name]) or ()
+            continue
+        if name not in _TESTS and name not in _CLASSES:
+            return None
+        found.append(_Kind(name, tuple(map(_parsed, _divided(arguments.removesuffix("]"), ",")))))
+    return tuple(found)
+
+
+def _divided(text: str, separator: str) -> list[str]:
+    """The parts of a text between separators that are outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == separator and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _fits(kind: _Kind, value: Any) -> bool:
+    if kind.name in _CLASSES:
+        return any(base.__name__ == kind.name for base in type(value).__mro__)
+    return _TESTS[kind.name](value) and _contents_fit(kind, value)
+
+
+def _contents_fit(kind: _Kind, value: Any) -> bool:
+    if kind.name in _LISTS and kind.inner:
+        items = value if type(value) in (list, tuple) else value.tolist() if hasattr(value, "tolist") else ()
+        return all(_any_fits(kind.inner[0], item) for item in items)
+    if kind.name == "tuple" and kind.inner and (kind.inner[-1] is None or len(set(kind.inner)) == 1):
+        return all(_any_fits(kind.inner[0], item) for item in value)  # tuple[X, ...], tuple[X, X]
+    if kind.name in ("Mapping", "dict") and type(value) is dict and len(kind.inner) == 2:
+        key, content = kind.inner
+        return all(_any_fits(key, k) and _any_fits(content, v) for k, v in value.items())
+    return True
+
+
+def _any_fits(kinds: _Kinds, value: Any) -> bool:
+    return kinds is None or any(_fits(kind, value) for kind in kinds)
+
+
+def _is_boolean(value: Any) -> bool:
+    return isinstance(value, bool) or type(value).__name__ == "bool"
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, numbers.Integral):
+        return not _is_boolean(value)
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not _is_boolean(value)
+
+
+def _is_number(value: Any) -> bool:
+    return not _is_boolean(value) and (isinstance(value, numbers.Real) or _is_integer(value))
+
+
+def _is_sequence(value: Any) -> bool:
+    return hasattr(value, "__len__") and _is_iterable(value) and getattr(value, "ndim", 1) > 0
+
+
+def _is_iterable(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) and not _is_value(value)
+
+
+def _is_value(value: Any) -> bool:
+    """Values of a graph have operators, `[]` among them, and no elements."""
+    return type(value).__name__ == "Value"
+
+
+_TESTS: dict[str, Callable[[Any], bool]] = {
+    "None": lambda value: value is None,
+    "bool": _is_boolean,
+    "int": _is_integer,
+    "float": _is_number,
+    "str": lambda value: isinstance(value, str),
+    "bytes": lambda value: isinstance(value, bytes),
+    "Path": lambda value: isinstance(value, os.PathLike),
+    "PathLike": lambda value: isinstance(value, os.PathLike),
+    "Callable": callable,
+    "Sequence": _is_sequence,
+    "tuple": lambda value: isinstance(value, (tuple, list)),
+    "list": _is_sequence,
+    "Iterable": _is_iterable,
+    "Collection": _is_sequence,
+    "Mapping": lambda value: isinstance(value, Mapping),
+    "dict": lambda value: isinstance(value, Mapping),
+}
+_LISTS = ("Sequence", "Iterable", "Collection", "list")
+_MANY = {
+    "int": "integers",
+    "float": "numbers",
+    "str": "texts",
+    "bool": "switches",
+    "Value": "graph values",
+    "DimExpr": "dimensions",
+}
+_WORDS = {
+    "None": "None",
+    "bool": "True or False",
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bytes": "bytes",
+    "Path": "a path",
+    "PathLike": "a path",
+    "Callable": "a function",
+}
+
+
+def _described(kind: _Kind) -> str:
+    if kind.name in _CLASSES:
+        return _CLASSES[kind.name]
+    if kind.name in _WORDS:
+        return _WORDS[kind.name]
+    several = [" or ".join(_MANY.get(k.name, _described(k)) for k in kinds) for kinds in kind.inner if kinds]
+    what = "a dict by name" if kind.name in ("Mapping", "dict") else "a list"
+    return f"{what} of {several[-1]}" if several else what

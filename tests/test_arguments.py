@@ -1,0 +1,249 @@
+"""Wrong arguments of public functions are named errors, and data of other libraries are taken."""
+
+import contextlib
+import inspect
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import GraphkitError, InputError, UsageError
+
+X = np.random.default_rng(0).random((8, 4), np.float32)
+LABELS, NUMBERS = np.arange(8) % 3, X[:, :1]
+
+
+class Frame:
+    """As pandas' tables: an array by `__array__`, items by the names of columns, an iterator over those."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.array, dtype)
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, column):
+        raise KeyError(column)
+
+    def __iter__(self):
+        return iter("abcd")
+
+
+class Tracked(Frame):
+    """As a tensor of PyTorch that requires a gradient."""
+
+    requires_grad = True
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+    def detach(self):
+        return Frame(self.array)
+
+
+def network(units=3):
+    return gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 4]), units, name="fc")})
+
+
+def trainer(**options):
+    return gk.Trainer(network(), **options)
+
+
+def regression():
+    return gk.Trainer(network(1), "mse")
+
+
+WRONG = [None, 3, "text", X, [], {}, (1,), True, 1.5, -1, [None], ["a", "b"], b"x", 1j, [[1, 2], [3]], object(), len]
+
+
+def operands(layer):
+    """What a layer needs, by name."""
+    x = gk.input("x", {"conv1d": ["N", 4, 9], "conv3d": ["N", 4, 9, 9, 9]}.get(layer, ["N", 4, 9, 9]))
+    if layer in ("linear", "rnn", "gru", "lstm"):
+        return {"x": gk.input("x", ["T", "N", 4]), "units": 3}
+    if layer == "embedding":
+        return {"indices": gk.input("i", ["N"], "int64"), "rows": 5, "features": 3}
+    if layer.startswith("conv"):
+        return {"x": x, "channels": 3, "kernel": 3}
+    return {"x": x} | ({"kernel": 2} if "pool2d" in layer else {"groups": 2} if layer == "group_norm" else {})
+
+
+@pytest.mark.parametrize("layer", [n for n in gk.nn.__all__ if n not in ("input", "parameter", "state")])
+def test_layers_raise_named_errors(layer):
+    """Each argument of each layer is each of many things."""
+    function, good = getattr(gk.nn, layer), operands(layer)
+    function(**good)
+    for name in inspect.signature(function).parameters:
+        for value in WRONG:
+            with contextlib.suppress(GraphkitError):
+                function(**(good | {name: value}))
+
+
+def calls(value):
+    """Public functions, each with one argument that is `value`."""
+    net = network()
+    yield lambda: gk.Model(value)
+    yield lambda: gk.Model(gk.relu(gk.input("x", ["N"])), params=value, name="n")
+    yield lambda: gk.Model(gk.relu(gk.input("x", ["N"])), inputs=value)
+    yield lambda: gk.Model(gk.relu(gk.input("x", ["N"])), meta=value)
+    yield lambda: gk.load(value)
+    yield lambda: gk.grad(value)
+    yield lambda: gk.grad(net, of=value)
+    yield lambda: gk.grad(net, wrt=value)
+    yield lambda: gk.gradient(value, [gk.input("x", ["N"])])
+    yield lambda: gk.verify(value)
+    yield lambda: gk.check_gradient(net, directions=value)
+    yield lambda: gk.relu(value)
+    yield lambda: gk.relu(gk.input("x", ["N"]), name=value)
+    yield lambda: gk.constant(value)
+    yield lambda: gk.input("x", value)
+    yield lambda: gk.input("x", ["N"], value)
+    yield lambda: gk.TensorType(value, ["N"])
+    yield lambda: gk.TensorType("float32", value)
+    yield lambda: gk.while_loop(value, value, value)
+    yield lambda: gk.scan(value, value, value)
+    yield lambda: net.run(value)
+    yield lambda: net.run({"x": value})
+    yield lambda: net.run({"x": X}, value)
+    yield lambda: net.compile().run({"x": X}, out=value)
+    yield lambda: net.compile().run({"x": X}, timeout=value)
+    yield lambda: net.to_onnx(opset=value)
+    yield lambda: gk.input("x", ["N", 4])[value]
+    yield lambda: gk.input("x", ["N", 4]) + value
+    yield lambda: net.compile(shapes=value)
+    yield lambda: net.value(value)
+    yield lambda: net.params[value]
+    yield lambda: net.params.__setitem__("fc_bias", value)
+    yield lambda: net.infer_shapes(x=value)
+    yield lambda: net.compile(max_memory=value)
+    yield lambda: net.compile(timeout=value)
+
+
+def calls_of_training(value):
+    """The same for what trains, and for data."""
+    data = (X, LABELS)
+    yield lambda: gk.Trainer(value)
+    yield lambda: trainer(freeze=value)
+    yield lambda: trainer(targets=value)
+    yield lambda: trainer().fit(value)
+    yield lambda: trainer().fit((value, LABELS))
+    yield lambda: trainer().fit((X, value))
+    yield lambda: trainer().fit(data, value)
+    yield lambda: trainer().fit(data, data, metrics=value)
+    yield lambda: trainer().fit(data, callbacks=value)
+    yield lambda: trainer().evaluate(value)
+    yield lambda: trainer().evaluate(data, value)
+    yield lambda: trainer().step(value, LABELS)
+    yield lambda: trainer().step(X, value)
+    yield lambda: trainer().save_model(value)
+    yield lambda: trainer().resume(value)
+    yield lambda: trainer().slot_bytes(value)
+    yield lambda: gk.data.load(value)
+    yield lambda: gk.data.load("digits", seed=value)
+    yield lambda: gk.data.Dataset(value)
+    yield lambda: gk.data.Dataset(X, value)
+    yield lambda: gk.data.Dataset(X, LABELS, axes=value)
+    yield lambda: gk.data.MapDataset(value)
+    yield lambda: list(gk.data.Dataset(X).batches(value))
+    yield lambda: gk.optim.get(value)
+    yield lambda: gk.losses.get(value)
+    yield lambda: gk.metrics.TopK(value)
+    yield lambda: gk.init.Normal(value)
+    yield lambda: gk.callbacks.EarlyStopping(2, monitor=value)
+    yield lambda: gk.models.build(value)
+    yield lambda: gk.data.Preprocess(mean=value)
+    yield lambda: gk.data.Augment(flip=value)
+    yield lambda: gk.data.Vocabulary(value)
+    yield lambda: gk.data.described(value, value)
+    yield lambda: gk.data.prefetch(value)
+    yield lambda: gk.kvstore.create(value)
+    yield lambda: gk.kvstore.create("local").init(value, value)
+    yield lambda: gk.kvstore.create("local").set_optimizer(value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: f"{type(value).__name__} {str(value)[:9]}")
+def test_public_functions_raise_named_errors(value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (*calls(value), *calls_of_training(value)):
+        with contextlib.suppress(GraphkitError):
+            call()
+
+
+def test_an_array_in_a_layer_says_how_to_make_a_value():
+    with pytest.raises(
+        UsageError, match=r"gk.nn.linear: x is a graph value, not ndarray of float32\[8, 4\]; gk.constant"
+    ):
+        gk.nn.linear(X, 3)
+
+
+def test_unknown_and_missing_arguments_are_named():
+    with pytest.raises(UsageError, match=r"Trainer.fit has no argument 'epoch'; did you mean 'epochs'\?"):
+        trainer().fit((X, LABELS), epoch=3)
+    with pytest.raises(UsageError, match=r"gk.nn.linear: missing a required argument: 'units'"):
+        gk.nn.linear(gk.input("x", ["N", 4]))
+    with pytest.raises(UsageError, match="freeze is a text or a list of texts, not a list with 3"):
+        trainer(freeze=["a", 3])
+
+
+def test_memory_is_a_number_or_a_text():
+    assert network().compile(max_memory="1MB").run({"x": X})["y"].shape == (8, 3)
+    with pytest.raises(GraphkitError, match="100 bytes are the limit"):
+        network().compile(max_memory="0.1KB").run({"x": np.zeros((4096, 4), np.float32)})
+    with pytest.raises(UsageError, match=r"max_memory='lots': .* such as 500MB"):
+        network().compile(max_memory="lots")
+
+
+@pytest.mark.parametrize("metric", [lambda output, target: 1.0, gk.metrics.Accuracy, 3])
+def test_a_metric_is_a_name_or_an_object(metric):
+    with pytest.raises(UsageError, match=r"a metric is a name \(accuracy, .*update\(output, target\)"):
+        trainer().evaluate((X, LABELS), [metric])
+
+
+def test_evaluation_without_metrics_takes_those_of_the_loss():
+    assert regression().evaluate((X, NUMBERS)).keys() == {"mse"}
+    assert trainer().evaluate((X, LABELS)).keys() == {"accuracy"}
+    assert regression().evaluate((X, NUMBERS), None).keys() == {"mse"}
+    with pytest.raises(InputError, match="the metrics of a regression are 'mse', 'rmse' and 'mae'"):
+        regression().evaluate((X, NUMBERS), ["accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [(X.tolist(), LABELS.tolist()), (Frame(X), Frame(LABELS)), (Tracked(X), Tracked(LABELS))],
+    ids=["lists", "frames", "tracked"],
+)
+def test_lists_tables_and_tensors_are_data(inputs, targets):
+    """They train to the bit as arrays do."""
+    expected, again, stepped = trainer(seed=1), trainer(seed=1), trainer(seed=1)
+    expected.fit((X, LABELS), epochs=2, batch_size=3)
+    again.fit((inputs, targets), epochs=2, batch_size=3)
+    np.testing.assert_array_equal(again.net.params["fc_weight"], expected.net.params["fc_weight"])
+    assert again.evaluate((inputs, targets)) == expected.evaluate((X, LABELS))
+    assert float(stepped.step(inputs, targets)) > 0
+    assert network().run({"x": inputs})["y"].shape == (8, 3)
+
+
+def test_whole_numbers_in_lists_become_the_type_of_the_input():
+    assert trainer().fit(([[1, 2, 3, 4], [5, 6, 7, 8]], [0, 1]))[0]["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (X, "one pair .inputs, targets., or a data set; ndarray of float32"),
+        ((None, LABELS), "an input is an array or nested lists of numbers, not None"),
+        (((i for i in X), LABELS), r"an array, not a generator; np.array\(list"),
+        (("x", "y"), "holds texts, not numbers"),
+        (([[1, 2], [3]], [0, 1]), "different lengths"),
+        ((Frame(np.array([[1.0, "x"]] * 8, object)), LABELS), "an input has texts and 1.0 in one array: give columns"),
+        ((X, ["cat", "dog"] * 4), r"targets holds texts, not numbers; np.unique\(targets, return_inverse=True\)"),
+        ((Frame(X.astype(object)), LABELS), r"objects such as 0\.[0-9]+; .astype\('float32'\)"),
+    ],
+)
+def test_data_that_are_none_say_what_data_are(data, message):
+    with pytest.raises(InputError, match=message):
+        trainer().fit(data)
