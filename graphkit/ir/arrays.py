@@ -45,12 +45,17 @@ def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: b
     return found
 
 
+_TEXTS = frozenset({str, bytes})
+
+
 def _check_objects(what: str, given: Any, elements: list[Any], objects: bool) -> None:
     """Raise InputError for an array of objects that numpy made of a generator, or of anything but texts."""
     if hasattr(given, "__next__"):
         raise InputError(f"{what} is an array, not a {type(given).__name__}; np.array(list(...)) makes one of it")
+    if objects or _TEXTS.issuperset(map(type, elements)):
+        return
     others = [item for item in elements if not isinstance(item, (str, bytes))]
-    if objects or not others:
+    if not others:
         return
     if len(others) < len(elements):
         raise InputError(f"{what} has texts and {shown(others[0])} in one array: give columns of different kinds apart")

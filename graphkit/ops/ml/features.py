@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -128,6 +129,11 @@ class FeatureVectorizer(Op):
         return F.concat(*parts, axis=1)
 
 
+@lru_cache(maxsize=256)
+def _places_of(categories: tuple[Any, ...]) -> dict[Any, int]:
+    return {category: place for place, category in enumerate(categories)}
+
+
 @op
 class OneHotEncoder(Op):
     """1 at the place of the category that an element is, along a new last axis, else 0; float32.
@@ -165,10 +171,11 @@ class OneHotEncoder(Op):
     def reference(self, xp: Any, x: Any) -> Any:
         categories = self._categories(DType.of(x.dtype))
         # Of equal categories the last one counts.
-        table = {category: i for i, category in enumerate(categories)}
         if x.dtype == object:
+            table = _places_of(self.cats_strings)
             places = np.fromiter(map(table.get, x.reshape(-1).tolist(), itertools.repeat(-1)), np.int64, x.size)
         else:
+            table = _places_of(self.cats_int64s)
             keys = xp.asarray(np.array(sorted(table), np.int64))
             where = xp.asarray(np.array([table[key] for key in sorted(table)], np.int64))
             elements = x.reshape(-1).astype(np.int64)
@@ -178,8 +185,7 @@ class OneHotEncoder(Op):
             unknown = x.reshape(-1)[places < 0][:1].tolist()[0]
             raise RuntimeFailure(f"{unknown!r} is none of the categories, and zeros=0")
         y = xp.zeros((places.size, len(categories)), np.float32)
-        known = xp.nonzero(places >= 0)[0]
-        y[known, places[known]] = 1
+        y.reshape(-1)[(xp.arange(places.size) * len(categories) + places)[places >= 0]] = 1
         return y.reshape(*x.shape, len(categories))
 
     def grad(self, node: Any, dy: Value) -> None:

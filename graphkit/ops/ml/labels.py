@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,19 +24,32 @@ def looked_up(xp: Any, x: Any, keys: np.ndarray, values: np.ndarray, default: An
     if not len(keys):
         return xp.full(x.shape, default, values.dtype)
     if x.dtype == object or keys.dtype == object:
-        table = dict(zip(reversed(keys.tolist()), range(len(keys) - 1, -1, -1), strict=True))
-        places = np.fromiter(map(table.get, x.reshape(-1).tolist(), itertools.repeat(-1)), np.int64, x.size)
-        found = places >= 0
-    else:
-        distinct, first = np.unique(keys, return_index=True)
-        elements = x.reshape(-1)
-        distinct, first = xp.asarray(distinct), xp.asarray(first)
-        at = xp.minimum(xp.searchsorted(distinct, elements), len(distinct) - 1)
-        found = (distinct[at] == elements) | ((distinct[at] != distinct[at]) & (elements != elements))
-        places = first[at]
+        return _of_strings(*string_table(keys, values, default), x)
+    distinct, first = np.unique(keys, return_index=True)
+    elements = x.reshape(-1)
+    distinct, first = xp.asarray(distinct), xp.asarray(first)
+    at = xp.minimum(xp.searchsorted(distinct, elements), len(distinct) - 1)
+    found = (distinct[at] == elements) | ((distinct[at] != distinct[at]) & (elements != elements))
+    places = first[at]
     result = xp.full(places.size, default, values.dtype)
     result[found] = xp.asarray(values)[places[found]]
     return result.reshape(x.shape)
+
+
+def string_table(keys: np.ndarray, values: np.ndarray, default: Any) -> tuple[dict[Any, int], np.ndarray]:
+    """The place of the first of equal keys, and the values with the default behind them, at the place -1."""
+    places = dict(zip(reversed(keys.tolist()), range(len(keys) - 1, -1, -1), strict=True))
+    return places, np.concatenate([values, np.full(1, default, values.dtype)])
+
+
+def _of_strings(places: dict[Any, int], values: np.ndarray, x: np.ndarray) -> np.ndarray:
+    found = np.fromiter(map(places.get, x.reshape(-1).tolist(), itertools.repeat(-1)), np.int64, x.size)
+    return values[found].reshape(x.shape)
+
+
+@lru_cache(maxsize=256)
+def _string_table_of(op: LabelEncoder) -> tuple[dict[Any, int], np.ndarray]:
+    return string_table(*op._table())
 
 
 @op
@@ -100,6 +114,8 @@ class LabelEncoder(Op):
         return keys, values, self.default_int64 if kind.is_integer else self.default_float
 
     def reference(self, xp: Any, x: Any) -> Any:
+        if x.dtype == object and (self.keys_strings or self.keys_tensor is not None):
+            return _of_strings(*_string_table_of(self), x)
         return looked_up(xp, x, *self._table())
 
     def composed(self, x: Any) -> Any:
