@@ -125,8 +125,7 @@ class Executor:
             for kind, number in names
         ]
         self._check_finite = check_finite
-        self._rng = (config.SEED.get() if seed is None else seed, 0)
-        self._rng_stride = rng_stride
+        self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
