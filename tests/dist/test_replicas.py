@@ -399,7 +399,7 @@ def test_what_cannot_be_replicated_anew_is_said():
     (store,) = stores(net)
     keys = [f"k{number}" for number in range(9)]
     begun([store], {key: np.zeros(2) for key in keys})
-    store.set_updater(Sticky())
+    store.set_optimizer(Sticky())
     store.push(keys, [np.ones(2)] * 9)
     net.settle()
     net.kill(1)
