@@ -21,7 +21,9 @@ from graphkit.passes.training.to_training import to_inference
 @click.argument("model")
 @input_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="The .onnx file to write.")
-@click.option("--opset", type=int, default=None, help="Target opset, 13 or newer (default 21).")
+@click.option(
+    "--opset", type=int, default=None, help="Target opset, 13 or newer (default: the first from 21 on that is enough)."
+)
 @click.option(
     "--for",
     "purpose",
@@ -65,7 +67,7 @@ def command(
         print_report(report, as_json)
         return 0 if report.passed else 1
     if as_json:
-        from graphkit.onnx_io.exporter import DEFAULT_TARGET
+        from graphkit.onnx_io.validate import opset_version
 
-        print_json("export", {"file": output, "opset": opset or DEFAULT_TARGET, "verified": False})
+        print_json("export", {"file": output, "opset": opset or opset_version(output), "verified": False})
     return 0

@@ -11,7 +11,7 @@ import click
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
-from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UsageError
 
 
@@ -96,12 +96,12 @@ def command(
     feeds = feeds_for(net, inputs, fill, seed, images_of(image))
     report = check_gradient(net, feeds.arrays, of=list(of) or None, wrt=list(wrt) or None, together=together)
     if as_json:
-        print_json("grad", result | asdict(report) | {"passed": report.passed})
+        print_json("grad", result | asdict(report) | {"passed": report.passed, "verdict": report.verdict})
     else:
-        rows = [
-            (e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", "PASSED" if e.passed else "FAILED") for e in report.entries
-        ]
+        rows = [(e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", e.verdict) for e in report.entries]
         print_table(
             "gradients against central differences in float64", ["value", "max error", "max relative", "result"], rows
         )
+        if report.verdict == "NOT TESTED":
+            show("no gradient was compared: the inputs have no elements")
     return 0 if report.passed else 1

@@ -111,8 +111,9 @@ CACHE_MB = Knob(
     "GRAPHKIT_CACHE_MB", _positive, 32, "about how many MB an executor keeps of programs for sizes seen before"
 )
 RANK_TIMEOUT = Knob(
-    "GRAPHKIT_RANK_TIMEOUT", _seconds, 60.0, "seconds after which a process that gives no sign ends a job; inf: never"
-)
+    "GRAPHKIT_RANK_TIMEOUT", _seconds, 60.0,
+    "seconds after which a job ends if a process gives no sign, or if all wait; inf: never",
+)  # fmt: skip
 RANKS_PER_HOST: Knob[int | None] = Knob(
     "GRAPHKIT_RANKS_PER_HOST", _positive, None, "for trials on one machine: ranks are taken to be on hosts of so many"
 )

@@ -80,12 +80,20 @@ class RuntimeFailure(GraphkitError):
     """Execution failed: a kernel, a device, a rank, the disk."""
 
 
+class RanksDiffer(RuntimeFailure):
+    """The ranks of a job have different settings or states; every rank raises it, and the message names all sides."""
+
+
 class NotFinite(RuntimeFailure):
     """A value that must be finite is NaN or infinite; the message says what made it."""
 
 
 class WorkerError(RuntimeFailure):
     """A process that makes samples failed, was ended or does not go on; the message names data set and sample."""
+
+
+class ReferenceEnded(RuntimeFailure):
+    """The process of another engine, to compare with, has ended before it gave its results; the message says how."""
 
 
 class OutOfMemory(RuntimeFailure, MemoryError):

@@ -329,12 +329,13 @@ class Model:
                 raise UsageError(f"cannot save {path}: the suffix is {suffix!r}, and .json or .onnx is known")
 
     def to_onnx(self, *, opset: int | None = None, **options: Any) -> ModelProto:
-        """The model as an onnx.ModelProto of standard operators at `opset` (default 21)."""
+        """The model as an onnx.ModelProto of standard operators at `opset`.
+
+        By default opset 21, or the first later one that holds every node.
+        """
         from graphkit.onnx_io import exporter
 
-        if opset is not None:
-            options["opset"] = opset
-        return exporter.export(self.graph, self.params, name=self.name, meta=self.meta, **options)
+        return exporter.export(self.graph, self.params, opset=opset, name=self.name, meta=self.meta, **options)
 
     # --- text ------------------------------------------------------------------------------------
 

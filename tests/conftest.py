@@ -191,6 +191,9 @@ class Rank(Among):
     def doing(self, call: bytes) -> None:
         """Nobody looks."""
 
+    def went_on(self) -> None:
+        """Nobody looks."""
+
     def lost(self) -> str | None:
         return "another rank has failed" if self._there.broken else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from graphkit.cli.train.options import (
     run_options,
 )
 from graphkit.cli.train.resume import job_of_run, notes_before
-from graphkit.errors import UsageError
+from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train import defaults
 
 
@@ -74,8 +76,6 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     graphkit train config.toml --lr 0.02 -o run/
     graphkit train run/config.toml -o again/
     """
-    from graphkit.train import checkpoint
-
     network = config_file.network_of(context, model)
     if print_config:
         seed = config.SEED.get() if options["seed"] is None else options["seed"]
@@ -90,17 +90,26 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         options |= job_of_run(context, options, notes_before(str(folder)))
     job = Job.of(options)
     given = folder is not None or options["find_lr"]
-    if not given:
-        folder = str(_dated(network.name or model))
+    with contextlib.nullcontext(folder) if given else _dated(network.name or model) as kept:
+        return _trained(context, network, model, kept, given, job, options)
+
+
+def _trained(
+    context: click.Context, network: Any, model: str, folder: str | None, given: bool, job: Job, options: dict[str, Any]
+) -> int:
+    """The exit code of training into a folder, which the command line names if `given`."""
+    resume = options["resume"]
     if job.is_to_be_started:
         if options["find_lr"]:
             raise UsageError("--find-lr looks for a rate in one process: leave --processes and --kvstore out")
         arguments = context.meta[ARGUMENTS]
-        return job.run([*arguments, *(() if given else ("-o", str(folder)))], folder)
+        return job.run(arguments if given else [*arguments, "-o", str(folder)], folder)
     if resume and options["overwrite"]:
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
+    from graphkit.train import checkpoint
+
     path = None if folder is None else Path(folder)
     replaces = path is not None and options["overwrite"] and checkpoint.exists(path)
     with stopping.told(model, path, replaces):
@@ -113,10 +122,25 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     return 0
 
 
-def _dated(model: str) -> Path:
-    """A folder for a run that is given none: `runs/2026-11-28-093000-net`, with a number where there is such a one."""
+@contextlib.contextmanager
+def _dated(model: str) -> Iterator[str]:
+    """A new folder for a run that is given none: `runs/2026-11-28-093000-net`, with a number where there is such a one.
+
+    It is removed again where training leaves nothing in it.
+    """
     name = Path(f"{datetime.now():%Y-%m-%d-%H%M%S}-{Path(model).stem or 'model'}")
     found, number = Path("runs") / name, 2
-    while found.exists():
-        found, number = Path("runs") / f"{name}-{number}", number + 1
-    return found
+    while True:
+        try:
+            found.mkdir(parents=True)
+            break
+        except FileExistsError:  # somebody who began in the same second has it
+            found, number = Path("runs") / f"{name}-{number}", number + 1
+        except OSError as error:
+            raise RuntimeFailure(f"{found} cannot be written: {error.strerror or error}; give a folder (-o)") from error
+    try:
+        yield str(found)
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            found.rmdir()
+            found.parent.rmdir()

@@ -144,6 +144,10 @@ _OPTIMIZER = (
                  help="Limit on the global norm of the gradients."),
     click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update."),
     click.option(
+        "--batch-norm", type=click.Choice(defaults.BATCH_NORM), default=defaults.BATCH_NORM[0], show_default=True,
+        help="BatchNormalization by statistics of each batch, or by the running ones, which it then keeps.",
+    ),
+    click.option(
         "--find-lr", is_flag=True,
         help="Look for a learning rate in place of training: print it, and write learning_rates.csv to -o.",
     ),

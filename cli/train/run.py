@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from graphkit.cli.train.network import network
 from graphkit.cli.train.resume import check_classes, kept, taken_over
 from graphkit.errors import UsageError
 from graphkit.frontend.summary import frozen
+from graphkit.passes.training.to_training import batch_norms
 from graphkit.text import listed
 from graphkit.train import defaults
 
@@ -42,6 +43,8 @@ def train(
     """`graphkit train`; options: of the command line, by parameter."""
     from graphkit.executor.run.profile import profile
     from graphkit.train import checkpoint
+    from graphkit.train.callbacks import check_monitors
+    from graphkit.train.fit import score_names
     from graphkit.train.run_folder import RunFolder
     from graphkit.train.traces import write_merged
 
@@ -62,9 +65,15 @@ def train(
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
                 trainer.resume(folder)
+        check_monitors(callbacks, score_names(trainer, _metrics(o), parts.test is not None))
         if writes and (left := frozen(trainer.net.graph)):
             shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
             log(f"not trained: {shown}; --train NAME trains one by its name")
+        if writes and (count := batch_norms(trainer.graph)):
+            log(
+                f"BatchNormalization ({count}): by the statistics of each batch, and the running ones are updated; "
+                "--batch-norm frozen keeps them"
+            )
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
             log(f"{folder} {_done(trainer)}; --epochs N, with N above that, trains more")
@@ -137,6 +146,7 @@ def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str
         seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"],
         swap_memory=o["swap_memory"], precision=o["precision"],
         on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
+        batch_norm=o["batch_norm"],
         groups=placed(o["places"]), micro_batches=o["micro_batches"],
     )  # fmt: skip
 
@@ -156,10 +166,16 @@ def _fit(
         tell = table.tell
     return trainer.fit(
         parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
-        metrics=o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ()),
+        metrics=_metrics(o),
         folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
         on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
     )  # fmt: skip
+
+
+def _metrics(o: Mapping[str, Any]) -> Sequence[str]:
+    """The names of the metrics, by default those of the loss."""
+    found: Sequence[str] = o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ())
+    return found
 
 
 def _describe(

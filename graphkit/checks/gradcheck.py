@@ -19,9 +19,9 @@ import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.checks.inputs import make_feeds
-from graphkit.checks.precision import in_float64, widened_value
+from graphkit.checks.precision import in_float64, narrow_node, widened_value
 from graphkit.checks.samples import taken_apart
-from graphkit.errors import CheckFailed, UsageError, did_you_mean
+from graphkit.errors import CheckFailed, UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import evaluate
@@ -48,6 +48,11 @@ class GradientEntry:
     symbolic: float
     checked: int
 
+    @property
+    def verdict(self) -> str:
+        """ "PASSED", "FAILED", or "NOT TESTED" where there was no element to differentiate by."""
+        return "FAILED" if not self.passed else "PASSED" if self.checked else "NOT TESTED"
+
     def __repr__(self) -> str:
         return short_repr(self, lambda: [str(self)])
 
@@ -61,7 +66,10 @@ class GradientEntry:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """One entry per differentiated input or group; `guesses` are the dimensions that were chosen for unknown ones."""
+    """One entry per differentiated input or group; `guesses` are the dimensions that were chosen for unknown ones.
+
+    `passed` when every entry did, and some derivative was compared.
+    """
 
     entries: tuple[GradientEntry, ...]
     rtol: float
@@ -70,14 +78,23 @@ class GradientReport:
 
     @property
     def passed(self) -> bool:
-        return all(entry.passed for entry in self.entries)
+        return self.verdict == "PASSED"
+
+    @property
+    def verdict(self) -> str:
+        """ "PASSED", "FAILED", or "NOT TESTED" where no input has an element to differentiate by."""
+        if not all(entry.passed for entry in self.entries):
+            return "FAILED"
+        return "PASSED" if any(entry.checked for entry in self.entries) else "NOT TESTED"
 
     @property
     def formula(self) -> str:
         return f"|numeric - symbolic| <= {self.atol:g} + {self.rtol:g} * |numeric|"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed with the failing entries."""
+        """Raise CheckFailed with the failing entries, or where nothing was compared."""
+        if self.verdict == "NOT TESTED":
+            raise CheckFailed("no gradient was compared: the inputs have no elements; give shapes or inputs that have")
         if not self.passed:
             raise CheckFailed("gradients differ: " + "; ".join(str(e) for e in self.entries if not e.passed))
 
@@ -85,15 +102,14 @@ class GradientReport:
         return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
-        yield "PASSED" if self.passed else "FAILED"
+        yield self.verdict
         yield f"{len(self.entries)} inputs"
         failed = [item.name for item in self.entries if not item.passed]
         if failed:
             yield f"failed: {listed(failed, len(failed))}"
 
     def __str__(self) -> str:
-        verdict = "PASSED" if self.passed else "FAILED"
-        return "\n".join([*map(str, self.entries), f"{verdict}  {self.formula}"])
+        return "\n".join([*map(str, self.entries), f"{self.verdict}  {self.formula}"])
 
 
 def check_gradient(
@@ -115,14 +131,20 @@ def check_gradient(
     element, n > 0 that many random directions; by default elements when there are few. `together` moves all of `wrt`
     along each direction at once, and halves a group that fails until it has found which: for networks of many
     parameters, where one after the other takes too long. Raises MissingGradient when an operator has no rule,
-    UsageError for unknown names.
+    UnsupportedError when one on the way, such as QuantizeLinear, has no float64, UsageError for unknown names.
     """
-    graph = in_float64(model.graph)
+    graph = in_float64(model.graph, narrow=True)
     feeds = make_feeds(model, given=inputs or {}, seed=seed)
     named = {k: widened_value(v) for k, v in {**model.params, **feeds.arrays}.items()}
     arrays = [named[graph.name_of(v)] if v.role != "rng" else _fixed_rng(seed) for v in graph.inputs]
     outputs = _chosen(dict(zip(graph.output_names, graph.outputs, strict=True)), [of] if isinstance(of, str) else of)
     targets = _chosen({graph.name_of(v): v for v in graph.inputs if isinstance(v.type, TensorType)}, wrt)
+    if (node := narrow_node(targets.values(), outputs.values())) is not None:
+        raise UnsupportedError(
+            f"{node.describe()}: {node.op.name} has no float64, and numeric differentiation needs its digits, so that "
+            "gradients through this node cannot be checked: name outputs in front of it (of=), or inputs and "
+            "parameters behind it (wrt=)"
+        )
     report = check_graph(
         graph.inputs, _tensors(graph, list(outputs.values()), arrays), targets, arrays,
         rtol=rtol, atol=atol, directions=directions, together=together, step=step, seed=seed,
@@ -282,7 +304,10 @@ def _tensors(graph: Graph, values: Sequence[Value], arrays: Sequence[Any]) -> li
 
 def _chosen(known: Mapping[str, Value], names: Sequence[str] | None) -> dict[str, Value]:
     if names is None:
-        return {n: v for n, v in known.items() if holds_floats(v.type)}
+        floats = {n: v for n, v in known.items() if holds_floats(v.type)}
+        if not floats:
+            raise UsageError(f"none of {', '.join(known) or 'the inputs'} holds floats, so that there is no gradient")
+        return floats
     for name in names:
         if name not in known:
             raise UsageError(f"no value {name!r} to differentiate{did_you_mean(name, known)}")

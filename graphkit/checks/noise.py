@@ -6,17 +6,13 @@ leaves. What can be asked of any model is that its error is that of the other en
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.checks.precision import in_float64, widened_value
-from graphkit.errors import UnsupportedError
 from graphkit.ir.types import DType, dtype_of
-from graphkit.ops.evaluate import evaluate
 
 # Element types whose rounding double precision can measure, and the distance from 1 to the next number.
 EPSILON: Mapping[DType, float] = {DType.FLOAT32: 2.0**-23, DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
@@ -49,38 +45,48 @@ class Noise:
         )
 
 
-def in_double_precision(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's outputs by name, every float in it float64, interpreted: no rewrite, no native kernel.
+@dataclass(frozen=True)
+class Spread:
+    """How far an output moves where every node rounds: by element at most, and in the mean."""
 
-    Raises GraphkitError where double precision cannot be had: an operator whose types are fixed, or too little memory.
-    """
-    graph = model.graph
-    given = [feeds[name] if name in feeds else model.params[name] for name in graph.input_names]
-    needed = sum(8 * np.asarray(array).size for array in given)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > memory // 2:
-        raise UnsupportedError(f"parameters in double precision take {needed >> 20} MiB of {memory >> 20}")
-    wide = in_float64(graph)
-    try:
-        results = evaluate(wide, [widened_value(array) for array in given])
-    except MemoryError as error:
-        raise UnsupportedError(f"double precision needs more memory than there is: {error}") from None
-    return dict(zip(model.outputs, results, strict=True))
+    highest: np.ndarray
+    mean: float
 
 
-def judge(ours: np.ndarray, other: np.ndarray, truth: np.ndarray, suspects: np.ndarray) -> Noise:
+class Spreads(NamedTuple):
+    """tensors: nodes round by the largest element of a tensor. steps: by each element, before something is quantised;
+    None where nothing is."""
+
+    tensors: Spread
+    steps: Spread | None
+
+
+def judge(
+    ours: np.ndarray,
+    other: np.ndarray,
+    truth: np.ndarray,
+    suspects: np.ndarray,
+    spreads: Spreads | None = None,
+) -> Noise:
     """Whether two arrays of one type are equally far from `truth`, where `suspects` (a mask) marks the differences.
 
     Each suspect element of ours may be FACTOR times as far from truth as the other engine gets on elements of that
     size or below, and so may the mean. The same is asked of the other engine with OTHER_FACTOR: what is much further
     from double precision than rounding explains is another function, however well graphkit computes its own. NaN and
     infinities must be in truth's places.
+
+    spreads: how far rounding carries, measured. The other engine may be as far, and graphkit as far as quantisation
+    alone carries.
     """
     size = np.where(np.isfinite(truth), np.abs(truth), 0.0)
     mine, theirs = _error(ours, truth), _error(other, truth)
     step = EPSILON[dtype_of(ours.dtype)]
-    ours_fit = _fits(mine, theirs, size, suspects, FACTOR, step)
-    other_fits = _fits(theirs, mine, size, suspects, OTHER_FACTOR, step)
+    beside_ours, beside_other = Spread(theirs, _mean(theirs)), Spread(mine, _mean(mine))
+    if spreads is not None:
+        beside_ours = _larger(beside_ours, spreads.steps)
+        beside_other = _larger(_larger(beside_other, spreads.steps), spreads.tensors)
+    ours_fit = _fits(mine, beside_ours, size, suspects, FACTOR, step)
+    other_fits = _fits(theirs, beside_other, size, suspects, OTHER_FACTOR, step)
     reason = ""
     if not other_fits:
         reason = "ONNX Runtime is further from double precision than rounding explains: it computes another function"
@@ -89,15 +95,17 @@ def judge(ours: np.ndarray, other: np.ndarray, truth: np.ndarray, suspects: np.n
     return Noise(not reason, _max(mine[suspects]), _mean(mine), _max(theirs), _mean(theirs), reason)
 
 
-def _fits(
-    error: np.ndarray, other: np.ndarray, size: np.ndarray, suspects: np.ndarray, factor: float, step: float
-) -> bool:
+def _larger(one: Spread, other: Spread | None) -> Spread:
+    return one if other is None else Spread(np.fmax(one.highest, other.highest), max(one.mean, other.mean))
+
+
+def _fits(error: np.ndarray, other: Spread, size: np.ndarray, suspects: np.ndarray, factor: float, step: float) -> bool:
     """Whether `error` is at most `factor` times `other`, at every suspect and in the mean; a last digit is free."""
-    if _mean(error) > factor * _mean(other) + step * _mean(size):
+    if _mean(error) > factor * other.mean + step * _mean(size):
         return False
     order = np.argsort(size, axis=None)
     ordered = size.ravel()[order]
-    highest = np.maximum.accumulate(np.where(np.isfinite(other), other, 0.0).ravel()[order])
+    highest = np.maximum.accumulate(np.where(np.isfinite(other.highest), other.highest, 0.0).ravel()[order])
     sizes = size[suspects]
     reach = np.searchsorted(ordered, _LARGER * sizes, side="right")
     allowed = factor * highest[np.maximum(reach, min(_NEIGHBOURS, len(ordered))) - 1] + step * sizes

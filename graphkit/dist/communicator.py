@@ -41,17 +41,25 @@ class Communicator(Protocol):
         *,
         priority: int = 0,
         later: bool = True,
+        operation: str = "",
     ) -> Pending:
         """Take part in a call with arrays of these types, once every process does; `action` is done then by all.
 
         Calls of equal names are done in their order. Of others those of higher priority are, where there is a choice.
-        later: a thread sees to it; else whoever waits for the result. Raises RuntimeFailure, naming ranks and steps,
-        when the processes do not go on together; so does waiting.
+        later: a thread sees to it; else whoever waits for the result. operation: what the action does, in words, where
+        calls of this name may do different things. Raises RuntimeFailure, naming ranks and steps, when the processes do
+        not go on together; so does waiting.
         """
         ...
 
     def perform(
-        self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None, *, priority: int = 0
+        self,
+        call: str,
+        arrays: Sequence[np.ndarray] = (),
+        action: Action | None = None,
+        *,
+        priority: int = 0,
+        operation: str = "",
     ) -> Any:
         """The same at once: what the action returns."""
         ...
@@ -126,11 +134,18 @@ class LocalCommunicator:
         *,
         priority: int = 0,
         later: bool = True,
+        operation: str = "",
     ) -> Pending:
         return alone(call, action)
 
     def perform(
-        self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None, *, priority: int = 0
+        self,
+        call: str,
+        arrays: Sequence[np.ndarray] = (),
+        action: Action | None = None,
+        *,
+        priority: int = 0,
+        operation: str = "",
     ) -> Any:
         return alone(call, action).wait()
 

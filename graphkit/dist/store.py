@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.dist.agreement import arrays_facts, compare
 from graphkit.dist.arguments import (
     Key,
     Outs,
@@ -32,9 +33,17 @@ from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
 from graphkit.dist.sums.elements import check_summed
+from graphkit.dist.sums.fingerprint import Fingerprint, powers
 from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, wanted_rows
 from graphkit.dist.sums.slices import Slices
-from graphkit.dist.updaters import HasUpdater, StatefulUpdater, Updater, check_optimizer, checked_updater
+from graphkit.dist.updaters import (
+    HasUpdater,
+    StatefulUpdater,
+    Updater,
+    check_optimizer,
+    checked_updater,
+    updater_facts,
+)
 from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
@@ -70,6 +79,7 @@ class KVStore:
         self._bucket_bytes = bucket_bytes
         self._sent_bytes = 0
         self._cards: Cards | None = None
+        self.fingerprint = Fingerprint()
 
     @property
     def rank(self) -> int:
@@ -189,7 +199,8 @@ class KVStore:
         ]
         if len(pairs) == 1:
             (k, array), action = pairs[0], self._sum(*pairs[0], into[0], _itself)
-            totals = [self._communicator.perform(f"sum {k!r}", [array], action, priority=priority)]
+            how = self._operation(array, False)
+            totals = [self._communicator.perform(f"sum {k!r}", [array], action, priority=priority, operation=how)]
         else:
             posted = [
                 self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(pairs, into, strict=True)
@@ -220,7 +231,7 @@ class KVStore:
         if self._cards is None:
             from graphkit.dist.sums.joined import Cards
 
-            self._cards = Cards(self._communicator)
+            self._cards = Cards(self._communicator, self.fingerprint)
         return Buckets(self, ordered, *self._cards.sums(device, staged))
 
     @property
@@ -229,10 +240,27 @@ class KVStore:
         return self._communicator.messages
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Come to where all processes come, with arrays of the same types; all that was pushed is there then."""
+        """Come to where all processes come, with arrays of the same types; all that was pushed is there then.
+
+        Raises RanksDiffer where their fingerprints differ, which travel with the call.
+        """
         self.wait()
         self._communicator.flush()
-        self._communicator.perform(call, arrays)
+        told = np.array(powers(self.fingerprint.number), np.int64)
+        sums = self._communicator.perform(call, arrays, Sum(told, None, _itself, alone=True))
+        self.fingerprint.check(sums, self.num_workers)
+
+    def compare(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Raise RanksDiffer in all processes unless `facts`, settings by name, are the same in all of them.
+
+        Every process has to call it. what: names the call in errors.
+        """
+        compare(self._communicator, what, facts)
+
+    @property
+    def known_bucket_bytes(self) -> int | None:
+        """Bytes of a bucket as given, or as measured; None before they are measured."""
+        return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:
         """How many bytes of gradients are best summed at once; the same in every process.
@@ -275,7 +303,7 @@ class KVStore:
         with the sum. Nothing is kept; `wait` of the result returns when it is there.
         """
         action = self._sum(key, array, out, _itself if then is None else then, ordered=ordered, alone=True)
-        return self._communicator.post(f"sum of {key}", [array], action)
+        return self._communicator.post(f"sum of {key}", [array], action, operation=self._operation(array, ordered))
 
     def start_scattered_sum(
         self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
@@ -290,7 +318,7 @@ class KVStore:
             array[mine] = self._communicator.reduce_scatter(array, slices.bounds)
             return then(array)
 
-        return self._communicator.post(f"sum of {key}", [array], scatter)
+        return self._communicator.post(f"sum of {key}", [array], scatter, operation="by reduce-scatter")
 
     def start_gather(
         self, key: str, mine: np.ndarray, slices: Slices, then: Callable[[Sequence[np.ndarray]], Any]
@@ -331,7 +359,8 @@ class KVStore:
         def action() -> Any:
             return then(rows(self._communicator))
 
-        return self._communicator.post(call, rows.types, action, priority=priority, later=later)
+        how = "of rows, in the order of ranks" if rows.ordered else "of rows"
+        return self._communicator.post(call, rows.types, action, priority=priority, later=later, operation=how)
 
     def _in_order(self, array: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray], Any]) -> Any:
         first, *others = self._communicator.allgather(array)
@@ -364,12 +393,25 @@ class KVStore:
         self._communicator.steps += 1
 
     def set_updater(self, updater: Updater) -> None:
-        self._updater = checked_updater(updater)
+        """Let `updater(key, sum, stored)` change the stored values from now on. Every process calls it.
+
+        What was pushed before is there then. Raises RanksDiffer where processes give different functions, by their
+        module and name.
+        """
+        self._set_updater("set_updater", updater, checked_updater(updater))
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
-        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`."""
+        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`.
+
+        Every process calls it. Raises RanksDiffer where they give different optimizers.
+        """
         check_optimizer(optimizer)
-        self._updater = optimizer.updater()
+        self._set_updater("set_optimizer", optimizer, optimizer.updater())
+
+    def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
+        self.wait()
+        self.compare(call, updater_facts(given))
+        self._updater = updater
 
     def save_optimizer_states(self, path: str | Path) -> None:
         """Write slots and counts of updates to a safetensors file, whole or not at all.
@@ -379,9 +421,15 @@ class KVStore:
         write_arrays(path_of("save_optimizer_states", path), self._stateful().states())
 
     def load_optimizer_states(self, path: str | Path) -> None:
-        """Take over such a file. Raises InvalidModel for one that is damaged, or another optimizer's."""
+        """Take over such a file. Every process calls it.
+
+        Raises InvalidModel for a file that is damaged, or another optimizer's, and RanksDiffer where processes read
+        different ones.
+        """
         file = path_of("load_optimizer_states", path)
-        self._stateful().restore(read_arrays(file))
+        updater, found = self._stateful(), read_arrays(file)
+        self.compare("load_optimizer_states", arrays_facts(found))
+        updater.restore(found)
 
     def _stateful(self) -> StatefulUpdater:
         updater = self._updater
@@ -455,7 +503,13 @@ class KVStore:
         if isinstance(array, RowSparse):
             return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
         action = self._sum(key, array, out, then, later=later)
-        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later)
+        how = self._operation(array, False)
+        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later, operation=how)
+
+    def _operation(self, array: np.ndarray, ordered: bool) -> str:
+        """What a sum does, for ranks to agree upon; "" for an all-reduce."""
+        fewer = "in fewer bytes" if self._compressed is not None and array.dtype == np.float32 else ""
+        return ", ".join(filter(None, (fewer, "in the order of ranks" if ordered else "")))
 
     def _sum(
         self,
@@ -483,7 +537,8 @@ class KVStore:
     def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
         stored = self._values[key]
         if self._updater is not None:
-            self._updater(key, summed, stored)
+            with self.working():
+                self._updater(key, summed, stored)
         else:
             self._values[key] = summed.dense(len(stored)) if isinstance(summed, RowSparse) else summed
 

@@ -1,4 +1,4 @@
-"""What a store applies to the values that it keeps when gradients are pushed: an updater, or one of an optimizer."""
+"""What changes the stored values of a KVStore by what is pushed, and what ranks compare of it."""
 
 from __future__ import annotations
 
@@ -39,3 +39,27 @@ def check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
         given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
         raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")
+
+
+def updater_facts(updater: Any) -> dict[str, Any]:
+    """What ranks compare of an updater or an optimizer of a store."""
+    optimizer = getattr(updater, "optimizer", updater)
+    if not hasattr(optimizer, "describe"):
+        return {"updater": _name(updater)}
+    facts = optimizer_facts(optimizer)
+    average = getattr(updater, "ema", None)
+    facts["ema"] = None if average is None else average.describe()
+    facts["rates"], facts["decays"] = getattr(updater, "rates", None), getattr(updater, "decays", None)
+    return facts
+
+
+def optimizer_facts(optimizer: Any) -> dict[str, Any]:
+    """The kind of an optimizer and each of its numbers, by name."""
+    described = dict(optimizer.describe())
+    return {"optimizer": described.pop("type"), "learning rate": described.pop("lr"), **described}
+
+
+def _name(updater: Any) -> str:
+    """Module and name of a function, or of the class of an object."""
+    named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -18,8 +18,6 @@ from graphkit.errors import InputError, InvalidModel, MissingDependency, Runtime
 from graphkit.ir.atomic import scratch_folder
 from graphkit.ir.names import unique_names
 from graphkit.ir.types import DType, dtype_of
-from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
-from graphkit.onnx_io.external_data import raw_bytes
 from graphkit.onnx_io.tensors import CODES, DTYPES, from_bytes, packed_nbytes
 
 # Element types that numpy has itself; ONNX Runtime takes the others (bfloat16, float8, int4) as typed bytes.
@@ -84,6 +82,10 @@ class OnnxRuntimeModel:
             return self._ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
         if isinstance(model, ModelProto):
+            # A process that runs files alone does without the exporter, which takes most of the time of its start.
+            from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
+            from graphkit.onnx_io.external_data import raw_bytes
+
             if raw_bytes(model) <= EXTERNAL_ABOVE:
                 return session(model.SerializeToString())
             with scratch_folder() as folder:

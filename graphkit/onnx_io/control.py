@@ -14,6 +14,7 @@ from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import attributes
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import type_from_proto
+from graphkit.onnx_io.untaken import branch_outputs, restored
 from graphkit.ops import F, Op, constant
 from graphkit.ops.control.loop_state import StableStates
 from graphkit.ops.sequence.map import element_types, sequence_map
@@ -82,12 +83,14 @@ def _if(
 ) -> Sequence[Value]:
     mark = checkpoint()
     regions = {key: _body(raw, key) for key in ("then_branch", "else_branch")}
-    outputs = {key: _inner(builder, region, (), names, setting) for key, region in regions.items()}
+    originals: dict[Value, Value] = {}
+    outputs = {key: branch_outputs(builder, r, names, setting, originals) for key, r in regions.items()}
     captured: list[Value] = []
     for key, values in outputs.items():
         _, captured = close_over(values, (), mark, captured, regions[key].name)
     branches = {key: close_over(values, (), mark, captured, regions[key].name)[0] for key, values in outputs.items()}
-    return _finish(raw, cls(**attributes.fields(cls, view), **branches), [_scalar(view.operand(0)), *captured])
+    operands = [_scalar(view.operand(0)), *restored(captured, originals)]
+    return _finish(raw, cls(**attributes.fields(cls, view), **branches), operands)
 
 
 def _loop(

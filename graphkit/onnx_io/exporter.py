@@ -50,19 +50,20 @@ def export(
     graph: Graph,
     params: Mapping[str, Any],
     *,
-    opset: int = DEFAULT_TARGET,
+    opset: int | None = None,
     name: str = "",
     meta: Mapping[str, str] | None = None,
     as_inputs: bool = False,
     with_updates: bool = False,
 ) -> ModelProto:
-    """Write `graph` at `opset` (13 to 28). `params` has an array for every input of role parameter or state.
+    """Write `graph` at `opset` (13 to 28; None: the first from 21 on that holds every node).
 
+    `params` has an array for every input of role parameter or state.
     Parameters are initialisers; with `as_inputs` they are graph inputs too (an initialiser is then a default, and
     may be missing). With `with_updates` each update of a state is one more output, `<state>_updated`.
     Raises UnsupportedError for what the target cannot express, UsageError for a missing or misfitting parameter.
     """
-    if not OLDEST_TARGET <= opset <= NEWEST_OPSET:
+    if opset is not None and not OLDEST_TARGET <= opset <= NEWEST_OPSET:
         raise UnsupportedError(f"cannot export at opset {opset}; {OLDEST_TARGET} to {NEWEST_OPSET} are possible")
     # Names are settled before lowering, so that parameters are found by the names that the graph has.
     names = {value: graph.name_of(value) for value in graph.inputs}
@@ -71,7 +72,25 @@ def export(
         for state, new in graph.updates:
             outputs[f"{names[state]}_updated"] = new
     flat = known_ranks(Graph(graph.inputs, outputs.values(), name=graph.name, output_names=outputs, meta=graph.meta))
-    return _Writer(lower(flat, opset), names, params, opset, as_inputs).model(name or graph.name, meta or graph.meta)
+
+    def written(target: int, arrays: Mapping[str, Any], as_inputs: bool) -> ModelProto:
+        writer = _Writer(lower(flat, target), names, arrays, target, as_inputs)
+        return writer.model(name or graph.name, meta or graph.meta)
+
+    try:
+        return written(opset or DEFAULT_TARGET, params, as_inputs)
+    except UnsupportedError as error:
+        refused = error
+    for later in range((opset or DEFAULT_TARGET) + 1, NEWEST_OPSET + 1):
+        try:
+            written(later, {}, True)  # without parameters, which may be large
+        except UnsupportedError as error:
+            refused = refused if opset else error
+            continue
+        if opset:
+            raise UnsupportedError(f"{refused}; opset {later} holds every node (--opset, opset=)") from None
+        return written(later, params, as_inputs)
+    raise refused
 
 
 class _Writer:

@@ -40,6 +40,7 @@ from graphkit.onnx_io.tensors import (
     type_from_proto,
     type_to_proto,
 )
+from graphkit.onnx_io.untaken import StandIns
 from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
@@ -157,6 +158,9 @@ class Builder:
         self.built = 0
         self.most_nodes = config.MAX_NODES.get()
         self.initial_values: dict[tuple[int, str], Value] = {}
+        # Of the branch of an If that is being built, where it cannot be built on its own operands.
+        self.stand_ins: StandIns | None = None
+        self.final_error: InvalidModel | None = None
 
     # --- the whole model ---------------------------------------------------------------------------
 
@@ -362,7 +366,7 @@ class Builder:
                 names.values[name] = value
 
     def results(self, raw: RawNode, names: Names, setting: Setting, where: str) -> Sequence[Value | None]:
-        inputs = [names.find(name) if name else None for name in raw.inputs]
+        inputs = [self.operand(names, name) for name in raw.inputs]
         protos = attributes.bound(raw, setting.attributes)
         if raw.domain == "" and raw.op_type == "Constant":
             value = attributes.constant_value(protos, where, self.external)
@@ -389,6 +393,11 @@ class Builder:
         if raw.regions:
             return control.build(self, cls, raw, view, names, setting)
         return self.apply(cls, view, raw).outputs
+
+    def operand(self, names: Names, name: str) -> Value | None:
+        """What a node reads under a name; None for an absent operand."""
+        value = names.find(name) if name else None
+        return value if value is None or self.stand_ins is None else self.stand_ins.of(value)
 
     def apply(self, cls: type[Op], view: upgrade.NodeView, raw: RawNode) -> Node:
         operands = list(view.inputs)

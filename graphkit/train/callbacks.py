@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
@@ -85,6 +85,13 @@ class Callback:
         return short_repr(self, lambda: ["", *settings(self)])
 
 
+def check_monitors(callbacks: Sequence[Callback], scores: Sequence[str]) -> None:
+    """Raise UsageError where a callback follows a number that no epoch has. scores: the names of those that it has."""
+    for callback in callbacks:
+        if isinstance(callback, _Monitor) and type(callback).value is _Monitor.value:
+            callback.check([*_NO_SCORES, "learning_rate", *scores, "skipped"])
+
+
 class _Monitor(Callback):
     """Follows a number of the epochs. A number that is not finite is never better.
 
@@ -111,14 +118,18 @@ class _Monitor(Callback):
 
     def value(self, numbers: Numbers) -> float:
         """The number; raises UsageError where the epoch has none of the name."""
-        if self.monitor not in numbers:
+        self.check(numbers)
+        return float(numbers[self.monitor])
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise UsageError where none of the numbers of an epoch is what this follows."""
+        if self.monitor not in names:
             missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
-            known = [name for name in numbers if name not in _NO_SCORES]
+            known = [name for name in names if name not in _NO_SCORES]
             raise UsageError(
                 f"{type(self).__name__}: an epoch has no {self.monitor!r}{did_you_mean(self.monitor, known)}; it has "
                 f"{', '.join(known)}{missing}"
             )
-        return float(numbers[self.monitor])
 
     def improves(self, numbers: Numbers) -> bool:
         """Whether it is better than the best one so far, which it then is."""

@@ -32,7 +32,7 @@ class Calls:
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UsageError(f"two callbacks are called {twice[0]!r}: give one of them a `name` of its own")
         self._trainer = trainer
-        self._callbacks = tuple(callbacks)
+        self.callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
         self._begun: list[Callback] = []
         # Before the end of an epoch that is not over: whoever goes on calls it again.
@@ -46,12 +46,12 @@ class Calls:
             self.steps, self.epochs = bool(steps) and not self._store.is_remote, bool(epochs)
 
     def begin(self, numbers: Numbers, states: Mapping[str, Mapping[str, Any]]) -> None:
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             if callback.name in states:
                 self._call(callback, "restore", states[callback.name])
             else:
                 self._call(callback, "reset")
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             self._begun.append(callback)
             self._call(callback, "on_fit_begin", self._trainer, numbers)
         self.agree(self.epochs)
@@ -72,7 +72,7 @@ class Calls:
             first = gather(self._store, {"numbers": packed} if self._store.rank == 0 else {})[0]
             numbers = json.loads(first["numbers"].tobytes())
         self._states = self.states()
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             self._call(callback, "on_epoch_end", self._trainer, numbers)
         self.agree(True)
         self._states = None
@@ -95,7 +95,7 @@ class Calls:
         if self._states is not None:
             return self._states
         found = {}
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             state = self._call(callback, "state")
             with self._noted(callback, "state"):
                 try:

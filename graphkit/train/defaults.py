@@ -18,3 +18,5 @@ METRICS = {
     "huber": ("mse",),
     "l1": ("mae",),
 }
+# How BatchNormalization is computed in training, the first one by default.
+BATCH_NORM = ("train", "frozen")

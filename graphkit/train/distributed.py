@@ -28,6 +28,8 @@ from graphkit.train.placed import Pipeline
 from graphkit.train.placed_stepper import PlacedStepper
 from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
+from graphkit.train.weigher import Weigher
+from graphkit.train.weights import TOTAL_WEIGHT
 
 _NO_LOSS = np.full((), np.nan, np.float32)
 
@@ -46,6 +48,8 @@ class DistributedStepper(PlacedStepper):
         output_name: str,
         options: Mapping[str, Any],
     ):
+        self._weigher = Weigher(graph)
+        graph = self._weigher.graph
         store = pipe.store
         partition.check(graph, pipe.groups, store.num_workers)
         placement = place(graph, pipe.groups)
@@ -97,7 +101,8 @@ class DistributedStepper(PlacedStepper):
                 self.skipped += 1
                 return _NO_LOSS, {}
         self.updates += 1
-        return results[self._loss], results
+        weight = self._weigher.weight(arrays)
+        return results[self._loss], results if weight is None else {**results, TOTAL_WEIGHT: weight}
 
     def _run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The step; what it sends has been taken when it ends, also where it ends with NotFinite, which all find."""

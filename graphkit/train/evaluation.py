@@ -13,6 +13,7 @@ from graphkit.train import losses
 from graphkit.train.background import BackgroundWork, length_of
 from graphkit.train.progress import ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
+from graphkit.train.weights import weight_in
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -50,7 +51,7 @@ class Evaluation:
         prefetch: int,
         bar: ProgressBar,
     ) -> dict[str, float]:
-        """The metrics by name, in order; `loss` among them is the mean over all samples."""
+        """The metrics by name, in order; `loss` among them is the mean over all samples, by their weights."""
         specs = listed(specs)
         with_loss = LOSS in specs
         if with_loss and not self.has_loss(trainer):
@@ -59,7 +60,7 @@ class Evaluation:
         program: Any = self._loss_program(trainer) if with_loss else trainer._inference
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)
         together = contextlib.nullcontext() if isinstance(program, Executor) else program.batches()
-        total = seen = 0.0
+        total = weight = 0.0
         with trainer._working(), trainer.averaged(), BackgroundWork(prefetch) as background, together:
             batches = data.batches(batch_size, shuffle=False)
             bar.start("validation", length_of(batches), passing=True)
@@ -70,17 +71,18 @@ class Evaluation:
                 results = program.run(feeds)
                 state.keep(results)
                 if with_loss:
-                    total += float(results[program.outputs[0]]) * batch.size
-                    seen += batch.size
+                    share = weight_in(results, batch.size)
+                    total += float(results[program.outputs[0]]) * share
+                    weight += share
                 if trainer._output in results:
                     target = trainer._targets.measured(batch.targets, trainer._output)
                     background.measure(measured, results[trainer._output], target)
                 bar.advance()
         values = trainer._stepper.values(measured)
-        return {LOSS: total / seen if seen else float("nan"), **values} if with_loss else values
+        return {LOSS: total / weight if weight else float("nan"), **values} if with_loss else values
 
     def _loss_program(self, trainer: Trainer) -> Executor:
         if self._with_loss is None:
-            graph = losses.attach(trainer._inference_graph, *trainer._criterion)
+            graph = losses.attach(trainer._inference_graph, *trainer._criterion, weighted=True)
             self._with_loss = Executor(graph, trainer.net.params, **self._options)
         return self._with_loss

@@ -18,7 +18,7 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
 from graphkit.train.background import BackgroundWork, length_of
-from graphkit.train.callbacks import Callback
+from graphkit.train.callbacks import Callback, check_monitors
 from graphkit.train.calling import Calls
 from graphkit.train.evaluation import LOSS, listed
 from graphkit.train.gather import gather, reduced
@@ -28,6 +28,7 @@ from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.replaced import Replaced
 from graphkit.train.staleness import warn_of_staleness
+from graphkit.train.weights import weight_in
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -64,13 +65,25 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = Replaced() if skips else None
         self._background = BackgroundWork(0)
+        self._compare()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
         self.calls = Calls(self.trainer, [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks)
         self.trainer.stop_reason = None
 
+    def _compare(self) -> None:
+        """Raise RanksDiffer on all ranks unless all take the same batches and epochs."""
+        trainer, position = self.trainer, self.trainer.position
+        if trainer.kvstore is not None:
+            facts = {
+                "seed": trainer.seed, "batch_size": self.batch_size, "epochs": position.until - position.start,
+                "epoch": position.epoch, "batch": position.batch,
+            }  # fmt: skip
+            trainer.kvstore.compare("fit", facts)
+
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
         position = self.trainer.position
+        check_monitors(self.calls.callbacks, score_names(self.trainer, self.metrics, self.valid is not None))
         if self.trainer.torn:
             raise UsageError(
                 "the last step was stopped in its middle: some parameters may be new, others old; resume() from a "
@@ -227,7 +240,9 @@ class Fit:
         position.skipped += trainer.skipped - skipped
         if results or math.isfinite(loss):  # else the step was skipped
             trainer._recurrent_state.keep(results)
-            position.loss_sum += loss * batch.global_size
+            weight = weight_in(results, batch.global_size)
+            position.loss_sum += loss * weight
+            position.loss_weight += weight
             position.seen += batch.global_size
             if batch.size and measured:
                 target = trainer._targets.of(trainer._output), trainer._targets.measured(batch.targets, trainer._output)
@@ -282,7 +297,8 @@ class Fit:
         else:
             values = reduced(trainer.kvstore, measured)
         self._logged = self._paced()
-        loss = position.loss_sum / position.seen if position.seen else math.nan  # every step was skipped
+        # Without a weight every step was skipped.
+        loss = position.loss_sum / position.loss_weight if position.loss_weight else math.nan
         position.trained = {"loss": loss, **values}
         if position.skipped:
             position.trained["skipped"] = position.skipped
@@ -352,6 +368,13 @@ class Fit:
                 self._save()
             where += f"; {self.folder} has a checkpoint of it"
         interrupt.add_note(where)
+
+
+def score_names(trainer: Trainer, metrics: Sequence[Any], valid: bool) -> list[str]:
+    """The names of the numbers that an epoch has of these metrics. valid: whether there is validation."""
+    found = [metric.name for metric in trainer._metrics(metrics)]
+    held_out = [LOSS, *found] if trainer._evaluation.has_loss(trainer) else found
+    return [LOSS, *found, *(f"valid_{name}" for name in held_out if valid)]
 
 
 def _memory() -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,8 +21,11 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.text import short_repr
 from graphkit.train.arguments import BELOW_ONE, NOT_NEGATIVE, real
 from graphkit.train.probabilities import logits_of
+from graphkit.train.weights import BATCH_WEIGHT, Term, counted, quotient
+from graphkit.train.weights import mixed as mixed_terms
 
-LossFunction: TypeAlias = Callable[..., Value]
+# Returns the mean over the batch, or a sum and the weight that it is to be divided by.
+LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
 
 # The inputs of mixed targets: behind the name of a target, the one that the sample is mixed with; its own share.
 SECOND, MIX = "_second", "mix"
@@ -32,7 +36,7 @@ class Loss:
     """A named loss: `build(output, target)` gives a scalar; `target_type(output type)` what the target must be."""
 
     name: str
-    build: LossFunction
+    build: Callable[..., Value]
     target_type: Callable[[TensorType], TensorType]
     # The operator from logits to what they stand for: a graph that ends in it is compared before it.
     of_logits: str = ""
@@ -63,6 +67,12 @@ class Loss:
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.name}({options})" if options else self.name
+
+    def term(self, graph: Graph, output: Value, target: Value) -> Term:
+        """The loss of an output of `graph` with its weight."""
+        mean = _scalar(self.build(output, target))
+        weights = self.options.get("class_weights") if self.classes else None
+        return Term(mean, counted(graph, target) if weights is None else weight_of_classes(target, weights))
 
     def largest(self, output: TensorType) -> int | None:
         """The largest target that there is, 0 being the smallest; None where any number is one."""
@@ -98,7 +108,7 @@ def softmax_cross_entropy(
 
     label_smoothing: so much of each target goes to all classes alike (Szegedy et al., 2016). class_weights: of each
     class; the mean is sum(w[target] * loss) / sum(w[target]), of the smoothed part sum(w * -log softmax) over the same
-    (as PyTorch has both). Of several processes it is over the samples of each.
+    (as PyTorch has both), and 0 where the weights of all targets are 0.
     """
     classes = logits.tensor.known_shape[-1]
     if not isinstance(classes, int):
@@ -111,22 +121,43 @@ def softmax_cross_entropy(
     if logits.rank != 2:
         logits = F.reshape(logits, np.array([-1, classes], np.int64))
         target = F.reshape(target, np.array([-1], np.int64))
-    weights = None
     if class_weights is not None:
-        if len(class_weights) != classes:
-            raise UsageError(f"softmax_cross_entropy: {len(class_weights)} class weights for {classes} classes")
-        weights = F.cast(np.array(class_weights, np.float32), to=logits.dtype)
-    loss, log_prob = F.softmax_cross_entropy_loss(logits, target, weights, reduction="mean")
+        return _weighted_cross_entropy(logits, target, label_smoothing, class_weights)
+    loss, log_prob = F.softmax_cross_entropy_loss(logits, target, None, reduction="mean")
     if not label_smoothing:
         return _value(loss)
-    if weights is None:
-        spread = _mean(F.neg(log_prob))
-    else:
-        total = F.reduce_sum(F.gather(weights, target), keepdims=False)
-        each = F.reduce_sum(F.neg(F.mul(log_prob, weights)), keepdims=False)
-        spread = F.div(F.div(each, total), scalar_like(float(classes), logits))
-    kept, smoothed = (scalar_like(part, logits) for part in (1.0 - label_smoothing, label_smoothing))
+    return _smoothed(loss, _mean(F.neg(log_prob)), label_smoothing)
+
+
+def _weighted_cross_entropy(
+    logits: Value, target: Value, label_smoothing: float, class_weights: Sequence[float]
+) -> Value:
+    """logits: [N, classes]; target: [N]. Summed in float32, in which weights of many samples have no overflow."""
+    classes = logits.tensor.known_shape[-1]
+    assert isinstance(classes, int), "checked"
+    if len(class_weights) != classes:
+        raise UsageError(f"softmax_cross_entropy: {len(class_weights)} class weights for {classes} classes")
+    factors = F.constant(value=np.array(class_weights, np.float32))
+    each, log_prob = F.softmax_cross_entropy_loss(logits, target, F.cast(factors, to=logits.dtype), reduction="none")
+    weight = weight_of_classes(target, class_weights)
+    loss = quotient(F.reduce_sum(F.cast(each, to="float32"), keepdims=False), weight).mean
+    if label_smoothing:
+        all_classes = F.reduce_sum(F.neg(F.mul(F.cast(log_prob, to="float32"), factors)), keepdims=False)
+        loss = _smoothed(
+            loss, quotient(F.div(all_classes, scalar_like(float(classes), all_classes)), weight).mean, label_smoothing
+        )
+    return _value(F.cast(loss, to=logits.dtype))
+
+
+def _smoothed(loss: Value, spread: Value, label_smoothing: float) -> Value:
+    kept, smoothed = (scalar_like(part, loss) for part in (1.0 - label_smoothing, label_smoothing))
     return _value(F.add(F.mul(kept, loss), F.mul(smoothed, spread)))
+
+
+def weight_of_classes(target: Value, class_weights: Sequence[float]) -> Value:
+    """The sum of the weights of targets, integers of any shape: a float32 scalar."""
+    factors = F.constant(value=np.array(class_weights, np.float32))
+    return _value(F.stop_gradient(F.reduce_sum(F.gather(factors, target), keepdims=False)))
 
 
 def mse(output: Value, target: Value) -> Value:
@@ -252,6 +283,7 @@ def attach(
     weights: Mapping[str, float] | None = None,
     *,
     mixed: bool = False,
+    weighted: bool = False,
 ) -> Graph:
     """The graph with target inputs and a first output `loss`, followed by its own outputs.
 
@@ -261,8 +293,11 @@ def attach(
     A named loss compares `output` (needed when there are several) with one input `target`, whose type follows from it;
     those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from (see
     `logits_of`). A function is called with all outputs, or `output` alone, and the target Values, in the order of
-    `targets` (name to type, required). Named losses by output (a dict) are added up, each times its weight (1 where
-    `weights` has none); their targets are called `target_of(output)`.
+    `targets` (name to type, required). It returns the mean over the batch, or a sum and its weight. Named losses by
+    output (a dict) are added up, each times its weight (1 where `weights` has none); their targets are called
+    `target_of(output)`.
+
+    weighted: where the weight of a batch is not its number of samples, it is one more output, BATCH_WEIGHT, at the end.
 
     mixed: there is a second input for each target (`SECOND`), and a scalar `MIX`: the loss is MIX * loss(targets) +
     (1 - MIX) * loss(second targets), as mixup has it (Zhang et al., 2018).
@@ -271,21 +306,21 @@ def attach(
     names = target_inputs(graph, found.targets)
     placeholders = [Value(t, names[n]) for n, t in found.targets.items()]
     with context.made_by(f"loss {described(loss)}"):
-        value = found.build(*placeholders)
-    if mixed:
-        second = [Value(t, f"{names[n]}{SECOND}") for n, t in found.targets.items()]
-        mix = Value(TensorType(DType.FLOAT32, ()), MIX)
-        share = F.cast(mix, to=value.dtype)
-        value = F.add(F.mul(share, value), F.mul(F.sub(scalar_like(1.0, value), share), found.build(*second)))
-        placeholders += [*second, mix]
+        term = found.build(*placeholders)
+        if mixed:
+            second = [Value(t, f"{names[n]}{SECOND}") for n, t in found.targets.items()]
+            mix = Value(TensorType(DType.FLOAT32, ()), MIX)
+            term = mixed_terms(term, found.build(*second), mix)
+            placeholders += [*second, mix]
+    further = {BATCH_WEIGHT: term.weight} if weighted and term.weight is not None else {}
     position = 1 + max((i for i, v in enumerate(graph.inputs) if v.role == "data"), default=-1)
     inputs = [*graph.inputs[:position], *placeholders, *graph.inputs[position:]]
     return Graph(
         inputs,
-        [value, *graph.outputs],
+        [term.mean, *graph.outputs, *further.values()],
         graph.updates,
         graph.name,
-        output_names=[Names(graph.output_names).take("loss"), *graph.output_names],
+        output_names=[Names(graph.output_names).take("loss"), *graph.output_names, *further],
         meta=graph.meta,
     )
 
@@ -298,11 +333,31 @@ def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Bound:
-    """A loss of a graph's outputs: `build` makes the scalar of target Values; named: by target, loss and output."""
+    """A loss of a graph's outputs: `build` makes the loss of target Values; named: by target, loss and output."""
 
-    build: LossFunction
+    build: Callable[..., Term]
     targets: Mapping[str, TensorType]
     named: Mapping[str, tuple[Loss, str]]
+
+    @property
+    def averaged_over(self) -> dict[tuple[Any, ...], str]:
+        """What the losses are means over: dimensions that vary, or class weights; with an output that is such."""
+        over: dict[tuple[Any, ...], str] = {}
+        for target, (loss, output) in self.named.items():
+            shape = self.targets[target].shape or ()
+            weights = loss.options.get("class_weights") if loss.classes else None
+            over.setdefault(weights or tuple(dim for dim in shape if not isinstance(dim, int)), output)
+        return over
+
+    def warn_of_weights(self) -> None:
+        """Warn where losses of several outputs are means over numbers of their own, of which a batch has one weight."""
+        if len(self.averaged_over) > 1:
+            first, second, *_ = self.averaged_over.values()
+            warnings.warn(
+                f"the losses of outputs {first!r} and {second!r} are means over different numbers of targets or class "
+                "weights; the means of several batches or ranks are averaged by their numbers of samples",
+                stacklevel=5,
+            )
 
 
 def bound(
@@ -330,15 +385,17 @@ def bound(
                 )
             targets = {"target": known.target_type(chosen[0].tensor)}
             named = {"target": (known, output or graph.output_names[0])}
-        function: LossFunction = known.build
         compared = [logits_of(v, known.of_logits) for v in chosen]
+        if named:
+            return Bound(partial(known.term, graph, *compared), targets, named)
+        function: LossFunction = known.build
     else:
         function, compared = loss, chosen
         if targets is None:
             raise UsageError("a loss that is a function needs targets={name: TensorType}")
 
-    def build(*given: Value) -> Value:
-        return _scalar(function(*compared, *given))
+    def build(*given: Value) -> Term:
+        return _term(function(*compared, *given))
 
     return Bound(build, targets, named)
 
@@ -361,19 +418,24 @@ def _of_outputs(
     losses = {name: get(loss) for name, loss in given.items()}
     _check_floats(graph, [outputs[name] for name in losses], every=True)
 
-    def build(*values: Value) -> Value:
-        terms = []
+    types = {target_of(name): loss.target_type(outputs[name].tensor) for name, loss in losses.items()}
+    named = {target_of(name): (loss, name) for name, loss in losses.items()}
+
+    def build(*values: Value) -> Term:
+        terms, first = [], None
         for (name, loss), target in zip(losses.items(), values, strict=True):
-            term = _scalar(loss.build(logits_of(outputs[name], loss.of_logits), target))
-            weight = weights.get(name, 1.0)
-            terms.append(term if weight == 1.0 else F.mul(scalar_like(weight, term), term))
+            found = loss.term(graph, logits_of(outputs[name], loss.of_logits), target)
+            first = first or found
+            factor, term = weights.get(name, 1.0), found.mean
+            terms.append(term if factor == 1.0 else F.mul(scalar_like(factor, term), term))
         total = terms[0]
         for term in terms[1:]:
             total = F.add(total, F.cast(term, to=total.dtype) if term.dtype is not total.dtype else term)
-        return _value(total)
+        assert first is not None, "there is a loss"
+        return Term(_value(total), first.weight if len(made.averaged_over) == 1 else None)
 
-    types = {target_of(name): loss.target_type(outputs[name].tensor) for name, loss in losses.items()}
-    return Bound(build, types, {target_of(name): (loss, name) for name, loss in losses.items()})
+    made = Bound(build, types, named)
+    return made
 
 
 def target_of(output: str) -> str:
@@ -386,6 +448,15 @@ def described(loss: AnyLoss) -> str:
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}={described(each)}" for output, each in loss.items())
     return str(loss) if isinstance(loss, (str, Loss)) else getattr(loss, "__name__", "function")
+
+
+def _term(found: Any) -> Term:
+    """What a function gave."""
+    if not isinstance(found, (tuple, list)):
+        return Term(_scalar(found), None)
+    if len(found) != 2:
+        raise UsageError(f"a loss is a float scalar, or a pair of a sum and its weight, not {len(found)} values")
+    return quotient(*map(_scalar, found))
 
 
 def _scalar(value: Any) -> Value:

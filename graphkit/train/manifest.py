@@ -96,7 +96,7 @@ _OF_POSITION: Mapping[str, Kind] = {
         ),
         _count,
     ),
-    **dict.fromkeys(("loss_sum", "seconds"), _number),
+    **dict.fromkeys(("loss_sum", "loss_weight", "seconds"), _number),
     "length": _or_null(_count),
     "stopped": _or_null(_text),
     "trained": _or_null(_dict_of(_or_null(_number))),

@@ -27,6 +27,9 @@ from graphkit.train.placed_stepper import PlacedStepper, kind_of
 from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
 from graphkit.train.stage_runner import StageRunner
+from graphkit.train.states import precise
+from graphkit.train.weigher import Weigher
+from graphkit.train.weights import TOTAL_WEIGHT
 
 # Lanes of messages; those of passes have 0 and 1, a gather 2.
 _COPIES, _SUMS = 3, 4
@@ -51,6 +54,8 @@ class PipelineStepper(PlacedStepper):
         output_name: str,
         options: Mapping[str, Any],
     ):
+        self._weigher = Weigher(graph)
+        graph = self._weigher.graph
         self.part = part = pipe.parted(graph)
         self.index = part.ranks.index(pipe.store.rank)
         owners = {graph.name_of(v): part.ranks[stage] for v, stage in part.owner_of.items()}
@@ -67,7 +72,7 @@ class PipelineStepper(PlacedStepper):
         updates = steps.staged_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
         self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
         summed = [t for t in trained if t in self._own or self.index in self._learners.get(t.name, ())]
-        kinds = {f"{t.name}/{steps.GRADIENT_SUM}": t.value.tensor for t in summed}
+        kinds = {f"{t.name}/{steps.GRADIENT_SUM}": precise(t.value.tensor) for t in summed}
         self._sums = ParamStore(kinds, {name: _zeros(kind) for name, kind in kinds.items()})
         self.store = JointStore([params, self.slots, self._sums])
         self.executors = [Executor(program, self.store, **options) for program in self.programs]
@@ -93,7 +98,9 @@ class PipelineStepper(PlacedStepper):
         self._store.meet("step of a pipeline", list(arrays.values()))
         statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
         before = {name: self.store[name] for name in statistics}
-        weights = [part.stop - part.start for part in parts]
+        sizes = [part.stop - part.start for part in parts]
+        found = map(self._weigher.weight, batches)
+        weights = [float(size) if weight is None else weight for weight, size in zip(found, sizes, strict=True)]
         with self._failing_together():
             losses, outputs = self._run(batches, weights)
             try:
@@ -105,12 +112,12 @@ class PipelineStepper(PlacedStepper):
                 self.skipped += 1
                 return _NO_LOSS, {}
         self.updates += 1
-        return loss, {self._output_name: outputs} if outputs else {}
+        return loss, {TOTAL_WEIGHT: sum(weights), **({self._output_name: outputs} if outputs else {})}
 
     def _forget(self) -> None:
         self._runner.forget()
 
-    def _run(self, batches: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    def _run(self, batches: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> tuple[list[Any], list[Any]]:
         """All passes; the losses and the outputs that are made here."""
         runner, (seed, step) = self._runner, self.executors[0].rng
         order = pipeline.one_forward_one_backward(len(self.part.ranks), self.index, len(batches))
@@ -168,14 +175,14 @@ class PipelineStepper(PlacedStepper):
                     self._sums.commit(key, np.asarray(self._sums[key] + part))
 
     def _flush(
-        self, losses: Sequence[np.ndarray], weights: Sequence[int], rate: float, position: Position | None
+        self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float, position: Position | None
     ) -> np.ndarray:
         """The update, on which all ranks decide alike; the mean loss. Raises NotFinite when there is none."""
         how, total = self._rule.on_nonfinite, np.float32(sum(weights))
         squares, finite = 0.0, 0.0
         measures = self._rule.clip_norm is not None or how == "skip"
         if measures and self._own:
-            told = self.executors[-2].run({steps.TOTAL_WEIGHT: total})
+            told = self.executors[-2].run({TOTAL_WEIGHT: total})
             squares, finite = float(told["squares"]), float(told["finite"])
         weighted = [float(loss) * weight for loss, weight in zip(losses, weights, strict=False)]
         bad = next((number for number, loss in enumerate(weighted, 1) if not math.isfinite(loss)), 0)
@@ -194,7 +201,7 @@ class PipelineStepper(PlacedStepper):
         if how == "skip" and not np.isfinite(finite):
             raise NotFinite("a gradient is not finite")
         if self._own:
-            given = {steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)}
+            given = {TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)}
             if self._rule.clip_norm is not None:
                 limit = np.float32(self._rule.clip_norm)
                 with np.errstate(all="ignore"):

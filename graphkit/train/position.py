@@ -24,10 +24,11 @@ class Position:
     trained on, counted from the sample `offset` of the epoch (0, unless the size of a batch changed within it) in steps
     of `width` samples of all processes together, of `length` in the data set (None: it does not say).
 
-    loss_sum, seen: over the samples of the epoch so far; skipped: its steps that were not taken; metrics: the states of
-    its metrics. trained: the record of the epoch without validation, once the last batch and the update after it are
-    done. seconds: that the run has taken. stopped: why the run ends with the epoch under way, or ended with the last
-    one, before `until`. first_update: how many updates there were before the run.
+    loss_sum, loss_weight: of the epoch so far, whose mean loss is their quotient; seen: its samples so far; skipped:
+    its steps that were not taken; metrics: the states of its metrics. trained: the record of the epoch without
+    validation, once the last batch and the update after it are done. seconds: that the run has taken. stopped: why the
+    run ends with the epoch under way, or ended with the last one, before `until`. first_update: how many updates there
+    were before the run.
     """
 
     epoch: int = 0
@@ -38,6 +39,7 @@ class Position:
     start: int = 0
     until: int = 0
     loss_sum: float = 0.0
+    loss_weight: float = 0.0
     seen: int = 0
     skipped: int = 0
     trained: dict[str, float] | None = None
@@ -96,7 +98,7 @@ class Position:
         """The epoch under way is over."""
         self.epoch += 1
         self.batch = self.offset = self.seen = self.skipped = 0
-        self.loss_sum, self.trained, self.metrics = 0.0, None, {}
+        self.loss_sum, self.loss_weight, self.trained, self.metrics = 0.0, 0.0, None, {}
 
     def resize(self, width: int) -> None:
         """From here on the epoch goes in batches of `width` samples of all processes."""
@@ -111,6 +113,8 @@ class Position:
     @classmethod
     def read(cls, described: Mapping[str, Any], metrics: MetricStates) -> Position:
         known = {f.name for f in fields(cls)}
+        # Before there were weights, losses were weighed by samples.
+        described = {"loss_weight": float(described.get("seen", 0)), **described}
         return cls(**{name: value for name, value in described.items() if name in known}, metrics=metrics)
 
     def __str__(self) -> str:

@@ -18,7 +18,6 @@ from graphkit.train.step import (
     GRADIENT,
     GRADIENT_SUM,
     ROWS,
-    TOTAL_WEIGHT,
     UpdateRule,
     clip_by_global_norm,
     dense_of,
@@ -27,6 +26,7 @@ from graphkit.train.step import (
     split_step,
     token_of,
 )
+from graphkit.train.weights import TOTAL_WEIGHT
 
 
 def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:

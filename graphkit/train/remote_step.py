@@ -24,6 +24,7 @@ from graphkit.train.selection import TrainedParameter
 from graphkit.train.states import names, precise
 from graphkit.train.stepper import Stepper
 from graphkit.train.updater import KeyedOptimizer
+from graphkit.train.weights import TOTAL_WEIGHT
 
 _NO_LOSS = np.full((), np.nan, np.float32)
 
@@ -226,7 +227,7 @@ class RemoteStepper(_Apart):
         return super()._update(feeds, position, idle)
 
     def _update_by_sums(self, total: np.float32, rate: float) -> None:
-        self._push(self.executors[1].run({steps.TOTAL_WEIGHT: total}))
+        self._push(self.executors[1].run({TOTAL_WEIGHT: total}))
 
     # --- what servers have -----------------------------------------------------------------------
 

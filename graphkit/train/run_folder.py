@@ -45,6 +45,8 @@ class RunFolder:
         self._patience = patience
         self._depth = 0
         self._descriptor: int | None = None
+        # The folders that were made for it, the last one first.
+        self._made: list[Path] = []
 
     def __enter__(self) -> RunFolder:
         if not self._depth:
@@ -60,11 +62,16 @@ class RunFolder:
                 (self.path / LOCK).unlink()
             os.close(self._descriptor)
             self._descriptor = None
+            # A run that failed before it wrote anything leaves nothing.
+            with contextlib.suppress(OSError):
+                for folder in self._made:
+                    folder.rmdir()
 
     def _lock(self) -> None:
         path = self.path / LOCK
         deadline = time.monotonic() + self._patience
         try:
+            self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             while True:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -164,13 +164,15 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         for name, array in arrays.items():
             stepper.store.commit(name, array)
         trainer._recurrent_state.restore(recurrent)
-        trainer.executor.rng = saved.rng
+        trainer._draw_from(saved.rng)
         trainer.position = Position.read(saved.position, metric_states)
         trainer.notes = saved.notes
         trainer._callback_states = saved.callbacks
         trainer.run, trainer.seed = saved.run, saved.data_seed
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
         stepper.spread()
+        at = {"updates": saved.updates, "epoch": trainer.position.epoch, "batch": trainer.position.batch}
+        trainer._agreement.resumed({"name": saved.run, **at})
         if left_out is not None:
             stepper.put_residuals(left_out)
         # Where workers update by themselves, rank 0 alone has what waits.

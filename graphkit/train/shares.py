@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
@@ -74,6 +76,12 @@ def mean_of(pair: Value, dtype: DType) -> tuple[Value, Value]:
     summed = F.after(begun, F.all_reduce_wait(begun, keys=(LOSS,)))
     loss, weight = (F.squeeze(part, [0]) for part in F.split(summed, num_outputs=2))
     return F.cast(F.div(loss, weight), to=dtype), F.cast(weight, to="float32")
+
+
+def zero_after(total: Value) -> Value:
+    """A 0 that is there once the sum `total` is: nothing is written in steps in which that sum fails."""
+    zero: Value = F.after(F.constant(value=np.zeros((), np.float32)), total)
+    return zero
 
 
 def means(parts: Sequence[Value | Rows], total: Value, buckets: Buckets) -> tuple[list[Value | Rows], list[Value]]:

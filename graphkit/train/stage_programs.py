@@ -17,6 +17,8 @@ from graphkit.train import step as steps
 from graphkit.train.partition import Partition
 from graphkit.train.selection import TrainedParameter
 from graphkit.train.shares import cast_like
+from graphkit.train.states import widened
+from graphkit.train.weights import BATCH_WEIGHT
 
 _STORED = ("parameter", "state")
 
@@ -175,8 +177,8 @@ class _Joint:
         received = [draft.received[v] for port in gradients_out for v in port.values]
         wrt = [*(t.value for t in own), *received]
         self.updates: list[tuple[Value, Value]] = []
-        self.weight = Value(TensorType(DType.FLOAT32, ()), steps.BATCH_WEIGHT)
-        self.sums = [Value(t.value.type, f"{t.name}/{steps.GRADIENT_SUM}", role="state") for t in own]
+        self.weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
+        self.sums = [steps.gradient_sum(t) for t in own]
         self.names = [n for port in gradients_out for n in port.names]
         if wrt and not outputs:
             names = ", ".join(str(v) for v in wrt[:3])
@@ -184,7 +186,7 @@ class _Joint:
         found = gradient(outputs, wrt, list(self.seeds.values()), allow_unused=True) if wrt else []
         self.gradients = found[len(own) :]
         with context.detached():
-            for total, grad in zip(self.sums, found, strict=False):
+            for total, grad in zip(self.sums, map(widened, found), strict=False):
                 self.updates.append((total, F.add(total, F.mul(grad, cast_like(self.weight, grad)))))
 
     def cut(self) -> tuple[Graph, Graph | None, Mapping[str, str], tuple[str, ...]]:

@@ -10,9 +10,9 @@ import numpy as np
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.wire.transfers import Arrival, Kind
 from graphkit.executor.run.session import Executor
-from graphkit.train import step as steps
 from graphkit.train.partition import Partition
 from graphkit.train.stage_programs import LOSS_GRADIENT, Port, Stage
+from graphkit.train.weights import BATCH_WEIGHT
 
 # Lanes of messages.
 _FORWARD, _BACKWARD = 0, 1
@@ -71,7 +71,7 @@ class StageRunner:
         if self._backward is None:
             return
         kept = self._saved.pop(batch)
-        given = {**feeds, **kept, **received, steps.BATCH_WEIGHT: np.float32(weight)}
+        given = {**feeds, **kept, **received, BATCH_WEIGHT: np.float32(weight)}
         if self.stage.makes_loss:
             given[LOSS_GRADIENT] = self._ones
         self._backward.rng = rng

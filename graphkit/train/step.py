@@ -28,10 +28,9 @@ from graphkit.train.selection import TrainedParameter
 from graphkit.train.shares import Buckets, cast_like
 from graphkit.train.sparse import Rows, lookups
 from graphkit.train.statistics import Absence, absence
+from graphkit.train.weights import BATCH_WEIGHT, TOTAL_WEIGHT, weight_of
 
 LEARNING_RATE = "learning_rate"
-BATCH_WEIGHT = "batch_weight"
-TOTAL_WEIGHT = "total_weight"
 STEP = "optimizer_step"
 GRADIENT = "gradient"
 GRADIENT_SUM = "gradient_sum"
@@ -198,24 +197,27 @@ def split_step(
 ) -> tuple[Graph, Graph]:
     """The accumulating program and the updating one; they share the states `<parameter>/gradient_sum`.
 
-    Inputs beside the data: `batch_weight` (float32 scalar, the number of samples) of the first; `total_weight`, the
-    sum of the weights, and `learning_rate` of the second, which resets the sums. buckets: of the processes that the
-    second sums over; the first has the mean loss over them, and the last of its outputs is the weight of them all.
+    Inputs beside the data: `batch_weight` (float32 scalar, the number of samples) of the first, unless the graph has an
+    output of this name; `total_weight`, the sum of the weights, and `learning_rate` of the second, which resets the
+    sums. buckets: of the processes that the second sums over; the first has the mean loss over them, and the last of
+    its outputs is the weight of them all.
     Raises UsageError for row-sparse updates: the sums are dense.
     """
     _refuse_lazy(trained)
-    weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
-    sums = [_sum_of(t) for t in trained]
+    weight, fed = weight_of(graph)
+    sums = [gradient_sum(t) for t in trained]
     outputs, names, known = list(graph.outputs), list(graph.output_names), graph.outputs[0]
     if buckets is not None:
         known, total = shares.mean_loss(graph.outputs[0], weight)
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
+    if token is None and buckets is not None:
+        token = shares.zero_after(total)
     wanted = [t.value for t in trained]
     added, token = _added(graph.outputs[0], wanted, sums, weight, token, rule.scale, shared=buckets is not None)
     updates = [*guarded_updates(graph, token), *added]
     accumulate = graph.replace(
-        inputs=[*graph.inputs, weight, *sums, *([] if rule.scale is None else [rule.scale])], outputs=outputs,
+        inputs=[*graph.inputs, *fed, *sums, *([] if rule.scale is None else [rule.scale])], outputs=outputs,
         output_names=names, updates=updates,
     )  # fmt: skip
     if buckets is not None:
@@ -223,7 +225,7 @@ def split_step(
     return accumulate, _update(graph.name, trained, rule, sums, buckets)
 
 
-def _sum_of(parameter: TrainedParameter) -> Value:
+def gradient_sum(parameter: TrainedParameter) -> Value:
     """The state in which gradients of a parameter wait."""
     return Value(states.precise(parameter.value.tensor), f"{parameter.name}/{GRADIENT_SUM}", role="state")
 
@@ -280,7 +282,7 @@ def staged_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRu
     _refuse_lazy(trained)
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
-    sums = [_sum_of(t) for t in trained]
+    sums = [gradient_sum(t) for t in trained]
     means = [F.div(s, cast_like(total, s)) for s in sums]
     squares = [F.cast(F.reduce_sum_square(m, keepdims=False), to="float32") for m in means]
     told = [squares[0] if len(squares) == 1 else F.sum(*squares), finite.zero_if_finite(means)]
@@ -303,16 +305,16 @@ def shared_step(
     of a process without samples, which gives zeros and takes part in the sums and the update.
 
     `batch_weight` is fed as for `split_step`; of the second, `<parameter>/gradient_sum` and `loss_sum` are, and of a
-    table, which has no rows then, `<parameter>/rows` too.
+    table, which has no rows then, `<parameter>/rows` too. The last output of both is the weight of all processes.
     """
-    weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
+    weight, fed = weight_of(graph)
     loss, total = shares.mean_loss(graph.outputs[0], weight)
     weighted = F.mul(graph.outputs[0], cast_like(weight, graph.outputs[0]))
     parts = gradients_of(graph, weighted, trained, rule)
     inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
     step = graph.replace(
-        inputs=[*graph.inputs, weight, *inputs], outputs=[loss, *graph.outputs[1:]], output_names=graph.output_names,
-        updates=[*guarded_updates(graph, token), *updates],
+        inputs=[*graph.inputs, *fed, *inputs], outputs=[loss, *graph.outputs[1:], total],
+        output_names=[*graph.output_names, TOTAL_WEIGHT], updates=[*guarded_updates(graph, token), *updates],
     )  # fmt: skip
     step = chained(step, total)
     return step, _idle(graph, trained, rule, buckets, absence(graph, step))
@@ -331,8 +333,8 @@ def _idle(
     updated = [t.value for t in trained]
     states = [v for v in absent.states if v not in set(updated)]
     return Graph(
-        [pair, *fed, *absent.inputs, *inputs, *updated, *states], [loss], [*statistics, *updates],
-        f"{graph.name}_idle", output_names=graph.output_names[:1],
+        [pair, *fed, *absent.inputs, *inputs, *updated, *states], [loss, total], [*statistics, *updates],
+        f"{graph.name}_idle", output_names=[graph.output_names[0], TOTAL_WEIGHT],
     )  # fmt: skip
 
 
@@ -345,7 +347,7 @@ def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule, alone: bool = 
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
     (total,) = absent.after_sums([total], total)
-    token = None if rule.on_nonfinite == "ignore" else F.after(loss, total)
+    token = shares.zero_after(total) if rule.on_nonfinite == "ignore" else F.after(loss, total)
     statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
     return Graph(
         [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
@@ -384,6 +386,8 @@ def _shared_updates(
         return _sharded_updates(trained, rule, parts, loss, total, buckets)
     means, done = shares.means(parts, total, buckets)
     token = token_of(loss, means, rule)
+    if token is None and loss is not None:
+        token = shares.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.after(token, sums)
@@ -410,6 +414,8 @@ def _sharded_updates(
             token = zero if loss is None else F.add(cast_like(loss, zero), zero)
         if rule.clip_norm is not None:
             gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)
+    if token is None and loss is not None:
+        token = shares.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.after(token, sums)

@@ -33,6 +33,7 @@ from graphkit.train.metrics import Metric, value_of
 from graphkit.train.position import Position
 from graphkit.train.selection import TrainedParameter
 from graphkit.train.states import kinds
+from graphkit.train.weights import BATCH_WEIGHT, TOTAL_WEIGHT, weight_in
 
 # The loss of a step that was not taken.
 _NO_LOSS = np.full((), np.nan, np.float32)
@@ -63,7 +64,9 @@ class Stepper:
         self.updates = self.skipped = self.waiting = 0
         self.waiting_weight = 0.0
         self.trained = tuple(t.name for t in trained)
-        self._outputs = graph.output_names[1:]
+        # Those of the network.
+        self._outputs = tuple(name for name in graph.output_names[1:] if name != BATCH_WEIGHT)
+        self._is_fed_weights = BATCH_WEIGHT not in graph.output_names
         self._unread: tuple[str, ...] = ()
         self._rule = rule
         # In the first process, after `settle`: what compression has left out, by rank.
@@ -90,6 +93,7 @@ class Stepper:
             self.collectives = kvstore.collectives(
                 ordered, options["device"], _staged(graph, trained, kvstore, ordered)
             )
+            self.collectives.stamped = shares.LOSS
             self._options["collectives"] = self.collectives
         self.programs = self._made(graph, trained, rule)
         if swap_memory:
@@ -297,7 +301,8 @@ class Stepper:
         """Train on a batch; its loss, and all outputs (none of a step that is skipped).
 
         size: its samples, where the first array does not say so. rate: the learning rate of the update, if it comes to
-        one. position: of the `fit` that it is a step of, for the message of NotFinite.
+        one. position: of the `fit` that it is a step of, for the message of NotFinite. `weight_in` finds the weight of
+        the loss among the outputs.
         """
         if self._recompute is not None:
             self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
@@ -305,7 +310,8 @@ class Stepper:
             feeds[steps.LEARNING_RATE] = np.float32(rate)
             return self._update(feeds, position)
         weight = float(len(next(iter(feeds.values()))) if size is None else size)
-        feeds[steps.BATCH_WEIGHT] = np.float32(weight)
+        if self._is_fed_weights:
+            feeds[BATCH_WEIGHT] = np.float32(weight)
         if len(self.programs) == 1:
             feeds[steps.LEARNING_RATE] = np.float32(rate)
             return self._update(feeds, position, idle=not weight)
@@ -349,7 +355,7 @@ class Stepper:
         else:
             if not weight:
                 self._draw()
-            weight = float(results.pop(steps.TOTAL_WEIGHT, weight))
+            weight = weight_in(results, weight)
         self.waiting += 1
         self.waiting_weight += weight
         return results[self._loss], {} if math.isnan(weight) else results
@@ -365,10 +371,7 @@ class Stepper:
 
     def _draw(self) -> None:
         """The generator goes on as in processes with samples, so that all stand where a checkpoint says."""
-        executor = self.executors[0]
-        if executor.is_random:
-            seed, step = executor.rng
-            executor.rng = seed, step + 1
+        self.executors[0].advance()
 
     def _nothing_to_add(self) -> dict[str, Any]:
         """Take part in the sums of losses and statistics alone; raises NotFinite as those with samples do."""
@@ -378,7 +381,7 @@ class Stepper:
             pair = np.zeros(2)
             self.collectives.start(shares.LOSS, [pair], 0)
             self.collectives.wait([shares.LOSS])
-            results = {self._loss: np.asarray(np.float32(pair[0] / pair[1])), steps.TOTAL_WEIGHT: pair[1]}
+            results = {self._loss: np.asarray(np.float32(pair[0] / pair[1])), TOTAL_WEIGHT: pair[1]}
         loss = results[self._loss]
         if self._rule.on_nonfinite != "ignore" and not np.isfinite(loss):
             raise NotFinite(str(loss))
@@ -412,7 +415,7 @@ class Stepper:
 
     def _update_by_sums(self, total: np.float32, rate: float) -> None:
         """One update by the gradients that wait, of so many samples; the sums are 0 then."""
-        self.executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
+        self.executors[1].run({TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
 
     def _lowers_scale(self) -> bool:
         """Whether losses are multiplied by less from now on, since gradients may have been too large."""

@@ -33,6 +33,7 @@ from graphkit.text import short_repr
 from graphkit.train import defaults, devices, finite, loss_scale, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
+from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.average import EMA, Averages
 from graphkit.train.average import ema as moving_average
@@ -67,7 +68,8 @@ class Trainer:
     the Beta distribution by which samples of a batch, and their losses, are mixed (see `train.mixing`). optimizer:
     `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient norm. accumulate: gradients of that many
     batches are averaged per update. kvstore: a KVStore whose processes share each update, every one with its part of
-    the batch. seed: of dropout, of mixing and of the data order.
+    the batch; RanksDiffer is raised in all of them unless they make the same Trainer. seed: of dropout, of mixing and
+    of the data order.
 
     Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
     BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
@@ -88,7 +90,9 @@ class Trainer:
     deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
     quantisation and dequantisation behind it they always pass.
-    sync_batch_norm: statistics of BatchNormalization are over the samples of all processes.
+    batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running ones,
+    whatever mode the model or file has; "frozen": it normalises by the running statistics, which stay as they are, and
+    its scale and offset are trained. sync_batch_norm: statistics are over the samples of all processes.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
     on_nonfinite: "raise" ends a step whose loss is not finite with NotFinite, which names the first node that made it;
@@ -145,6 +149,7 @@ class Trainer:
         micro_batches: int = 1,
         batch_axes: Mapping[str, int | None] | None = None,
         shard_optimizer: bool = False,
+        batch_norm: str = defaults.BATCH_NORM[0],
         sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
@@ -205,6 +210,7 @@ class Trainer:
         graph, self._targets = training_graph(
             net, self._criterion, selection,
             mixed=bool(alphas), straight_through=straight_through,
+            batch_statistics=_batch_statistics(batch_norm, sync_batch_norm),
             statistics_over=kvstore if sync_batch_norm else None,
         )  # fmt: skip
         first = next(iter(loss)) if isinstance(loss, Mapping) else net.outputs[0]
@@ -216,6 +222,17 @@ class Trainer:
             "device": devices.chosen(device, graph, kvstore),
             "threads": threads, "seed": self.seed, "precision": precision, "deterministic": deterministic,
         }  # fmt: skip
+        compare_setup(
+            kvstore, rule, trained, net.params,
+            {
+                "loss": losses.described(loss), "loss_weights": loss_weights, "accumulate": accumulate,
+                "precision": precision, "deterministic": deterministic, "shard_optimizer": shard_optimizer,
+                "batch_norm": batch_norm, "sync_batch_norm": sync_batch_norm, "straight_through": straight_through,
+                **alphas,
+                "groups": groups, "micro_batches": micro_batches, "batch_axes": batch_axes, "carry": carry,
+                "seed": self.seed if groups else None,
+            },
+        )  # fmt: skip
         self._chosen = f"device {options['device']}, {config.num_threads(threads)} threads, precision {precision}"
         self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
@@ -233,9 +250,10 @@ class Trainer:
         else:
             self._stepper = stepper_for(kvstore)(
                 graph, trained, rule, net.params,
-                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory, options=options,
-                shard=shard_optimizer,
+                kvstore=kvstore, accumulate=accumulate, recompute=recompute, swap_memory=swap_memory,
+                options={**options, "rng_stride": self._place[1]}, shard=shard_optimizer,
             )  # fmt: skip
+            self._draw_from((self.seed, 0))
             self._inference = Executor(self._inference_graph, net.params, **options)
         self._evaluation = Evaluation(options)
         self.trained = self._stepper.trained
@@ -248,6 +266,7 @@ class Trainer:
                 net.params[name] = array
             self._averages.start()
         self._stepper.spread()
+        self._agreement = agreement_of(kvstore, net.params, placed=self._pipeline is not None)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -367,7 +386,8 @@ class Trainer:
 
         With `accumulate` the update happens at every so-many-th call; with a kvstore in every process together,
         and the loss is the mean over all of them. Raises NotFinite, at once and not when the loss is read, as
-        `on_nonfinite` says; the loss of a step that was skipped is NaN.
+        `on_nonfinite` says; the loss of a step that was skipped is NaN. Raises RanksDiffer in all processes, and
+        changes nothing, where their learning rates, counts of updates or assigned parameters differ.
         """
         with self._interrupts:
             self._stepper.read(False)
@@ -381,13 +401,22 @@ class Trainer:
             self.kvstore.begin_step()
         compared = self._targets.fitted(targets)
         feeds = by_name(inputs, self._inputs.names, "inputs")
-        with self._working():
+        rate = self.learning_rate
+        with self._working(), self._agreement.of_step(rate, self._stepper):
             if self._mixing is None:
                 feeds |= compared
             else:
-                at = (self._stepper.updates, self._stepper.waiting, self._stepper.skipped)
-                feeds = self._mixing.mixed(feeds, compared, size, (self.seed, *at, self.rank))
-            return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
+                rank, ranks = self._place
+                batch = self._stepper.waiting * ranks + rank  # of the update
+                key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
+                feeds = self._mixing.mixed(feeds, compared, size, key)
+            return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
+
+    def _draw_from(self, rng: tuple[int, int]) -> None:
+        """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
+        in its next step. So ranks draw what one process draws that takes their batches one after the other."""
+        seed, step = rng
+        self.executor.rng = seed, step + self._place[0]
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).
@@ -554,6 +583,15 @@ class Trainer:
         yield f"{self.net.num_parameters} parameters"
         if self.kvstore is not None:
             yield f"rank {self.kvstore.rank} of {self.kvstore.num_workers}, {self.kvstore.type}"
+
+
+def _batch_statistics(batch_norm: str, synchronised: bool) -> bool:
+    """Whether BatchNormalization normalises by its batch."""
+    if batch_norm not in defaults.BATCH_NORM:
+        raise UsageError(f"Trainer: batch_norm is {' or '.join(map(repr, defaults.BATCH_NORM))}, not {batch_norm!r}")
+    if synchronised and batch_norm == "frozen":
+        raise UsageError("Trainer: sync_batch_norm=True has no statistics to share with batch_norm='frozen'")
+    return batch_norm == "train"
 
 
 def _patterns(given: Sequence[str]) -> Sequence[str]:

@@ -34,7 +34,7 @@ class Criterion(NamedTuple):
 
 
 class TrainingGraph(NamedTuple):
-    """graph: its outputs are the loss and those of the model."""
+    """graph: its outputs are the loss, those of the model, and BATCH_WEIGHT where that is not the number of samples."""
 
     graph: Graph
     targets: Targets
@@ -47,19 +47,22 @@ def training_graph(
     *,
     mixed: bool,
     straight_through: bool,
+    batch_statistics: bool,
     statistics_over: KVStore | None,
 ) -> TrainingGraph:
     """Written from the graph of a model. mixed: whether losses are those of mixed samples; straight_through: whether
-    gradients pass through rounding; statistics_over: whose processes batch normalisation's statistics are of."""
+    gradients pass through rounding; batch_statistics: whether batch normalisation is by those of the batch;
+    statistics_over: whose processes batch normalisation's statistics are of."""
     _check_names(net)
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     taken = selection.taken(parameters)
     frozen = [v for n, v in parameters.items() if n not in taken]
     # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
-    graph = recognise(resolve_sequences(to_training(net.graph, frozen)))
+    graph = recognise(resolve_sequences(to_training(net.graph, frozen, batch_statistics=batch_statistics)))
     bound = losses.bound(graph, *criterion)
+    bound.warn_of_weights()
     targets = expected_targets(graph, bound, net.output_types)
-    graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed))
+    graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed, weighted=True))
     graph = fake_quantise(graph)
     if straight_through:
         graph = pass_through_rounding(graph)

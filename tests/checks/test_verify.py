@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import graphkit as gk
 from graphkit.checks import verify as module
 from graphkit.checks.verify import compare, compare_outputs
+from graphkit.cli import invoke
 from graphkit.errors import CheckFailed, UsageError
 
 
@@ -157,3 +159,35 @@ def test_sequences_are_compared_element_by_element():
     reports = compare_outputs({"a": one, "s": [one, one]}, {"b": one, "s": [one, 2 * one]})
     assert [(r.name, r.passed) for r in reports] == [("a", True), ("s[0]", True), ("s[1]", False)]
     assert not compare_outputs({"s": []}, {"s": [one]})[0].passed
+
+
+def test_nothing_compared_is_no_pass() -> None:
+    x = gk.input("x", ["N", 3])
+    empty = gk.Model({"y": gk.tanh(x)})
+    report = gk.verify(empty, {"x": np.zeros((0, 3), np.float32)})
+    assert (report.verdict, report.passed) == ("NOT TESTED", False)
+    assert "it has no elements" in str(report)
+    with pytest.raises(CheckFailed, match="nothing was compared with ONNX Runtime: y: it has no elements"):
+        report.raise_if_failed()
+    roots = gk.Model({"y": gk.sqrt(x)})
+    report = gk.verify(roots, {"x": np.full((2, 3), -1, np.float32)})
+    assert report.outputs[0].untested == "all elements are NaN in both engines"
+    assert not report.passed
+    both = gk.Model({"y": gk.sqrt(x), "z": gk.neg(x)})
+    report = gk.verify(both, {"x": np.full((2, 3), -1, np.float32)})
+    assert ([o.verdict for o in report.outputs], report.passed) == (["NOT TESTED", "PASSED"], True)
+
+
+def test_nothing_compared_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = gk.input("x", ["N", 3])
+    gk.Model({"y": gk.sqrt(x)}).save(tmp_path / "net.onnx")
+    np.save(tmp_path / "x.npy", np.full((2, 3), -1, np.float32))
+    assert invoke(["verify", str(tmp_path / "net.onnx"), f"x={tmp_path / 'x.npy'}"]) == 1
+    assert "NOT TESTED" in capsys.readouterr().out
+
+
+def test_gradients_of_nothing_are_no_pass() -> None:
+    report = gk.check_gradient(gk.Model({"y": gk.tanh(gk.input("x", [0, 3]))}))
+    assert (report.verdict, report.passed) == ("NOT TESTED", False)
+    with pytest.raises(CheckFailed, match="no gradient was compared"):
+        report.raise_if_failed()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,22 @@ def test_a_run_goes_on_with_its_classes(
         return
     assert code == 2
     assert f"the classes of the data are not those of the run ({told})" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_at_once_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for where in ([], ["-o", "new/run"]):
+        assert invoke(["train", network(tmp_path), "--data", "absent.npz", *where]) == 2, capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
+        assert not (tmp_path / "runs").exists()
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-P", "-m", "graphkit", "train", network(tmp_path), "--data", "digits", "--epochs", "1"]
+    jobs = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]
+    assert [job.wait(100) for job in jobs] == [0, 0, 0]
+    assert len(list((tmp_path / "runs").glob("*/model.json"))) == 3
 
 
 def test_a_run_that_is_given_no_folder_is_kept(

@@ -28,15 +28,22 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def forward(self, seconds: float, alive: tuple[Watch, ...] = (), progress: tuple[Watch, ...] = ()) -> None:
+    def forward(
+        self,
+        seconds: float,
+        alive: tuple[Watch, ...] = (),
+        progress: tuple[Watch, ...] = (),
+        waits: tuple[Watch, ...] = (),
+    ) -> None:
         """Let so many seconds pass, and wait until the threads of these watches have given a sign since then.
 
         Args:
             seconds: How far the clock is put forward.
             alive: Watches whose sign of life is awaited.
             progress: Watches whose sign of progress is awaited.
+            waits: Watches of ranks that wait, whose sign is awaited.
         """
         self.now += seconds
-        for watches, name in ((alive, "alive"), (progress, "progress")):
+        for watches, name in ((alive, "alive"), (progress + waits, "progress")):
             for watch in watches:
                 wait_until(lambda w=watch, n=name: float(w._mine[n][0]) == self.now, f"a watch shows that it is {name}")

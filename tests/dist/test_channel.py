@@ -16,6 +16,8 @@ from graphkit.dist.job import mpi
 from graphkit.dist.job.mpi import _summands
 from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.dist.store import FIXED_BUCKET, KVStore
+from graphkit.dist.sums.rows import RowSparse
+from graphkit.dist.sums.slices import Slices
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 
 
@@ -360,11 +362,11 @@ def test_what_is_not_agreed_upon_hangs():
     job = start(
         2,
         """
-        import numpy as np, graphkit as gk
+        import os, numpy as np, graphkit as gk
         kv = gk.kvstore.create("dist_sync")
         from mpi4py import MPI
         both = [MPI.COMM_WORLD.Dup() for _ in range(2)]
-        print("here", flush=True)
+        os.write(1, b"here\\n")
         for one in both if kv.rank else both[::-1]:
             one.Allreduce(np.ones(1 << 16), np.empty(1 << 16))
         print("there", flush=True)
@@ -377,7 +379,7 @@ def test_what_is_not_agreed_upon_hangs():
             job.wait(2)
     finally:
         job.kill()
-    out, _ = job.communicate()
+        out, _ = job.communicate()
     assert "there" not in out
 
 
@@ -494,3 +496,43 @@ def test_a_small_sum_at_once_comes_before_what_another_thread_posts_to_its_key_m
         assert list(found) == [3.0, 3.0]
         assert list(last) == [30.0, 30.0]
         assert list(other) == [2.0, 2.0]
+
+
+def _plainly(store, array):
+    return store.start_sum("bucket 7", array, array)
+
+
+def _in_order(store, array):
+    return store.start_sum("bucket 7", array, array, ordered=True)
+
+
+def _in_slices(store, array):
+    slices = Slices.of([array.size], array.itemsize, store.num_workers)
+    whole = np.zeros(slices.bounds[-1], array.dtype)
+    return store.start_scattered_sum("bucket 7", whole, slices, False, lambda _: None)
+
+
+def _by_rows(store, array):
+    return store.start_row_sum("bucket 7", RowSparse(np.arange(3), array.reshape(3, -1)))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [(_in_order, "in the order of ranks"), (_in_slices, "by reduce-scatter"), (_by_rows, "of rows")],
+    ids=["order", "slices", "rows"],
+)
+def test_another_operation_on_a_key_is_an_error_that_names_both(on_ranks, other, named):
+    def work(store):
+        array = np.ones(96, np.float32)
+        if store.rank == 0:
+            store.start_sum("loss", array[:2], array[:2])
+            _plainly(store, array)
+        else:
+            other(store, array)
+            store.start_sum("loss", array[:2], array[:2])
+        with pytest.raises(RuntimeFailure) as error:
+            store._communicator.flush()
+        return str(error.value)
+
+    for said in on_ranks(work):
+        assert re.search(rf"rank 0: sum of bucket 7 float32\[96\] as call \d; rank 1: sum of bucket 7 .*{named}", said)

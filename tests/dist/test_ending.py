@@ -69,7 +69,7 @@ def test_uneven_numbers_of_steps_are_an_error_of_all_processes(processes, before
     assert status in FAILED
     assert "after 0" not in out
     others = "rank 1:" if processes == 2 else "ranks 1, 2:"
-    message = rf"rank 0: sum {loss} float64\[2\] in step 3; {others} ended after 2 steps"
+    message = rf"rank 0: sum {loss} float64\[\d\] in step 3; {others} ended after 2 steps"
     for rank in range(processes):
         assert re.search(f"graphkit: rank {rank}: .*{message}", errors), errors
 

@@ -3,6 +3,7 @@
 import os
 import re
 
+import numpy as np
 import pytest
 
 from graphkit.dist.hosts.hosts import Host
@@ -70,6 +71,15 @@ def test_a_rank_of_another_host_that_stalls_is_named(waited):
 def test_what_a_host_did_since_it_was_heard_of_is_not_held_against_its_ranks(waited):
     assert "two" not in waited(heard=0.1, alive=0.25, progress=0.25)
     assert "rank 3 on two" in waited(heard=0.0, alive=0.25, progress=0.25)
+
+
+def test_ranks_of_all_hosts_that_wait_are_named(watch, board, clock, waited):
+    board.slots["waits"][1:] = clock.now
+    assert re.fullmatch(r"all ranks wait for each other: rank 0 on one .*; rank 3 on two .* for 0 s.*", waited())
+    board.slots["waits"][3] = np.inf  # it does not wait
+    assert waited() is None
+    board.slots["waits"][3] = clock.now + 0.3  # when its host was heard of last, it had waited for 0.1 s
+    assert waited() is None
 
 
 def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board, clock):

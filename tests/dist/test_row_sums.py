@@ -158,8 +158,8 @@ def test_ids_that_repeat_in_processes_and_between_them(on_ranks, options):
 
 
 def test_only_rows_that_were_read_travel(on_ranks):
-    """Each once: an index of 8 bytes, and its row. Beside them the loss, its weight, and `mean`."""
-    others = 16 + 4
+    """Each once: an index of 8 bytes, and its row. Beside them the loss, its weight, a fingerprint, and `mean`."""
+    others = 32 + 4
 
     def work(store):
         trainer, _ = trained(store, steps=0)
@@ -228,9 +228,8 @@ def test_a_vector_and_a_table_that_is_read_twice(on_ranks):
 def test_processes_must_choose_the_same_tables(on_ranks):
     def work(store):
         lazy = TABLES if store.rank else []
-        trainer = gk.Trainer(net(), "mse", gk.optim.SGD(0.1), kvstore=store, threads=1, lazy=lazy)
-        with pytest.raises(gk.errors.RuntimeFailure, match="do not go on together"):
-            trainer.step(*ratings(8))
+        with pytest.raises(gk.errors.RanksDiffer, match=r"'user_weight' .* rank 1 has .*, lazy"):
+            gk.Trainer(net(), "mse", gk.optim.SGD(0.1), kvstore=store, threads=1, lazy=lazy)
         return True
 
     assert all(on_ranks(work))
@@ -293,7 +292,7 @@ JOB = """
         each = LARGE // kv.num_workers
         mine = slice(each * kv.rank, each * (kv.rank + 1))
         inputs = {{name: array[mine] for name, array in inputs.items()}}
-        most += sum(len(np.unique(array)) for array in inputs.values()) * (8 + 32 * 4 + 8 + 4) + 16 + 4
+        most += sum(len(np.unique(array)) for array in inputs.values()) * (8 + 32 * 4 + 8 + 4) + 32 + 4
         trainer.step(inputs, target[mine])
     assert kv.sent_bytes - sent == most, (kv.sent_bytes - sent, most)
     kv.barrier()

@@ -88,6 +88,26 @@ def test_parts_of_any_size_and_of_none(on_ranks, divide, bucket, sizes):
         assert_same(found, whole)
 
 
+def test_activations_that_are_computed_again_take_no_memory(on_ranks):
+    """On every rank the second computation waits for the gradient, whichever values of other layers are there."""
+
+    def deep(seed):
+        h = gk.input("x", ["N", 6])
+        for layer in range(9):
+            h = gk.tanh(gk.nn.linear(h, 32, name=f"fc{layer}"))
+        return gk.Model(gk.nn.linear(h, 2, name="out"), seed=seed)
+
+    def work(store):
+        sizes = []
+        for recompute in (None, "sqrt"):
+            trainer, _ = trained(store, steps=1, count=1536, model=deep, shard_optimizer=True, recompute=recompute)
+            sizes.append(trainer.plan({"x": (512, 6), "target": (512, 2)}).arena_bytes)
+        return sizes[1] / sizes[0]
+
+    for ratio in on_ranks(work, 3):
+        assert ratio < 0.8
+
+
 def test_each_process_has_its_part_of_the_states(on_ranks):
     whole, _ = trained(None)
     slots = sum(array.nbytes for name, array in whole._stepper.slots.items() if "/" in name)

@@ -20,7 +20,7 @@ import graphkit as gk
 from graphkit import config
 from graphkit.cli._processes import run_job
 from graphkit.dist.hosts.hosts import Host
-from graphkit.dist.hosts.watch import Board, Watch
+from graphkit.dist.hosts.watch import ENDED, Board, Watch
 from graphkit.dist.job import launch
 from graphkit.errors import UsageError
 
@@ -66,15 +66,15 @@ def test_code_of_the_user_that_does_not_return_is_named(watches, clock):
     one, two = watches(2)
     with one.for_progress, two.working(), two.running("callback mine.on_epoch_end", 7):
         with two.working():
-            assert two._working == 1
-        assert two._working == 0
+            assert two.works
+        assert not two.works
         clock.forward(10, alive=(two,), progress=(one,))
         reason = one.lost()
     assert re.search(r"has not gone on for 10 s; it was last seen in step 7, in callback mine\.on_epoch_end$", reason)
     with two.working():
         with two.running("callback mine.on_epoch_end", 7):
-            pass
-        assert two._working == 1
+            assert not two.works
+        assert two.works
     with one.for_progress:
         clock.forward(10, alive=(two,), progress=(one,))
         assert one.lost().endswith("in step 7, behind callback mine.on_epoch_end")
@@ -116,7 +116,7 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
         clock.forward(0.5, progress=(one, three))
         assert "rank 11" in one.lost()
         one.excuse(11)
-        assert one.lost() is None
+        assert "rank 11" not in one.lost()
         assert "rank 11" in three.lost()
     path = Board.create(3, 2)
     far = Watch(Board(path, 3, 2), range(3), 0, 0.2, (Host("a", (0,)), Host("b", (1, 2))))
@@ -150,6 +150,60 @@ def test_who_is_stopped_ends_with_its_job(watches, clock):
         for child in children:
             child.kill()
             child.wait()
+
+
+def both_wait(one, two, clock, *others):
+    """Both do not go on for 10 s; others live."""
+    one.doing(b"sum of loss", 3)
+    two.doing(b"gather bucket 0", 3)
+    clock.forward(10, waits=(one, two), progress=others)
+
+
+def test_ranks_that_all_wait_are_named_with_their_calls(watches, clock):
+    one, two = watches(2)
+    with one.for_progress, two.for_progress:
+        both_wait(one, two, clock)
+        for watch in (one, two):
+            assert re.fullmatch(
+                r"all ranks wait for each other: rank 10 on \S+ \(process \d+\) for 10 s in step 3, at sum of loss; "
+                r"rank 11 on \S+ \(process \d+\) for 10 s in step 3, at gather bucket 0",
+                watch.lost(),
+            )
+
+
+def test_ranks_that_wait_have_hope_while_one_goes_on(watches, clock):
+    one, two, three = watches(3)
+    with one.for_progress, two.for_progress:
+        with three.working():
+            both_wait(one, two, clock, three)
+            assert one.lost() is None
+        with three.for_life:  # it waits as well, from now on
+            clock.forward(0.1, waits=(one, two, three))
+            assert one.lost() is None
+            clock.forward(0.3, waits=(one, two, three))
+            assert "rank 12" in one.lost()
+            three.went_on()
+            clock.forward(0.1, waits=(three,))
+            assert one.lost() is None
+
+
+def test_work_inside_of_a_wait_is_no_waiting(watches, clock):
+    one, two = watches(2)
+    with one.working(), two.working(), one.for_progress, two.for_progress:  # a step, which waits for its sums
+        with two.working():  # what becomes of a sum
+            both_wait(one, two, clock)
+            assert one.lost() is None
+        both_wait(one, two, clock)
+        assert "all ranks wait" in one.lost()
+
+
+def test_ranks_wait_not_for_those_who_have_ended_or_not_begun(watches, clock):
+    one, two = watches(2)
+    with one.for_progress, two.for_progress:
+        both_wait(one, two, clock)
+        for there in (0, ENDED):
+            one._board.slots["there"][1] = there
+            assert one.lost() is None
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
@@ -224,6 +278,43 @@ def test_a_rank_that_is_killed_ends_the_job(soon):
 def test_a_rank_that_works_for_long_is_waited_for(soon):
     where = "with kv.working():\n        time.sleep(5)"
     status, _, errors = finish(start(2, failing("", where)))
+    assert (status, errors) == (0, "")
+
+
+EXPECTS = """
+from graphkit.dist.wire.transfers import Kind
+steps(1)
+arrival = kv.messages.expect(1 - kv.rank, [Kind(np.dtype(np.float32), 1)])
+kv.messages.receive(arrival, f"the value of group {kv.rank}")
+"""
+
+
+def test_ranks_that_all_wait_end_the_job(soon):
+    """Each waits for a message of the other one, which nobody sends."""
+    status, _, errors = finish(start(2, EXPECTS))
+    assert status in FAILED
+    assert re.search(
+        r"all ranks wait for each other: rank 0 on \S+ \(process \d+\) for \d+ s in step 1, at the value of group 0 of "
+        r"rank 1; rank 1 on \S+ \(process \d+\) for \d+ s in step 1, at the value of group 1 of rank 0",
+        errors,
+    )
+
+
+@pytest.mark.full
+def test_ranks_wait_for_one_that_computes_for_long(soon):
+    """Its work is within a step, and then within an updater, for three timeouts each."""
+    code = """
+    steps(1)
+    kv.init("w", np.zeros(2))
+    if kv.rank:
+        with kv.working():
+            time.sleep(6)
+    steps(1)
+    kv.set_updater(lambda key, total, stored: time.sleep(6))
+    kv.push("w", np.ones(2))
+    kv.pull("w")
+    """
+    status, _, errors = finish(start(2, code))
     assert (status, errors) == (0, "")
 
 

@@ -52,14 +52,14 @@ def test_index_is_that_of_the_file_not_of_the_order() -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_node_in_a_branch_names_branch_and_outer_node(named):
     typed = helper.make_tensor_value_info("t", TensorProto.FLOAT, None)
-    bad = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("MatMul", ["x", "x"], [""])]
+    bad = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Add", ["x", "c"], [""])]
     branches = {
         "then_branch": helper.make_graph(bad, "a", [], [typed]),
         "else_branch": helper.make_graph([helper.make_node("Relu", ["x"], ["t"])], "b", [], [typed]),
     }
     node = helper.make_node("If", ["c"], ["y"], name="choose" if named else "", **branches)
     outer = "node 'choose' (If)" if named else "node of 'y' (If)"
-    assert f"node 1 (MatMul) of the then_branch of {outer}: " in _message(_model([node]))
+    assert f"node 1 (Add) of the then_branch of {outer}: " in _message(_model([node]))
 
 
 def test_node_in_a_function_names_the_function() -> None:

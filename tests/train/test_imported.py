@@ -343,8 +343,14 @@ def test_an_encoder_gets_a_head_from_the_command_line(call: Any, tmp_path: Path)
     ids=["fixed", "scalar", "state", "missing"],
 )
 def test_errors_of_batches_name_the_option_that_helps(
-    call: Any, tmp_path: Path, inputs: dict[str, Any], arrays: dict[str, Any], option: str
+    call: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: dict[str, Any],
+    arrays: dict[str, Any],
+    option: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     values = {n: gk.input(n, shape) for n, shape in inputs.items()}
     y = gk.nn.linear(values["x"], 3, name="fc")
     for name in inputs:

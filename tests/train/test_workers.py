@@ -120,6 +120,7 @@ def test_a_choice_of_workers():
 
 
 def test_the_command(sets, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     employed = []
 
     def load(path, *, test_fraction=0.25, seed=0):

@@ -17,7 +17,7 @@ from graphkit.dist.hosts.watch import ENDED, SLOT, Board
 
 # How long the last signs of other hosts are awaited, and the pause between two looks for them, in seconds.
 _LAST, _PAUSE = 5.0, 1e-3
-_TIMES = ("alive", "progress")
+_TIMES = ("alive", "progress", "waits")
 
 
 class _Peer:

@@ -6,11 +6,16 @@ A process that is stopped, or that has gone without a word, shows no sign at all
 while others wait for it. Both end the job, with the rank and where it was last seen. What takes long and is known to (a
 step that is compiled, an evaluation, a checkpoint) is `working`, and counts as progress as long as it goes on. Code of
 the user's, such as a callback, does not: it may never return.
+
+If every rank waits and none has gone on for the timeout, nothing will ever happen: that ends the job too, with the call
+of each rank. A rank that computes or saves does not wait, and so keeps the others waiting for as long as it likes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import mmap
 import os
 import signal
@@ -27,12 +32,16 @@ import numpy as np
 
 from graphkit.dist.hosts.hosts import Host
 
-# Times are seconds of the host's monotonic clock, which its processes share.
+# Times are seconds of the host's monotonic clock, which its processes share. `waits`: since when the process waits and
+# has not gone on; infinity where it does not wait.
 SLOT = np.dtype(
-    [("alive", "f8"), ("progress", "f8"), ("process", "i8"), ("steps", "i8"), ("there", "i8"), ("call", "S160")]
-)
+    [
+        ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("there", "i8"),
+        ("call", "S160"),
+    ]
+)  # fmt: skip
 # The same, as it is written.
-_PROGRESS = struct.Struct("=ddqqq160s")
+_PROGRESS = struct.Struct("=dddqqq160s")
 # `there`: the process has not started, takes part, or has ended.
 _BEFORE, _PART, ENDED = 0, 1, 2
 
@@ -63,8 +72,10 @@ class Board:
         """A new file for it; whoever made it removes it once all have mapped it."""
         folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
         descriptor, path = tempfile.mkstemp(prefix="graphkit-", dir=folder)
+        slots = np.zeros(count, SLOT)
+        slots["waits"] = math.inf
         with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes(count * SLOT.itemsize) + np.full(hosts, time.monotonic()).tobytes())
+            file.write(slots.tobytes() + np.full(hosts, time.monotonic()).tobytes())
         return path
 
 
@@ -92,12 +103,12 @@ class _Wait:
 
     def __enter__(self) -> None:
         watch = self._watch
-        watch._outer.append((watch._for_steps, watch._waits))
-        watch._for_steps, watch._waits = self._for_steps, time.monotonic()
+        watch._outer.append((watch._for_steps, watch._waits, watch._wait))
+        watch._for_steps, watch._waits, watch._wait = self._for_steps, time.monotonic(), next(watch._numbers)
 
     def __exit__(self, *_: object) -> None:
         watch = self._watch
-        watch._for_steps, watch._waits = watch._outer.pop()
+        watch._for_steps, watch._waits, watch._wait = watch._outer.pop()
 
 
 class Watch:
@@ -105,25 +116,34 @@ class Watch:
 
     ranks: of the board's slots, in their order. mine: this process's slot. timeout: seconds without a sign after which
     a process is given up. hosts: on which the ranks are, in the order of `Board.heard`, and `here` this process's; by
-    default all ranks are on this one. messenger: of the process that exchanges signs with the other hosts.
+    default all ranks are on this one. messenger: of the process that exchanges signs with the other hosts. complete:
+    whether the board has slots of all processes of the job.
     """
 
     def __init__(
         self, board: Board, ranks: Sequence[int], mine: int, timeout: float,
-        hosts: Sequence[Host] = (), here: int = 0, messenger: Messenger | None = None,
+        hosts: Sequence[Host] = (), here: int = 0, messenger: Messenger | None = None, complete: bool = True,
     ):  # fmt: skip
         self._board = board
         self._ranks = tuple(ranks)
         self._hosts = tuple(hosts) or (Host(socket.gethostname(), self._ranks),)
         self._here = here
         self._messenger = messenger
+        self._complete = complete
         self._excused: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
-        self._working = 0
+        # Waits and what takes long are numbered in the order in which they begin: `_wait` is the latest wait's number,
+        # `_working` has those of all that takes long and goes on.
+        self._numbers = itertools.count()
+        self._wait = -1
+        self._working: list[int] = []
+        # The numbers of code of the user's that runs, among those.
+        self._running: list[int] = []
+        self._went_on = time.monotonic()
         self._waits: float | None = None
         self._for_steps = False  # ... for processes that should make progress
-        self._outer: list[tuple[bool, float | None]] = []
+        self._outer: list[tuple[bool, float | None, int]] = []
         # It waits for the others meanwhile: to go on, or to be there at all.
         self.for_progress = _Wait(self, for_steps=True)
         self.for_life = _Wait(self, for_steps=False)
@@ -137,17 +157,22 @@ class Watch:
 
     def doing(self, call: bytes, steps: int) -> None:
         """Progress: it comes to this call."""
-        now = time.monotonic()
-        _PROGRESS.pack_into(self._board.memory, self._at, now, now, self._process, steps, _PART, call)
+        now = self._went_on = time.monotonic()
+        _PROGRESS.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _PART, call)
+
+    def went_on(self) -> None:
+        """Something that this process waits for has made progress."""
+        self._went_on = time.monotonic()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """What takes long goes on meanwhile."""
-        self._working += 1
+        number = next(self._numbers)
+        self._working.append(number)
         try:
             yield
         finally:
-            self._working -= 1
+            self._working.remove(number)
             self._sign(progress=True)
 
     @contextlib.contextmanager
@@ -157,14 +182,19 @@ class Watch:
         Others wait for its return no longer than for anything else, also where it is called in the middle of work. What
         it calls of graphkit's, and its own `working`, count again.
         """
-        before = self._working
-        self._working -= before
+        number = next(self._numbers)
+        self._running.append(number)
         self.doing(f"{_IN}{code}".encode(), steps)
         try:
             yield
         finally:
-            self._working += before
+            self._running.remove(number)
             self.doing(code.encode(), steps)
+
+    @property
+    def works(self) -> bool:
+        """Whether something takes long and goes on, which has begun inside of code of the user's if that runs."""
+        return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:
         """This process takes part no longer; its last sign stays."""
@@ -218,7 +248,33 @@ class Watch:
                     found.append(_silent(host, slots, now - heard))
                 else:  # what its processes have done since then is not known
                     found += [self._given_up(rank, slots[rank], host, heard) for rank in host.ranks]
-        return "; ".join(reason for reason in found if reason is not None) or None
+        return "; ".join(reason for reason in found if reason is not None) or self._all_wait(slots, now)
+
+    def _all_wait(self, slots: Mapping[int, np.void], now: float) -> str | None:
+        """That every rank has waited for the timeout without going on, with the call of each; None where one has not.
+
+        Of ranks of other hosts, it is what they did when they were heard of last.
+        """
+        if not self._complete:
+            return None
+        said = []
+        for index, host in enumerate(self._hosts):
+            if index != self._here and host.ranks[0] in self._excused:
+                return None  # nothing more is heard of that host
+            known = now if index == self._here else float(self._board.heard[index])
+            for rank in host.ranks:
+                slot = slots[rank]
+                if rank in self._excused:
+                    continue
+                seconds = known - float(slot["waits"])
+                if int(slot["there"]) != _PART or not seconds > self.timeout:
+                    return None
+                call = slot["call"].decode(errors="replace")
+                said.append(
+                    f"rank {rank} on {host.name} (process {int(slot['process'])}) for {seconds:.0f} s in step "
+                    f"{int(slot['steps'])}, at {call}"
+                )
+        return f"all ranks wait for each other: {'; '.join(said)}"
 
     def _given_up(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
         if int(slot["there"]) != _PART or rank in self._excused:
@@ -242,13 +298,17 @@ class Watch:
     def _sign(self, progress: bool) -> None:
         now = time.monotonic()
         self._mine["alive"] = now
+        since = self._waits
+        # A step that takes long may wait; what takes long inside of a wait does not.
+        waits = since is not None and max(self._working, default=-1) < self._wait
+        self._mine["waits"] = max(since, self._went_on) if since is not None and waits else math.inf
         if progress:
             self._mine["progress"] = now
 
     def _go(self) -> None:
         while not self._over.wait(self._pause):
             # Who waits for others is not the one that they wait for.
-            self._sign(progress=self._working > 0 or self._waits is not None)
+            self._sign(progress=self.works or self._waits is not None)
             if self._messenger is not None:
                 self._messenger.exchange()
 

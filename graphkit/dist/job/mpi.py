@@ -130,7 +130,7 @@ class MpiCommunicator:
                 raise UsageError(f"{servers} servers leave no worker of {self.processes} processes")
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
-            self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._complete, apart)
+            self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._done, apart)
             self.local: int = here.rank
             # Whoever offers a core, on a busy machine gets it back some milliseconds later.
             self._keeps = _KEEPS if place(here.allgather(Allowed.here()), here.rank) else 0.0
@@ -138,7 +138,7 @@ class MpiCommunicator:
             if servers:
                 self._comm = self._job.Split(int(self.serves), self.place)
                 beside = here.Split(int(self.serves), self.place)
-                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._complete, apart)
+                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._done, apart)
                 beside.Free()
                 self.mail = None if replicated else Mail(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
@@ -280,7 +280,8 @@ class MpiCommunicator:
             os.unlink(path)
         relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
         here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.place)
-        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay)
+        complete = len(ranks) == self.processes
+        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay, complete)
         return watch
 
     @property
@@ -304,6 +305,11 @@ class MpiCommunicator:
         if self._watch is not None:
             self._watch.doing(call, self.steps)
 
+    def went_on(self) -> None:
+        """What this process waits for has made progress."""
+        if self._watch is not None:
+            self._watch.went_on()
+
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
         if self._watch is None:
             return nullcontext()
@@ -322,6 +328,11 @@ class MpiCommunicator:
         gathered = bytearray(self.size * len(mine))
         self._complete(self._comm.Iallgather(mine, gathered), mine, gathered)
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
+
+    def _done(self, request: Any, *used: Any) -> None:
+        """`_complete` for a request of a collective: with each that is done, this process goes on."""
+        self._complete(request, *used)
+        self.went_on()
 
     def _complete(self, request: Any, *used: Any) -> None:
         """Wait until the request is done, which uses these objects.

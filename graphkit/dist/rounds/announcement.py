@@ -89,16 +89,17 @@ class Digests:
     def __init__(self) -> None:
         self._known: dict[Any, tuple[int, int, bytes]] = {}
 
-    def of(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, int, bytes]:
-        """The digests of a call without and with the types of its arrays, and its text."""
-        key = (call, *((a.dtype, a.shape) for a in arrays))
+    def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
+        """The digests of a call without and with its operation and the types of its arrays, and its text."""
+        key = (call, operation, *((a.dtype, a.shape) for a in arrays))
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
-            text = (what if len(arrays) <= 1 else call).encode()[:TEXT]
-            found = self._known[key] = digest_of(call), digest_of(what), text
+            done = (operation,) if operation else ()
+            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays), *done))
+            text = what if len(arrays) <= 1 else " ".join((call, *done))
+            found = self._known[key] = digest_of(call), digest_of(what), text.encode()[:TEXT]
         return found
 
 

@@ -105,18 +105,22 @@ class Channel:
         *,
         priority: int = 0,
         later: bool = True,
+        operation: str = "",
     ) -> Pending:
         """Take part in a call with arrays of these types once all do. later: nobody will wait for it soon.
 
-        Raises RuntimeFailure when the processes no longer go on together.
+        operation: what the action does, in words, where calls of this name may do different things. Raises
+        RuntimeFailure when the processes no longer go on together.
         """
         if self._links.size == 1:
             return alone(call, action)
-        return self._queued(self._made(call, arrays, action, priority), later)
+        return self._queued(self._made(call, arrays, action, priority, operation), later)
 
-    def _made(self, call: str, arrays: Sequence[np.ndarray], action: Action | None, priority: int) -> Pending:
+    def _made(
+        self, call: str, arrays: Sequence[np.ndarray], action: Action | None, priority: int, operation: str
+    ) -> Pending:
         made = Pending(call, action, priority, self)
-        made.name, made.digest, made.text = self._digests.of(call, arrays)
+        made.name, made.digest, made.text = self._digests.of(call, arrays, operation)
         self._links.doing(made.text)
         return made
 
@@ -139,12 +143,18 @@ class Channel:
         made.number = self.calls
 
     def perform(
-        self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None, *, priority: int = 0
+        self,
+        call: str,
+        arrays: Sequence[np.ndarray] = (),
+        action: Action | None = None,
+        *,
+        priority: int = 0,
+        operation: str = "",
     ) -> Any:
         """Post it and wait for it; its result."""
         if self._links.size == 1:
             return alone(call, action).wait()
-        made = self._made(call, arrays, action, priority)
+        made = self._made(call, arrays, action, priority, operation)
         return self._at_once(made, action) if isinstance(action, Sum) else self._queued(made, later=False).wait()
 
     def _at_once(self, made: Pending, summed: Sum) -> Any:
@@ -379,7 +389,8 @@ class Channel:
         names = set(posted[0]).intersection(*posted[1:])
         for name in sorted(names):
             if len({lines[name][0] for lines in posted}) > 1:
-                self._disagree(rows)
+                meant = next(made for made in heads if made.name == name)
+                self._disagree(self._exchanged(self._announcement(heads, meant).pack(b""), meant))
         found = [made for made in heads if made.name in names]
         for made in found:  # the same everywhere
             made.priority = max(announcement.signed(lines[made.name][1]) for lines in posted)
@@ -406,6 +417,7 @@ class Channel:
     def _carry_out(self, chosen: Sequence[Pending], there: Mapping[str, np.ndarray]) -> None:
         """Do it in this order. there: sums that are there already, by call."""
         for group in grouped(chosen, there):
+            self._links.doing(group[0].text)
             flight: _Flight | None = None
             outcomes: list[_Outcome] = []
             if self.overlap == "concurrent" and flies(group, there):

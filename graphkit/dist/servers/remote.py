@@ -29,7 +29,7 @@ from graphkit.dist.sums import compression
 from graphkit.dist.sums.buckets import Buckets
 from graphkit.dist.sums.compressed import CompressedSums
 from graphkit.dist.sums.rows import RowSparse
-from graphkit.dist.updaters import HasUpdater, Updater, check_optimizer, checked_updater
+from graphkit.dist.updaters import HasUpdater, Updater, check_optimizer, checked_updater, updater_facts
 from graphkit.dist.wire.packing import pack, pack_named, unpack
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
 from graphkit.ir.types import dtype_of
@@ -328,7 +328,7 @@ class RemoteStore(KVStore):
 
         The parts of a large key, some rows each, are updated one by one.
         """
-        self._set(checked_updater(updater), f"set_updater({getattr(updater, '__qualname__', updater)!r})")
+        self._set(checked_updater(updater), "set_updater")
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
         """Update the stored values on the servers by each gradient that is pushed; see `gk.optim`."""
@@ -339,12 +339,13 @@ class RemoteStore(KVStore):
                 f"{getattr(optimizer, 'kind', type(optimizer).__name__)} takes norms of whole parameters, and key "
                 f"{divided[0]!r} is divided among {self._servers.servers} servers: use one server, or another optimizer"
             )
-        self._set(optimizer, f"set_optimizer({optimizer!r})")
+        self._set(optimizer, "set_optimizer")
 
     def _set(self, updater: Any, call: str) -> None:
+        self.compare(call, updater_facts(updater))
         if self.rank == 0:
             self._ask_all("updater", {}, [_pickled(updater)])
-        self._communicator.perform(call[:80])
+        self._communicator.perform(f"{call} of the servers")
 
     def call_servers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `function(values, *arguments)` returns on each server, `values` being its parts by key, to read or to

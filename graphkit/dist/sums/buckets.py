@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from graphkit.dist.rounds.posted import Pending
+from graphkit.dist.sums.fingerprint import powers
 from graphkit.dist.sums.rows import RowSparse
 from graphkit.dist.sums.slices import Slices
 
@@ -55,6 +56,8 @@ class Buckets:
         self._begun: dict[str, Pending] = {}
         # What was left out before of arrays that have not come yet.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
+        # The key of a sum, float64, with which the store's fingerprint travels.
+        self.stamped: str | None = None
         self.copied_bytes = 0
         self._waited_seconds = 0.0
         # The last ones, for traces.
@@ -65,6 +68,9 @@ class Buckets:
         return self._waited_seconds + (0.0 if self.on_device is None else self.on_device.waited_seconds)
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        if key == self.stamped:
+            self._start_stamped(key, *arrays)
+            return
         known = self._known(key, arrays)
         self.copied_bytes += copied
         if key in self._restored:
@@ -86,6 +92,21 @@ class Buckets:
                 np.copyto(array, part.reshape(array.shape))
 
         self._begun[key] = self._store.start_sum(key, together, together, self._ordered, take_apart)
+
+    def _start_stamped(self, key: str, array: np.ndarray) -> None:
+        """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer where ranks differ."""
+        size = array.size
+        together = np.empty(size + 2, array.dtype)
+        together[:size] = array.reshape(-1)
+        together[size], together[size + 1] = powers(self._store.fingerprint.number)
+        flight = self._flight(key, together.nbytes)
+
+        def check(total: np.ndarray) -> None:
+            flight.arrive()
+            self._store.fingerprint.check(total[size:], self._store.num_workers)
+            array[...] = total[:size].reshape(array.shape)
+
+        self._begun[key] = self._store.start_sum(key, together, together, self._ordered, check)
 
     def residuals(self) -> dict[str, Sequence[np.ndarray]]:
         """What compression has left out of each array of a key, as vectors. No sum may be on its way."""

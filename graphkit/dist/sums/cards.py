@@ -17,6 +17,7 @@ import numpy as np
 
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.rounds.posted import Sum
+from graphkit.dist.sums.fingerprint import Fingerprint, are_alike, powers
 from graphkit.dist.sums.slices import Slices
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cuda.libraries import nccl
@@ -51,8 +52,9 @@ class CardSums:
     """See DeviceSums. `waited_seconds` counts the time for which this process waited for others to come to a run,
     `sent_bytes` what it gave to be summed."""
 
-    def __init__(self, communicator: Communicator, card: Card, group: Group):
+    def __init__(self, communicator: Communicator, card: Card, group: Group, fingerprint: Fingerprint | None = None):
         self._communicator, self._card, self._group = communicator, card, group
+        self._fingerprint = fingerprint or Fingerprint()
         self._recordings = 0
         self.broken = False
         self.waited_seconds = 0.0
@@ -63,12 +65,14 @@ class CardSums:
 
     def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
         start = time.monotonic()
-        total = self._told(f"sums on cards, {order}", [int(known), *_powers(recording), *_powers(structure)])
+        numbers = [int(known), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
+        total = self._told(f"sums on cards, {order}", numbers)
         self.waited_seconds += time.monotonic() - start
         self.sent_bytes += nbytes
         size = self._communicator.size
-        all_know = int(total[0]) == size and _alike(total[3:5], size)
-        common = recording if all_know and _alike(total[1:3], size) else 0
+        self._fingerprint.check(total[5:7], size)
+        all_know = int(total[0]) == size and are_alike(total[3:5], size)
+        common = recording if all_know and are_alike(total[1:3], size) else 0
         if all_know and not common:
             self._recordings += 1
         return Meeting(all_know, common, self._recordings)
@@ -111,7 +115,8 @@ class CardSums:
     def wait(self, done: Callable[[], bool]) -> None:
         if self.broken or done():
             return
-        with self._communicator.waiting(True):
+        # Cards compute meanwhile: this process does not wait for the others alone.
+        with self._communicator.waiting(True), self._communicator.working():
             begun = looked = time.monotonic()
             while not done():
                 now = time.monotonic()
@@ -152,17 +157,6 @@ class CardSums:
         what = f"failed ({type(error).__name__}: {error})" if isinstance(error, Exception) else "was interrupted"
         rank, steps = self._communicator.rank, self._communicator.steps
         return f"rank {rank} {what} in step {steps}, in sums on cards"
-
-
-def _powers(number: int) -> list[int]:
-    return [number, number * number]
-
-
-def _alike(sums: np.ndarray, size: int) -> bool:
-    """Whether numbers of these first and second powers, summed over all, are one and the same (Cauchy, Schwarz), and
-    not all 0."""
-    first, second = map(int, sums)
-    return first > 0 and first * first == size * second
 
 
 def _itself(total: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from graphkit import config
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.sums.cards import CardSums
+from graphkit.dist.sums.fingerprint import Fingerprint
 from graphkit.errors import GraphkitError, MissingDependency, RuntimeFailure
 from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.devices.loading import DeviceName
@@ -44,8 +45,9 @@ class _Said(NamedTuple):
 class Cards:
     """What the cards of all processes of a communicator agree upon, one group for each choice of cards."""
 
-    def __init__(self, communicator: Communicator):
+    def __init__(self, communicator: Communicator, fingerprint: Fingerprint | None = None):
         self._communicator = communicator
+        self._fingerprint = fingerprint
         self._made: dict[int, tuple[int, CardSums]] = {}
         self._count = 0
 
@@ -123,7 +125,7 @@ class Cards:
         if why:
             group.abort()
             return None, why
-        return CardSums(self._communicator, card, group), ""
+        return CardSums(self._communicator, card, group, self._fingerprint), ""
 
     def _waited_for(self, card: Any, unique: bytes) -> tuple[Any, str]:
         """The group, or why there is none: a thread makes it, which may wait for another process for ever."""
@@ -140,7 +142,7 @@ class Cards:
         thread.start()
         longest = max(_JOINING, config.RANK_TIMEOUT.get())
         end = time.monotonic() + longest
-        with self._communicator.waiting(True):
+        with self._communicator.waiting(True), self._communicator.working():
             while thread.is_alive() and time.monotonic() < end:
                 thread.join(_LOOK)
                 if (reason := self._communicator.lost()) is not None:

@@ -155,11 +155,11 @@ class RowSum:
         self._own = RowSparse(own.indices.copy(), own.values.copy())
         # The arrays by whose types processes find out that they do not mean the same: no rows.
         self.types = (self._own.values[:0], self._own.indices[:0])
-        self._ordered = ordered
+        self.ordered = ordered
         self.sent_bytes = self._own.nbytes
 
     def __call__(self, communicator: Communicator) -> RowSparse:
-        levels = None if self._ordered else communicator.levels
+        levels = None if self.ordered else communicator.levels
         return total(_each(communicator, self._own)) if levels is None else self._over_hosts(levels)
 
     def _over_hosts(self, levels: Levels) -> RowSparse:

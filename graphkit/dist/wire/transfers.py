@@ -44,6 +44,14 @@ class Links(Protocol):
         """Begin to receive at most so many bytes."""
         ...
 
+    def doing(self, call: bytes) -> None:
+        """This process goes on, with this call."""
+        ...
+
+    def went_on(self) -> None:
+        """What this process waits for has made progress."""
+        ...
+
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
     def fail(self, reason: str) -> None:
@@ -184,6 +192,7 @@ class Messages:
 
     def _advance(self) -> None:
         """Look at all that is on its way; `_news` is held."""
+        before = self._left
         try:
             self._sent = [(request, part) for request, part in self._sent if not request.Test()]
             # Messages of a lane come in their order: the room of one is made before that of the next.
@@ -197,7 +206,14 @@ class Messages:
             self._awaited = [arrival for arrival in self._awaited if not arrival.done]
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             self._failure = str(error)
+        if self._left != before:
+            self._links.went_on()
         self._news.notify_all()
+
+    @property
+    def _left(self) -> tuple[int, int]:
+        """How many parts and messages are on their way; `_news` is held."""
+        return len(self._sent), len(self._awaited)
 
     def _has_room(self, arrival: Arrival) -> bool:
         """Whether the shapes are known, and the arrays on their way."""
@@ -214,6 +230,7 @@ class Messages:
 
     def _wait(self, done: Any, what: str) -> None:
         looked = time.monotonic()
+        said = False
         with self._links.waiting(True):
             while True:
                 with self._news:
@@ -226,6 +243,9 @@ class Messages:
                 time.sleep(_PAUSE)
                 if (now := time.monotonic()) - looked > _LOOK:
                     looked = now
+                    if not said:
+                        self._links.doing(what.encode())
+                        said = True
                     if (reason := self._links.lost()) is not None:
                         raise RuntimeFailure(f"{what} are awaited in vain: {reason}")
         self._check(f"{what} will not come: ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from graphkit.executor.lower.lowering import Emission, LoweredGraph, Lowering, NotNative, Site
@@ -28,12 +28,18 @@ class Branches(NamedTuple):
         """Only one of them runs, so that their arenas share the working memory."""
         return max((graph.memory.layout.arena_bytes for graph in self.lowered.values()), default=0)
 
+    def unread(self, captures: int) -> Set[int]:
+        """The positions of the operands that none of the branches that can run reads."""
+        read = {i + 1 for lowered in self.lowered.values() for i in lowered.inputs_read}
+        return {i + 1 for i in range(captures)} - read
+
 
 class Branch(Lowering):
     """The branches of an If in a native program."""
 
-    def __init__(self, branches: Branches):
+    def __init__(self, branches: Branches, captures: int):
         self._branches = branches
+        self.unread = branches.unread(captures)
         self.subgraphs = branches.lowered
         self.scratch_bytes = branches.arena_bytes
 
@@ -43,7 +49,7 @@ class Branch(Lowering):
         for part, builder in zip(PARTS, step.builder.branch(step.name, step.inputs[0]), strict=True):
             graph = self._branches.lowered.get(part)
             if graph is None:
-                builder.fail(f"{step.name}: {self._branches.refused[part]}")
+                builder.fail(f"{step.name}/{part}: {self._branches.refused[part]}")
             else:
                 step.writer.graph(builder, graph, base, step.inputs[1:], targets, prefix=f"{step.name}/{part}/")
 
@@ -52,7 +58,7 @@ def branch(site: Site) -> Branch | None:
     """An If whose branches run without Python."""
     if not is_control(site.node) or site.node.op.name != "If":
         return None
-    return Branch(branches_of(site))
+    return Branch(branches_of(site), len(site.node.inputs) - 1)
 
 
 def branches_of(site: Site) -> Branches:

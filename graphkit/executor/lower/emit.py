@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
-from graphkit.executor.lower.lowering import ABSENT, ARENA, Emission, Location, LoweredGraph
+from graphkit.executor.lower.lowering import ABSENT, ARENA, Emission, Location, LoweredGraph, Lowering
 from graphkit.executor.memory.placement import has_run_time_size
 from graphkit.ir.graph import Node, Value
 
@@ -100,7 +100,7 @@ class Emitter:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
         # Whoever calls Python finds the operands there, and no buffer may be made for what Python steps pass on.
-        inputs = [] if lowering.in_python else locations.inputs(node, lowering.packing)
+        inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
 
@@ -141,11 +141,12 @@ class _Locations:
             self.buffers[root] = self._bound[root][0]
         return self._bound[root]
 
-    def inputs(self, node: Node, packing: NativeKernel | None) -> list[Location]:
+    def inputs(self, node: Node, lowering: Lowering) -> list[Location]:
+        packing = lowering.packing
         packed = () if packing is None else packing.packed_inputs
         found: list[Location] = []
         for position, operand in enumerate(node.inputs):
-            if operand is None:
+            if operand is None or position in lowering.unread:
                 found.append(ABSENT)
             elif position in packed:
                 # Only the packed form: naming the plain array as well would keep it in memory.

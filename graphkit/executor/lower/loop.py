@@ -40,6 +40,9 @@ class NativeLoop(Lowering):
         self._layout = layout
         self.scratch_bytes = scratch_bytes
         self.subgraphs = {"body": layout.body}
+        if not self._tells_rows:
+            captured = range(len(node.inputs))[LoopView.of(node).at_captures]
+            self.unread = set(captured) - layout.body.inputs_read
 
     @property
     def ends(self) -> bool:
@@ -64,7 +67,7 @@ class NativeLoop(Lowering):
             dynamic_states=memory.dynamic_states,
             slices=memory.slices,
             stacks=memory.stacks,
-            empty=self._empty(inputs) if any(has_run_time_size(s.row) for s in layout.stacked) else None,
+            empty=self._empty(inputs) if self._tells_rows else None,
         )
         written = [*([] if flag is None else [flag]), *memory.written, *memory.rows]
         arena = step.scratch[1] + layout.arena
@@ -74,6 +77,11 @@ class NativeLoop(Lowering):
                 value = operand_of(self._node, operand)
                 name = f"{step.name}/state {output}"
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
+
+    @property
+    def _tells_rows(self) -> bool:
+        """Whether the shapes of rows are told from the operands, when there are none."""
+        return any(has_run_time_size(s.row) for s in self._layout.stacked)
 
     def _empty(self, inputs: Sequence[Location]) -> _Empty:
         """What tells the shapes of rows when there are none."""

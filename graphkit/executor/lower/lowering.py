@@ -225,8 +225,8 @@ class Lowering(ABC):
 
     `inplace` are the positions (input, output) that may be the same memory, `scratch_bytes` the working memory that it
     needs in the arena; `packing` is the kernel that wants constant operands in layouts of its own. `subgraphs` are what
-    it runs inside, by the part of a step's name that tells which one a step is in. `reason` says why a better way did
-    not do.
+    it runs inside, by the part of a step's name that tells which one a step is in. `unread` are the positions of the
+    operands whose memory the step does not name. `reason` says why a better way did not do.
     """
 
     kind: KernelKind = "native"
@@ -234,6 +234,7 @@ class Lowering(ABC):
     scratch_bytes: int = 0
     inplace: Sequence[tuple[int, int]] = ()
     packing: NativeKernel | None = None
+    unread: Set[int] = frozenset()
     subgraphs: Mapping[str, LoweredGraph] = MappingProxyType({})
     in_python: ClassVar[bool] = False
 
@@ -262,6 +263,16 @@ class LoweredGraph:
     def steps(self) -> Iterator[tuple[Node, Lowering]]:
         """Every node that computes something, with its lowering, in the graph's order."""
         return zip(self.placement.steps, self.lowerings, strict=True)
+
+    @property
+    def inputs_read(self) -> Set[int]:
+        """The positions of the inputs whose memory a step, or a result, names."""
+        root = self.placement.root
+        read = {root[result.value] for result in self.placement.results}
+        for node, lowering in self.steps:
+            named = (v for i, v in enumerate(node.inputs) if v is not None and i not in lowering.unread)
+            read.update(root[v] for v in named if v in root)
+        return {i for i, v in enumerate(self.graph.inputs) if v in read}
 
     def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
         """Name, node and reason of every step that is interpreted, also inside subgraphs."""

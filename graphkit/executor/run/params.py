@@ -44,6 +44,9 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._views: dict[str, SharedMemory] = {}
         self._versions = dict.fromkeys(self._types, 0)
         self._stamp = 0
+        # How often arrays were assigned, by name and altogether; runs do not assign.
+        self.assigned: dict[str, int] = {}
+        self.assignments = 0
         for name, array in (arrays or {}).items():
             self[name] = array
 
@@ -96,6 +99,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
             self._written(name)
         else:
             self.commit(name, self.fitting(name, array))
+        self.assigned[name] = self.assigned.get(name, 0) + 1
+        self.assignments += 1
 
     def fitting(self, name: str, array: Any) -> np.ndarray:
         """The array as `commit` takes it, a copy if others may write to it; raises InputError when it does not fit."""
@@ -201,6 +206,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         other.__dict__ |= self.__dict__
         other._arrays, other._stored, other._versions = self._arrays.copy(), self._stored.copy(), self._versions.copy()
         other._own, other._views, other._resident = set(), {}, {}
+        other.assigned = self.assigned.copy()
         return other
 
     def __getstate__(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Executor:
     Inputs of role parameter and state are read from `params` by name (they may be fed as well); a run leaves their new
     values there. It writes them over the old ones where it can: arrays of `params` that somebody else holds keep their
     values, the others must not be read while it goes on, and after a run that fails some may be new. An input of role
-    rng is fed from `rng`, which then advances a step.
+    rng is fed from `rng`, which then advances by `rng_stride` steps: of ranks that draw apart, each takes one of them.
     `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
@@ -89,6 +89,7 @@ class Executor:
         device: AnyDevice = "cpu",
         threads: int | None = None,
         seed: int | None = None,
+        rng_stride: int = 1,
         optimize: bool = True,
         inplace: bool = True,
         share: bool = True,
@@ -122,6 +123,7 @@ class Executor:
         ]
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
+        self._rng_stride = rng_stride
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
@@ -362,14 +364,14 @@ class Executor:
             return
         with self._lock:
             seed, step = self._rng
-            self._rng = (seed, step + 1)
+            self._rng = (seed, step + self._rng_stride)
         state = np.array([seed % (1 << 64), step], np.uint64)
         for position in waiting:
             arrays[position] = state
 
     @property
     def rng(self) -> tuple[int, int]:
-        """(seed, step) of the random generator; a run of a graph with random operators advances the step by one."""
+        """(seed, step) of the random generator; a run of a graph with random operators advances the step."""
         return self._rng
 
     @rng.setter
@@ -377,6 +379,13 @@ class Executor:
         seed, step = state
         with self._lock:
             self._rng = (int(seed), int(step))
+
+    def advance(self) -> None:
+        """Advance the generator as a run does, without one."""
+        if self.is_random:
+            with self._lock:
+                seed, step = self._rng
+                self._rng = (seed, step + self._rng_stride)
 
     @property
     def is_random(self) -> bool:

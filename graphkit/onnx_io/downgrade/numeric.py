@@ -29,8 +29,17 @@ def _floored_remainder(site: Site) -> Sequence[Value] | None:
     return [F.where(differs, F.add(remainder, b), remainder)]
 
 
+@rewrites("LayerNormalization", below=ALWAYS)
+def _other_statistics(site: Site) -> Sequence[Value] | None:
+    # ONNX Runtime has no kernel whose mean and deviation are of another type than float32.
+    op = operator(site.node, LayerNormalization)
+    counted_from_front = site.operand(0).rank is None and op.axis >= 0
+    wide = dtype_of_code(op.stash_type)
+    return None if wide is DType.FLOAT32 or counted_from_front else _layer_statistics(site)
+
+
 @rewrites("LayerNormalization", below=17)
-def _layer_statistics(site: Site) -> Sequence[Value] | None:
+def _layer_statistics(site: Site) -> Sequence[Value]:
     x, scale, bias = site.operand(0), site.operand(1), site.input(2)
     op = operator(site.node, LayerNormalization)
     axis = op.axis

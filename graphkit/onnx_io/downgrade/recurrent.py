@@ -19,9 +19,9 @@ def _hidden_size(spelling: Spelling) -> None:
         spelling.attrs["hidden_size"] = shape[2]
 
 
-@rewrites("RNN", "GRU", "LSTM", below=14)
+@rewrites("RNN", "GRU", "LSTM", below=ALWAYS)
 def _batch_first(site: Site) -> Sequence[Value] | None:
-    # Until 14 time came first in every tensor.
+    # Until opset 14 time came first in every tensor. Later ones have layout=1, which ONNX Runtime refuses.
     op = operator(site.node, Recurrence)
     if not op.layout:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TypeAlias
 
-from graphkit.errors import TypeMismatch
+from graphkit.errors import BAD_VALUE, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value, same_type
@@ -67,6 +67,9 @@ def _inferred(graph: Graph, inputs: Sequence[Type], work: _Work) -> tuple[Type, 
                 found = node.op.infer_types(operands)
             except TypeMismatch as error:
                 raise TypeMismatch(f"{node.describe()}, in a subgraph: {error}") from None
+            except (*BAD_VALUE, AttributeError) as error:
+                where = f"{node.describe()}, in a subgraph"
+                raise TypeMismatch(f"{where}: operands and attributes do not fit: {error}") from error
         table.update(zip(node.outputs, found, strict=True))
     return tuple(table[v] for v in graph.outputs)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
-from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, constant, op
 from graphkit.ops.axes import i64
 from graphkit.ops.linalg.elimination import signed_logarithm, solved
 from graphkit.ops.linalg.matrices import REALS, as_matrices, diagonal_mask, matrix_shape, product_type, transposed
@@ -58,7 +58,27 @@ class Det(Op):
         return xp.linalg.det(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return as_matrices(dy) * F.cofactor(node.operands[0])
+        (x,) = node.operands
+        n = None if x.shape is None else x.shape[-1]
+        return as_matrices(dy) * (_by_minors(x, n) if isinstance(n, int) and n <= _MINORS else F.cofactor(x))
+
+
+# Up to this many rows cofactors are determinants, which need no inverse; above, those would be too many.
+_MINORS = 8
+
+
+def _by_minors(x: Any, n: int) -> Any:
+    """The cofactors of x: [..., n, n]: determinants of what is left without a row and a column, with their signs."""
+    if n < 2:
+        return F.constant_of_shape(F.shape(x), value=np.ones(1, x.dtype.numpy))
+    others = np.array([[j for j in range(n) if j != i] for i in range(n)], np.int64).reshape(n, n - 1)
+    # [..., n, n - 1, n, n - 1]: the row and the column that are left out, before those that are left.
+    minors = F.gather(F.gather(x, constant(others), axis=-2), constant(others), axis=-1)
+    axes = range(x.rank + 2)
+    batch, (i, row, j, column) = axes[:-4], axes[-4:]
+    index = np.arange(n)
+    signs = constant(np.where((index[:, None] + index) % 2, -1, 1).astype(x.dtype.numpy))
+    return F.det(F.transpose(minors, perm=(*batch, i, j, row, column))) * signs
 
 
 @op
@@ -86,7 +106,7 @@ class Cofactor(Op):
         return xp.matmul(u * scale[..., None, :], vh)
 
     def expand(self, a: Any) -> Any:
-        # Of invertible matrices; NaN for others.
+        # NaN for matrices without an inverse.
         return as_matrices(F.det(a)) * transposed(F.inverse(a))
 
     def grad(self, node: Node, dy: Any) -> Any:

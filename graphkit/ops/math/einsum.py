@@ -72,8 +72,9 @@ class _Factor(NamedTuple):
 class Einsum(Op):
     """Sum of products by Einstein's convention: a letter for each axis of each operand, "ij,jk->ik".
 
-    Letters that the result lacks are summed over; a repeated one in a term is a diagonal. "..." stands for axes that
-    broadcast. Without "->" the result has those axes, then the letters that occur once, in order. Integers wrap.
+    Letters that the result lacks are summed over; a repeated one in a term is a diagonal. An axis of size 1 broadcasts
+    against the axes that other operands have under its letter. "..." stands for axes that broadcast too. Without "->"
+    the result has those axes, then the letters that occur once, in order. Integers wrap.
     """
 
     equation: str
@@ -103,6 +104,9 @@ class Einsum(Op):
         Sample((0, 3), (3, 2), equation="ij,jk->ik", dtypes=FLOATS),
         Sample((2, 0), (0, 3), equation="ij,jk->ik", dtypes=FLOATS),
         Sample((2, 5, 3, 3), equation="...ii->...i", dtypes=FLOATS),
+        Sample((2, 1), (3, 4), equation="ij,jk->ik", dtypes=FLOATS),
+        Sample((1, 2, 3), (5, 1, 4), equation="bij,bjk->bik", dtypes=FLOATS),
+        Sample((1, 3), (2, 1), (1, 4), equation="ij,ij,jk->ik", dtypes=FLOATS),
     )
 
     def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
@@ -118,6 +122,15 @@ class Einsum(Op):
         rank = len(result) + (extra - 1 if _ELLIPSIS in result else 0)
         return TensorType(xs[0].dtype, [sizes[label] for label in _axes(result, rank)])
 
+    def broadcasts(self, xs: Sequence[TensorType]) -> bool:
+        """Whether an axis of an operand has size 1, and axes under its letter in other operands may have more."""
+        sizes, (terms, _) = self._sizes(xs), _parsed(self.equation)
+        if sizes is None or any(x.shape is None for x in xs):
+            return False
+        labelled = zip(terms, xs, strict=True)
+        pairs = (p for term, x in labelled for p in zip(_axes(term, len(x.known_shape)), x.known_shape, strict=True))
+        return any(size == 1 and sizes[label] != 1 for label, size in pairs if not label.startswith("."))
+
     def _sizes(self, xs: Sequence[TensorType]) -> dict[str, Dim] | None:
         """The size of each label's axes; None when a rank is unknown that "..." hides. Raises TypeMismatch."""
         terms, _ = _parsed(self.equation)
@@ -131,15 +144,25 @@ class Einsum(Op):
                 if _ELLIPSIS in term:
                     return None
                 x = TensorType(x.dtype, fresh_shape(len(term)))
+            own: dict[str, Dim] = {}
             for label, size in zip(_axes(term, len(x.known_shape)), x.known_shape, strict=True):
-                known = sizes.get(label)
-                if label.startswith("."):
-                    sizes[label] = size if known is None else dims.broadcast(known, size)
-                elif known is not None and not dims.may_equal(known, size):
-                    raise TypeMismatch(f"the axes {label!r} of {self.equation!r} have {known} and {size} elements")
-                elif known is None or dims.is_static(size):
-                    sizes[label] = size
+                own[label] = self._same(label, own[label], size) if label in own else size
+            for label, size in own.items():
+                sizes[label] = self._broadcast(label, sizes.get(label, 1), size)
         return sizes
+
+    def _broadcast(self, label: str, a: Dim, b: Dim) -> Dim:
+        """The size of a label that axes of two operands have. Raises TypeMismatch."""
+        try:
+            return dims.broadcast(a, b)
+        except TypeMismatch:
+            raise TypeMismatch(f"the axes {label!r} of {self.equation!r} have {a} and {b} elements") from None
+
+    def _same(self, label: str, a: Dim, b: Dim) -> Dim:
+        """The one size of two axes of a letter. Raises TypeMismatch."""
+        if not dims.may_equal(a, b):
+            raise TypeMismatch(f"the axes {label!r} of {self.equation!r} have {a} and {b} elements")
+        return b if dims.is_static(b) else a
 
     def reference(self, xp: Any, *xs: Any) -> Any:
         return xp.einsum(self.equation.replace(" ", ""), *xs)
@@ -160,6 +183,7 @@ class Einsum(Op):
         total = factors[0]
         for position, factor in enumerate(factors[1:], 1):
             kept = {*wanted, *(label for later in factors[position + 1 :] for label in later.labels)}
+            total, factor = _without_ones(total, factor, kept), _without_ones(factor, total, kept)
             total = _product(_summed(total, {*kept, *factor.labels}), _summed(factor, {*kept, *total.labels}), kept)
         value = _ordered(_summed(total, set(wanted)), wanted)
         return F.identity(value) if work is dtype else F.cast(value, to=dtype)
@@ -175,6 +199,28 @@ def _summed(x: _Factor, kept: set[str]) -> _Factor:
     )
 
 
+def _without_ones(x: _Factor, other: _Factor, kept: set[str]) -> _Factor:
+    """Without the axes of size 1 that broadcast against axes of `other`, and that are summed over with those."""
+    sizes, others = (dict(zip(f.labels, f.value.shape, strict=True)) for f in (x, other))
+    ones = {label for label in sizes if label not in kept and sizes[label] == 1 and others.get(label, 1) != 1}
+    return _summed(x, set(x.labels) - ones)
+
+
+def _fitted(x: _Factor, other: _Factor, contracted: Sequence[str]) -> _Factor:
+    """With the axes that are summed over broadcast to those of `other`; itself where the sizes are known to be equal.
+
+    A run whose sizes do not broadcast fails here: axes that are merged into one could pass in a product.
+    """
+    sizes, others = (dict(zip(f.labels, f.value.shape, strict=True)) for f in (x, other))
+    open_ = [label for label in contracted if sizes[label] != others[label]]
+    if not open_:
+        return x
+    shape = F.shape(other.value)
+    axes = {label: other.labels.index(label) for label in open_}
+    wanted = [shape[axes[label] : axes[label] + 1] if label in axes else i64(1) for label in x.labels]
+    return _Factor(F.expand(x.value, F.concat(*wanted, axis=0)), x.labels)
+
+
 def _ordered(x: _Factor, labels: Sequence[str]) -> Any:
     """The value with its axes in the order of `labels`."""
     perm = [x.labels.index(label) for label in labels]
@@ -187,6 +233,11 @@ def _diagonal(x: _Factor) -> _Factor:
         first = x.labels.index(repeated)
         second = x.labels.index(repeated, first + 1)
         size = F.squeeze(F.shape(x.value)[first : first + 1])
+        if x.value.shape[first] != x.value.shape[second]:
+            # A run in which the sizes differ fails here: below, an axis of size 1 would broadcast.
+            sizes = F.shape(x.value)
+            square = F.concat(sizes[:second], sizes[first : first + 1], sizes[second + 1 :], axis=0)
+            x = _Factor(F.reshape(x.value, square, allowzero=True), x.labels)
         index = F.range(np.int64(0), size, np.int64(1))
         column, row = (F.unsqueeze(index, i64(*_others(len(x.labels), axis))) for axis in (first, second))
         chosen = F.where(F.equal(column, row), x.value, scalar_like(0, x.value))
@@ -210,6 +261,7 @@ def _product(a: _Factor, b: _Factor, kept: set[str]) -> _Factor:
         left = F.unsqueeze(_ordered(a, [*batch, *rows]), i64(*range(len(batch) + len(rows), len(joint))))
         right = F.unsqueeze(_ordered(b, [*batch, *columns]), i64(*range(len(batch), len(batch) + len(rows))))
         return _Factor(F.mul(left, right), joint)
+    a, b = _fitted(a, b, contracted), _fitted(b, a, contracted)
     left, row_sizes, _ = _matrices(_ordered(a, [*batch, *rows, *contracted]), len(batch), len(rows))
     right, _, column_sizes = _matrices(_ordered(b, [*batch, *contracted, *columns]), len(batch), len(contracted))
     y = F.mat_mul(left, right)

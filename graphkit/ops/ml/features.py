@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, ClassVar
 
@@ -166,7 +167,7 @@ class OneHotEncoder(Op):
         # Of equal categories the last one counts.
         table = {category: i for i, category in enumerate(categories)}
         if x.dtype == object:
-            places = np.array([table.get(text, -1) for text in x.reshape(-1).tolist()], np.int64)
+            places = np.fromiter(map(table.get, x.reshape(-1).tolist(), itertools.repeat(-1)), np.int64, x.size)
         else:
             keys = xp.asarray(np.array(sorted(table), np.int64))
             where = xp.asarray(np.array([table[key] for key in sorted(table)], np.int64))

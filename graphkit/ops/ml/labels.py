@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ def looked_up(xp: Any, x: Any, keys: np.ndarray, values: np.ndarray, default: An
         return xp.full(x.shape, default, values.dtype)
     if x.dtype == object or keys.dtype == object:
         table = dict(zip(reversed(keys.tolist()), range(len(keys) - 1, -1, -1), strict=True))
-        places = np.array([table.get(text, -1) for text in x.reshape(-1).tolist()], np.int64)
+        places = np.fromiter(map(table.get, x.reshape(-1).tolist(), itertools.repeat(-1)), np.int64, x.size)
         found = places >= 0
     else:
         distinct, first = np.unique(keys, return_index=True)

@@ -40,11 +40,18 @@ class _Hits(NamedTuple):
 
 
 class _Pool:
-    """What an operator looks for. Words and prefixes have numbers, so that arrays of them can be looked up."""
+    """What an operator looks for. Words and prefixes have numbers, so that arrays of them can be looked up.
 
-    def __init__(self, words: Sequence[Any], levels: list[_Level]):
+    places, weights: where each n-gram is counted, and what it counts. first: the prefix that each word is, -1 for words
+    that begin no n-gram, and as the last element, for the word -1.
+    """
+
+    def __init__(self, words: Sequence[Any], levels: list[_Level], places: np.ndarray, weights: np.ndarray):
         self.words = {word: number for number, word in enumerate(words)}
-        self.levels = levels
+        self.levels, self.places, self.weights = levels, places, weights
+        self.first = np.full(len(words) + 1, -1, np.int64)
+        if levels:
+            self.first[levels[0].keys] = np.arange(len(levels[0].keys))
         self.sorted: np.ndarray | None = None
         if words and not isinstance(words[0], str):
             numbers = np.array(words, np.int64)
@@ -105,7 +112,9 @@ def _pool_of(op: TfIdfVectorizer) -> _Pool:
         grams = np.full(len(keys), -1, np.int64)
         grams[prefix[lengths == size]] = which[lengths == size]
         levels.append(_Level(keys, grams))
-    return _Pool(words, levels)
+    places = np.array(op.ngram_indexes, np.int64)
+    unweighted = op.mode == "TF" or op.weights is None
+    return _Pool(words, levels, places, np.array([1.0] * len(places) if unweighted else op.weights, np.float32))
 
 
 _POOL = {"ngram_counts": (0, 4), "ngram_indexes": (0, 1, 2, 3, 4, 5, 6), "pool_int64s": (2, 3, 5, 4, 5, 6, 7, 8, 6, 7)}
@@ -204,34 +213,34 @@ class TfIdfVectorizer(TextOp):
             shortest = max(self.min_gram_length, 2 if distance > 1 else 1)
             if shortest > self.max_gram_length or (shortest - 1) * distance >= length:
                 break
-            self._add(self._found(pool, words, distance, shortest), result)
+            self._add(pool, self._found(pool, words, distance, shortest), result)
 
-    def _add(self, hits: _Hits, result: np.ndarray) -> None:
-        places = np.array(self.ngram_indexes, np.int64)[hits.gram]
-        unweighted = self.mode == "TF" or self.weights is None
-        weights = np.ones(len(places), np.float32) if unweighted else np.array(self.weights, np.float32)[hits.gram]
+    def _add(self, pool: _Pool, hits: _Hits, result: np.ndarray) -> None:
+        places, weights = pool.places[hits.gram], pool.weights[hits.gram]
         if self.mode == "IDF":
             # In the order of the words, shorter n-grams first: of several at one place, the last one stays.
             order = np.argsort(hits.column, kind="stable")
             result[hits.row[order], places[order]] = weights[order]
         else:
-            np.add.at(result, (hits.row, places), weights)
+            np.add.at(result.reshape(-1), hits.row * result.shape[1] + places, weights)
 
     def _found(self, pool: _Pool, words: np.ndarray, distance: int, shortest: int) -> _Hits:
         """The n-grams of `shortest` words or more, `distance` apart."""
         hits = []
-        row, column = np.nonzero(words >= 0)
-        prefix = np.zeros(len(row), np.int64)
+        prefixes = pool.first[words]
+        row, column = np.nonzero(prefixes >= 0)
+        prefix = prefixes[row, column]
         for size, level in enumerate(pool.levels, 1):
             if not len(row):
                 break
-            here = column + (size - 1) * distance
-            inside = here < words.shape[1]
-            row, column, prefix, here = row[inside], column[inside], prefix[inside], here[inside]
-            word = words[row, here]
-            prefix = np.where(word < 0, -1, _positions(level.keys, prefix * len(pool.words) + word))
-            known = prefix >= 0
-            row, column, prefix = row[known], column[known], prefix[known]
+            if size > 1:
+                here = column + (size - 1) * distance
+                inside = here < words.shape[1]
+                row, column, prefix, here = row[inside], column[inside], prefix[inside], here[inside]
+                word = words[row, here]
+                prefix = np.where(word < 0, -1, _positions(level.keys, prefix * len(pool.words) + word))
+                known = prefix >= 0
+                row, column, prefix = row[known], column[known], prefix[known]
             if size >= shortest:
                 gram = level.grams[prefix]
                 hits.append((row[gram >= 0], column[gram >= 0], gram[gram >= 0]))

@@ -9,7 +9,7 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import Onnx, Sample, op
-from graphkit.ops.text.regex import check_pattern, compiled
+from graphkit.ops.text.regex import check_pattern, compiled, run_of_characters
 from graphkit.ops.text.strings import TextOp, no_text, padded, text
 
 # The marks of ONNX Runtime: start and end of text.
@@ -72,6 +72,9 @@ class Tokenizer(TextOp):
             return list
         least = self.mincharnum
         if not self.separators:
+            if (fast := run_of_characters(self.tokenexp or "")) is not None:
+                find = fast.findall
+                return find if least == 1 else lambda word: [part for part in find(word) if len(part) >= least]
             expression = compiled(self.tokenexp or "", self.name, longest=True)
             return lambda word: [part.decode() for part in _matches(expression, word.encode(), least)]
         separators = [compiled(pattern, self.name, longest=True) for pattern in self.separators]

@@ -62,12 +62,13 @@ class _Mirror:
         """Fill in `wanted` and `token` of the parts.
 
         Of a node of the backward part, `earliest` is the first segment whose copies it depends on, and `latest` the
-        place of the last forward node that it depends on by the backward part. Gradients come back from the last
-        segment to the first: one with a later `earliest` than a segment cannot depend on that segment's copies, and
-        one with a `latest` behind the segment has come back to it.
+        place of the last forward node, in or behind a segment, that it depends on by the backward part. Gradients come
+        back from the last segment to the first: one with a later `earliest` than a segment cannot depend on that
+        segment's copies, and one with a `latest` behind the segment has come back to it.
         """
         earliest: dict[Node, float] = {}
         latest: dict[Node, int] = {}
+        reached = self._behind_segments()
         for node in self._backward:
             # What a guard lets through is no gradient, although it waits for the loss.
             guards = isinstance(node.op, FiniteGuard)
@@ -75,7 +76,7 @@ class _Mirror:
             first = min((earliest[n] for n in before), default=math.inf)
             last = max((latest[n] for n in before), default=-1)
             for value in elements_read(node):
-                if value.node in self._forward and not guards:
+                if value.node in reached and not guards:
                     last = max(last, self._place[value.node])
                 if (segment := self._segment(value)) is not None:
                     self._parts[segment].wanted[value] = None
@@ -93,6 +94,14 @@ class _Mirror:
                 rank = (latest[value.node], self._place[value.node])
                 if rank > best[segment]:
                     best[segment], part.token = rank, value
+
+    def _behind_segments(self) -> set[Node]:
+        """The nodes of the forward part that are in a segment, or depend on one."""
+        found = set(self._part_of)
+        for node in self._graph.nodes:
+            if node in self._forward and any(v.node in found for v in node.operands):
+                found.add(node)
+        return found
 
     @uncollected
     def result(self) -> Graph:

@@ -14,18 +14,19 @@ from graphkit.passes.core.captures import captured, drop_unused_captures, lift_u
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
-def to_training(graph: Graph, frozen: Collection[Value] = ()) -> Graph:
+def to_training(graph: Graph, frozen: Collection[Value] = (), *, batch_statistics: bool = True) -> Graph:
     """BatchNormalization normalises by its batch and updates its running statistics; Dropout drops.
 
     Running statistics that are graph inputs (role "state") get an entry in `updates`; those that an If, Loop or Scan
     captures become results of it, so that a loop updates them in every iteration and a branch when it is taken. A
     BatchNormalization whose statistics are computed inside the graph, or whose scale and offset are both in `frozen`,
-    has its inference form. Raises InvalidModel when two nodes update one statistic.
+    has its inference form; with `batch_statistics=False` every one has. Raises InvalidModel when two nodes update one
+    statistic.
     """
-    return _in_training(graph, set(graph.inputs), set(frozen))
+    return _in_training(graph, set(graph.inputs), set(frozen), batch_statistics)
 
 
-def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Value]) -> Graph:
+def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Value], batch_statistics: bool) -> Graph:
     """The graph in training mode; statistics are updated where they are in `stored`, its inputs that outlive a run."""
     updates: dict[Value, Value] = {}
     known = {state for state, _ in graph.updates}
@@ -41,7 +42,7 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
         if is_batch_norm(node):
             op = operator(node, BatchNormalization)
             scale, offset, mean, var = node.inputs[1:5]
-            if scale in frozen and offset in frozen:
+            if not batch_statistics or (scale in frozen and offset in frozen):
                 return _inference_norm(node, op, operands) if op.training_mode else None
             if mean is None or var is None or mean not in stored or var not in stored:
                 return None
@@ -55,7 +56,10 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
             for key, body in bodies.items():
                 pairs = captured(node, body)
                 bodies[key] = _in_training(
-                    body, {i for o, i in pairs if o in stored}, {i for o, i in pairs if o in frozen}
+                    body,
+                    {i for o, i in pairs if o in stored},
+                    {i for o, i in pairs if o in frozen},
+                    batch_statistics,
                 )
             outputs, lifted = lift_updates(node, operands, bodies)
             record(node, lifted)
@@ -64,6 +68,11 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
 
     trained = rewrite(graph, rule)
     return trained.replace(updates=[*trained.updates, *updates.items()]) if updates else trained
+
+
+def batch_norms(graph: Graph) -> int:
+    """How many BatchNormalizations the graph has that `to_training` makes normalise by their batch."""
+    return sum(isinstance(node.op, BatchNormalization) and node.op.training_mode for node in all_nodes(graph))
 
 
 def to_inference(graph: Graph) -> Graph:

@@ -12,7 +12,8 @@ from combinations import full
 import graphkit as gk
 from graphkit.errors import GraphkitError, MissingDependency, TypeMismatch, UsageError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.ops.text import regex
+from graphkit.ops.text import regex, tokenizer
+from graphkit.ops.text.tokenizer import Tokenizer
 
 RNG = np.random.default_rng(0)
 DOTLESS, DOTTED = "\u0131", "\u0130"
@@ -292,3 +293,22 @@ def test_tokenizer(attributes: dict[str, Any]) -> None:
     check(both(gk.tokenizer, words, **options))
     check(both(gk.tokenizer, words[0], **options))
     check(both(gk.tokenizer, np.array(["", ""], object), **options))
+
+
+FAST = ["[a-zA-Z0-9_]+", "[a-cB]+", "[ ,.]+"]
+SLOW = ["[é]+", "[^a]+", r"[\w]+", "[a-z]", "[z-a]+", "[[:alpha:]]+", "[a-]+", "[-a]+", "[a]+b"]
+
+
+def test_other_patterns_are_those_of_re2_alone() -> None:
+    assert [pattern for pattern in [*FAST, *SLOW] if regex.run_of_characters(pattern) is not None] == FAST
+
+
+@pytest.mark.parametrize("pattern", FAST)
+@pytest.mark.parametrize("least", [1, 3])
+def test_runs_of_characters_are_those_that_re2_finds(pattern: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*drawn(200, longest=40), "", "__a1", "abc abcd\nab"]
+    op = Tokenizer(mark=False, mincharnum=least, pad_value="#", tokenexp=pattern)
+    found = list(map(op._splitter(), texts))
+    monkeypatch.setattr(tokenizer, "run_of_characters", lambda pattern: None)
+    assert list(map(op._splitter(), texts)) == found
+    assert any(found)

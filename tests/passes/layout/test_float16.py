@@ -8,7 +8,7 @@ from cases import each_case
 from combinations import in_one_item
 
 import graphkit as gk
-from graphkit.checks.noise import in_double_precision
+from graphkit.checks.rounding import in_double_precision
 from graphkit.checks.samples import dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
 from graphkit.executor.run.params import ParamStore

@@ -57,7 +57,7 @@ class PreparedBranch(SubgraphKernel):
         """See SubgraphKernel."""
         part = PARTS[0 if self._device.copy_out(inputs[0], None).any() else 1]
         if (why := self._branch.branches.refused.get(part)) is not None:
-            raise RuntimeFailure(f"{self._branch.node.describe()}: {why}")
+            raise RuntimeFailure(f"{self._branch.node.describe()}: its {part} branch cannot be computed: {why}")
         return self._steps_of(part, inputs, outputs, scratch)
 
     def _steps_of(self, part: str, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:

@@ -30,7 +30,7 @@ from graphkit.cli import doctor
 from graphkit.dist.sums import cards, joined
 from graphkit.dist.sums.cards import CardSums
 from graphkit.dist.sums.slices import Slices
-from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.errors import MissingDependency, RanksDiffer, RuntimeFailure
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.lower.lowering import Meeting
@@ -118,6 +118,20 @@ def test_sums_of_every_type(machine: Machine, dtype: DType) -> None:
     for found in machine.run(work, 3):
         for array, total in zip(found, totals, strict=True):
             np.testing.assert_array_equal(array.astype(np.float64), total)
+
+
+def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
+    """Nothing is launched where ranks take different steps."""
+
+    def work(store: Any, card: Card) -> bool:
+        sums = sums_of(store)
+        store.fingerprint.number = 5 + store.rank
+        with pytest.raises(RanksDiffer):
+            sums.meet("order", 4, True, 1, 1)
+        store.fingerprint.number = 5
+        return sums.meet("order", 4, True, 1, 1).known
+
+    assert machine.run(work, 3) == [True] * 3
 
 
 @pytest.mark.parametrize("dtype", [DType.BOOL, DType.INT16, DType.COMPLEX64, DType.STRING], ids=lambda d: d.value)
@@ -288,10 +302,15 @@ class Alone:
     rank, size, steps = 0, 2, 7
 
     def __init__(self, reason: str | None):
-        self.reason, self.told = reason, ""
+        self.reason, self.told, self.said = reason, "", list[str]()
 
     def waiting(self, for_steps: bool) -> Any:
         assert for_steps
+        self.said.append("waiting")
+        return nullcontext()
+
+    def working(self) -> Any:
+        self.said.append("working")
         return nullcontext()
 
     def lost(self) -> str | None:
@@ -336,6 +355,7 @@ def test_who_is_lost_ends_the_wait(
     with pytest.raises(RuntimeFailure) as raised:
         sums.wait(group.done)
     assert str(raised.value) == communicator.told == message
+    assert communicator.said == ["waiting", "working"]  # the card may compute: it is no rank that only waits
     assert group.aborted.is_set()
     assert sums.broken
     start = time.monotonic()

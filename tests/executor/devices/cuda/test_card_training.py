@@ -96,3 +96,42 @@ def test_what_consists_of_kernels_is_expanded(card: Card) -> None:
     for key, array in params.items():
         np.testing.assert_allclose(found[key], array, rtol=1e-3, atol=1e-5)
     assert not card.interpreted
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}, {"clip_norm": 0.1}], ids=str)
+def test_weights_of_batches(card: Card, options: dict[str, object]) -> None:
+    """The weight of a batch is computed on the card, and divides what the host adds up."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((24, 6)).astype(np.float32), np.sort(rng.integers(0, 3, 24))
+    loss = gk.losses.get("softmax_cross_entropy", class_weights=[1.0, 20.0, 0.1], label_smoothing=0.1)
+
+    def fitted(device: str) -> tuple[dict[str, float], gk.Model]:
+        net = gk.Model({"y": gk.nn.linear(gk.tanh(gk.nn.linear(gk.input("x", ["N", 6]), 5)), 3)}, name="net", seed=3)
+        trainer = gk.Trainer(net, loss, gk.optim.Adam(0.01), device=device, seed=1, **options)
+        return trainer.fit(data, data, epochs=2, batch_size=5, progress=False)[-1], net
+
+    (here, expected), (there, found) = fitted("cpu"), fitted("cuda")
+    for name in ("loss", "valid_loss"):
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-4)
+    for name, array in expected.params.items():
+        np.testing.assert_allclose(found.params[name], array, rtol=1e-3, atol=1e-4)
+
+
+def test_half_parameters_have_states_in_float32(card: Card) -> None:
+    """Adam's steps of 1e-4 vanish in float16."""
+
+    def stepped(device: str) -> gk.Trainer:
+        x, w = gk.input("x", ["N", 4], "float16"), gk.parameter("w", [4, 3], dtype="float16")
+        net = gk.Model({"y": gk.mat_mul(x, w)}, name="net", seed=1)
+        trainer = gk.Trainer(net, optimizer=gk.optim.Adam(1e-4), device=device, ema=0.9, threads=1)
+        rng = np.random.default_rng(0)
+        for _ in range(12):
+            trainer.step(rng.standard_normal((8, 4)).astype(np.float16), rng.integers(0, 3, 8))
+        return trainer
+
+    here, there = stepped("cpu"), stepped("cuda")
+    for name in ("w/master", "w/average", "w/variance"):
+        found, expected = there._stepper.slots[name], here._stepper.slots[name]
+        assert np.asarray(found).dtype == np.float32
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-3, atol=1e-5)
+    assert there.net.params["w"].dtype == np.float16

@@ -1,0 +1,120 @@
+"""A graph in double precision, as it is and with random rounding: how far rounding carries in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.noise import EPSILON, Spread, Spreads
+from graphkit.checks.precision import in_float64, widened_value
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops.evaluate import run_node
+
+# How often double precision is disturbed, and by how many last digits before something is quantised.
+_DRAWS, _BEFORE_STEPS = 4, 4.0
+# Operators that round to a grid which does not follow from the element type.
+_QUANTISING = ("Quantize", "QLinear", "QGemm")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Random errors after every node: of each element, and of the largest element of its tensor, by these factors.
+
+    Results that differ by as much as these change them are equal but for rounding (random rounding: Parker, "Monte
+    Carlo Arithmetic", UCLA CSD-970002, 1997).
+    """
+
+    of_element: float
+    of_tensor: float
+    seed: int
+
+    def disturbed(self, value: Any, rng: np.random.Generator) -> Any:
+        if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not value.size:
+            return value
+        finite = value[np.isfinite(value)]
+        largest = float(np.abs(finite).max()) if finite.size else 0.0
+        own, common = (rng.uniform(-1.0, 1.0, value.shape) for _ in range(2))
+        with np.errstate(all="ignore"):
+            found = value * (1.0 + self.of_element * own) + self.of_tensor * largest * common
+        # Whole numbers are exact, and may be positions or steps of a grid that Cast cuts off.
+        return np.where(value == np.rint(value), value, found)
+
+
+def in_double_precision(model: Any, feeds: Mapping[str, Any], rounding: Rounding | None = None) -> dict[str, Any]:
+    """The model's outputs by name, every float in it float64, interpreted: no rewrite, no native kernel.
+
+    Operators that take no float64 compute in their own types. Raises GraphkitError where there is too little memory.
+    """
+    graph = model.graph
+    given = [feeds[name] if name in feeds else model.params[name] for name in graph.input_names]
+    needed = sum(8 * np.asarray(array).size for array in given)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory // 2:
+        raise UnsupportedError(f"parameters in double precision take {needed >> 20} MiB of {memory >> 20}")
+    wide = in_float64(graph, narrow=True)
+    try:
+        results = _evaluated(wide, [widened_value(array) for array in given], rounding)
+    except MemoryError as error:
+        raise UnsupportedError(f"double precision needs more memory than there is: {error}") from None
+    return dict(zip(model.outputs, results, strict=True))
+
+
+def _evaluated(graph: Graph, inputs: Sequence[Any], rounding: Rounding | None) -> list[Any]:
+    rng = np.random.default_rng(0 if rounding is None else rounding.seed)
+    table: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for node, spent in zip(graph.nodes, graph.spent, strict=True):
+        made: Sequence[Any] = run_node(node, [None if v is None else table[v] for v in node.inputs])
+        if rounding is not None and node.operands:
+            made = [rounding.disturbed(value, rng) for value in made]
+        table.update(zip(node.outputs, made, strict=True))
+        for value in spent:
+            del table[value]
+    return [table[v] for v in graph.outputs]
+
+
+def quantises(graph: Graph) -> bool:
+    """Whether values are rounded to a grid, in subgraphs too, so that a last digit may become a whole step."""
+
+    def does(node: Node) -> bool:
+        inner = node.op.subgraphs().values()
+        return any(part in node.op.name for part in _QUANTISING) or any(map(quantises, inner))
+
+    return any(map(does, graph.nodes))
+
+
+def spreads(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, Spreads]:
+    """By the name of an output that is one tensor of floats, how far rounding moves it. truth: in double precision."""
+    step = max((EPSILON.get(dtype, 0.0) for dtype in _dtypes(model.graph)), default=0.0)
+    kinds = [Rounding(0.0, step, 0)]
+    if quantises(model.graph):
+        kinds.append(Rounding(_BEFORE_STEPS * step, 0.0, 0))
+    moved = [_moved(model, feeds, truth, kind) for kind in kinds]
+    return {name: Spreads(found, moved[1][name] if len(moved) > 1 else None) for name, found in moved[0].items()}
+
+
+def _moved(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], kind: Rounding) -> dict[str, Spread]:
+    """The distances from truth of some draws, by output."""
+    names = [name for name, value in truth.items() if isinstance(value, np.ndarray) and value.dtype == np.float64]
+    found = {name: Spread(np.zeros(truth[name].shape), 0.0) for name in names}
+    for seed in range(_DRAWS):
+        drawn = in_double_precision(model, feeds, Rounding(kind.of_element, kind.of_tensor, seed))
+        for name in names:
+            if drawn[name].shape == truth[name].shape:
+                with np.errstate(all="ignore"):
+                    distance = np.abs(drawn[name] - truth[name])
+                distance = np.where(np.isfinite(distance), distance, 0.0)
+                mean = float(distance.mean()) if distance.size else 0.0
+                found[name] = Spread(np.fmax(found[name].highest, distance), found[name].mean + mean / _DRAWS)
+    return found
+
+
+def _dtypes(graph: Graph) -> Iterator[DType]:
+    for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
+        if isinstance(value.type, TensorType):
+            yield value.type.dtype

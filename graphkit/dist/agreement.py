@@ -1,0 +1,109 @@
+"""Comparison of settings between all ranks of a job. A difference is one error on all ranks, which names all sides."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.wire.packing import pack, unpack
+from graphkit.errors import RanksDiffer
+from graphkit.text import listed
+
+# How many differences a message has, and how many characters of a value.
+_MOST, _LONGEST = 5, 120
+# Bytes of the digest that all ranks exchange.
+_DIGEST = 32
+
+
+def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> None:
+    """Raise RanksDiffer on all ranks unless `facts` are equal on all of them. Collective: every rank calls it.
+
+    Ranks that agree exchange one message of 32 bytes.
+
+    Args:
+        communicator: The ranks.
+        what: Names the call, in errors too: "set_optimizer".
+        facts: Settings by name. They are compared as `shown` writes them.
+    """
+    if communicator.size == 1:
+        return
+    mine = {name: shown(value) for name, value in facts.items()}
+    data = pack(mine)
+    digest = np.frombuffer(hashlib.blake2b(data.tobytes(), digest_size=_DIGEST).digest(), np.uint8)
+    digests = communicator.perform(what, [digest], partial(communicator.allgather, digest))
+    if (digests == digests[0]).all():
+        return
+    size = np.array([data.nbytes], np.int64)
+    sizes = communicator.perform(f"{what}: sizes", [size], partial(communicator.allgather, size)).reshape(-1).tolist()
+    parts = communicator.perform(f"{what}: details", (), partial(communicator.allgather_parts, data, sizes))
+    raise RanksDiffer(_message(what, [unpack(part)[0] for part in parts]))
+
+
+def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
+    """Every name whose values differ, with the ranks of each value. facts: by rank."""
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    said = []
+    for name in names:
+        ranks: dict[str, list[int]] = {}
+        for rank, each in enumerate(facts):
+            ranks.setdefault(each.get(name, "none"), []).append(rank)
+        if len(ranks) > 1:
+            (value, first), *others = ranks.items()
+            sides = [
+                f"{_ranks(first)} {name} {_short(value)}",
+                *(f"{_ranks(found)} {_short(v)}" for v, found in others),
+            ]
+            said.append(", ".join(sides))
+    more = f" and {len(said) - _MOST} more" if len(said) > _MOST else ""
+    advice = "Give every rank the same settings, and change them on all ranks alike"
+    return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. {advice}"
+
+
+def _short(value: str) -> str:
+    """A value for a message; of a long one the beginning, and a checksum of all of it."""
+    if len(value) <= _LONGEST:
+        return value
+    return f"{value[:_LONGEST]}... (checksum {zlib.crc32(value.encode()):08x})"
+
+
+def _ranks(found: Sequence[int]) -> str:
+    """`rank 1 has`, `ranks 0, 2 have`."""
+    several = len(found) > 1
+    return f"rank{'s' if several else ''} {listed(found, len(found), 8)} {'have' if several else 'has'}"
+
+
+def shown(value: Any) -> str:
+    """A setting as a message shows it; equal settings give equal texts."""
+    match value:
+        case None:
+            return "none"
+        case str():
+            return value
+        case {"type": "constant", "rate": rate}:
+            return shown(rate)
+        case {"type": kind}:
+            options = ", ".join(f"{name}={shown(each)}" for name, each in value.items() if name != "type")
+            return f"{kind}({options})"
+        case Mapping():
+            return ", ".join(f"{name} {shown(each)}" for name, each in value.items()) or "none"
+        case list() | tuple():
+            return ", ".join(map(shown, value)) or "none"
+    return repr(value)
+
+
+def arrays_facts(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The type of each array and a checksum of its elements, by name."""
+    return {name: f"{a.dtype}{list(a.shape)} (checksum {checksum(a):08x})" for name, a in sorted(arrays.items())}
+
+
+def checksum(array: np.ndarray) -> int:
+    """A checksum of the elements of an array, 32 bits."""
+    if array.dtype.kind in "OT":  # texts
+        return zlib.crc32(repr(array.tolist()).encode())
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,50 @@
+"""Nodes that are valid at every target and that ONNX Runtime refuses, or gets wrong, are written in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.ir.graph import Value
+from graphkit.ir.types import HALVES, INTEGERS, DType
+from graphkit.onnx_io.downgrade import ALWAYS, Site, rewrites
+from graphkit.ops import F, constant, operator
+from graphkit.ops.math.einsum import Einsum
+from graphkit.ops.tensor.scatter import ScatterElements, ScatterND
+
+
+@rewrites("ScatterElements", "ScatterND", below=ALWAYS)
+def _sums_of_halves(site: Site) -> Sequence[Value] | None:
+    # ONNX Runtime has a kernel for halves, which fails in the run unless there is no reduction.
+    op = site.op
+    assert isinstance(op, (ScatterElements, ScatterND))
+    x, indices, updates = (site.operand(i) for i in range(3))
+    if op.reduction == "none" or x.dtype not in HALVES:
+        return None
+    wide = [F.cast(x, to=DType.FLOAT32), indices, F.cast(updates, to=DType.FLOAT32)]
+    return [F.cast(site.node.rebuilt(wide).output, to=x.dtype)]
+
+
+@rewrites("OneHot", below=ALWAYS)
+def _chosen_values(site: Site) -> Sequence[Value] | None:
+    # ONNX Runtime has kernels for few element types: the others are looked up by a OneHot of int64.
+    indices, depth, values = (site.operand(i) for i in range(3))
+    if values.dtype in (DType.FLOAT32, DType.FLOAT16, DType.INT64, DType.STRING):
+        return None
+    integers = [F.cast(v, to=DType.INT64) if v.dtype in INTEGERS else v for v in (indices, depth)]
+    chosen = site.node.rebuilt([*integers, constant(np.array([0, 1]))]).output
+    return [F.gather(values, chosen)]
+
+
+@rewrites("Sum", below=ALWAYS)
+def _sum_of_two(site: Site) -> Sequence[Value] | None:
+    # ONNX Runtime's optimiser fails on a Sum of two behind a product, if one operand of that is a third result.
+    return [F.add(site.operand(0), site.operand(1))] if len(site.inputs) == 2 else None
+
+
+@rewrites("Einsum", below=ALWAYS)
+def _broadcast_letters(site: Site) -> Sequence[Value] | None:
+    # ONNX Runtime infers the size of a letter from one operand, 1 too, and folds what depends on that size.
+    op, operands = operator(site.node, Einsum), [site.operand(i) for i in range(len(site.inputs))]
+    return [op.expand(*operands)] if op.broadcasts([v.tensor for v in operands]) else None

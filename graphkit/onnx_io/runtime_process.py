@@ -1,0 +1,189 @@
+"""ONNX Runtime in a process of its own: a crash there (SIGFPE, SIGSEGV) is an error here, with the signal's name."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from onnx import ModelProto
+
+from graphkit import errors
+from graphkit.errors import ReferenceEnded, RuntimeFailure
+from graphkit.ir.atomic import scratch_folder
+from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
+from graphkit.onnx_io.external_data import raw_bytes
+
+# Finds what this process finds, whatever the options and the environment of the interpreter.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; from graphkit.onnx_io.runtime_process import main; main(int(sys.argv[1]))"
+)
+# Larger models go through a file: on the way through a socket each has several copies in memory.
+_SENT = 1 << 26
+# Seconds in which a process ends that has no more requests to wait for.
+_GRACE = 2.0
+
+
+class _Process:
+    """One process, which answers one request after the other."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        mine, other = socket.socketpair()
+        with other:
+            paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM, str(other.fileno()), *paths],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(other.fileno(),),
+                    # No signal of the terminal reaches it.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                mine.close()
+                raise RuntimeFailure(f"a process for ONNX Runtime cannot be started: {error}") from None
+        self._connection = Connection(mine.detach())
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Any) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(request, protocol=5))
+        except OSError:
+            raise self._ended() from None
+
+    def answer(self) -> tuple[str, Any]:
+        """The name of the exception that was raised there, or "", and its message, or the outputs.
+
+        Raises ReferenceEnded where it has ended.
+        """
+        try:
+            answer: tuple[str, Any] = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._ended() from None
+        return answer
+
+    def _ended(self) -> ReferenceEnded:
+        try:
+            code = self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            return ReferenceEnded("ONNX Runtime's process has closed its connection")
+        how = f"with the exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        return ReferenceEnded(f"ONNX Runtime's process has ended {how} while it ran the model")
+
+    def close(self, at_once: bool = False) -> None:
+        self._connection.close()
+        try:
+            self._process.wait(0 if at_once else _GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# Processes that wait for a request.
+_idle: list[_Process] = []
+_choosing = threading.Lock()
+
+
+def prepare() -> None:
+    """Start a process for a request to come, so that it is ready when the model and its inputs are."""
+    _idle.append(_taken())
+
+
+def _taken() -> _Process:
+    """A process that waits for a request, or a new one."""
+    with _choosing:
+        own = [process for process in _idle if process.owner == os.getpid()]
+        alive = next((process for process in own if process.is_alive), None)
+        for process in own if alive is None else (alive,):
+            _idle.remove(process)
+    for process in own if alive is None else ():
+        process.close(at_once=True)
+    return alive or _Process()
+
+
+def _close_all() -> None:
+    while _idle:
+        process = _idle.pop()
+        if process.owner == os.getpid():
+            process.close()
+
+
+class Pending:
+    """A run that another process has begun. is_over: it has answered."""
+
+    def __init__(self, process: _Process):
+        self._process = process
+        self.is_over = False
+
+    def results(self) -> dict[str, Any]:
+        """The outputs by name, once they are there.
+
+        Raises what OnnxRuntimeModel raises, and ReferenceEnded where the process ended before it had them.
+        """
+        kind, found = self._process.answer()
+        self.is_over = True
+        if kind:
+            raise getattr(errors, kind)(found)
+        outputs: dict[str, Any] = found
+        return outputs
+
+
+@contextlib.contextmanager
+def running(
+    model: str | os.PathLike[str] | bytes | ModelProto, feeds: Mapping[str, Any], threads: int | None = None
+) -> Iterator[Pending]:
+    """Around other work, while another process runs the model in ONNX Runtime. The arguments are OnnxRuntimeModel's."""
+    with contextlib.ExitStack() as stack:
+        source: str | bytes
+        if isinstance(model, ModelProto) and (size := raw_bytes(model)) > _SENT:
+            path = stack.enter_context(scratch_folder()) / "model.onnx"
+            save(model, path, external=size > EXTERNAL_ABOVE)
+            source = str(path)
+        elif isinstance(model, ModelProto):
+            source = model.SerializeToString()
+        else:
+            source = model if isinstance(model, bytes) else os.path.abspath(os.fspath(model))
+        process = _taken()
+        pending = Pending(process)
+        try:
+            process.ask((source, dict(feeds), threads))
+            yield pending
+        finally:
+            # What it has not answered for would be the answer to the next request.
+            if pending.is_over:
+                _idle.append(process)
+            else:
+                process.close(at_once=True)
+
+
+def main(descriptor: int) -> None:
+    """The process: answers requests until the other side closes the connection."""
+    from graphkit.onnx_io.compare import OnnxRuntimeModel
+
+    with Connection(descriptor) as connection:
+        while True:
+            try:
+                model, feeds, threads = pickle.loads(connection.recv_bytes())
+            except EOFError:
+                return
+            try:
+                answer: tuple[str, Any] = ("", OnnxRuntimeModel(model, threads=threads).run(feeds))
+            except errors.GraphkitError as error:
+                answer = (type(error).__name__, str(error))
+            connection.send_bytes(pickle.dumps(answer, protocol=5))
+
+
+atexit.register(_close_all)

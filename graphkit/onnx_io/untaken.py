@@ -1,0 +1,110 @@
+"""Branches of If that cannot be computed: a file may have them, and runs as long as no run takes them.
+
+Such a branch is built on operands of unknown sizes, ranks or elements, from which its types can be inferred. The node
+has the true operands: there inference finds that the branch does not fit, takes the results' types from the other
+branch, and a run that takes the branch ends in an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.ir import dims
+from graphkit.ir.graph import Value
+from graphkit.ir.subgraph import checkpoint
+from graphkit.ir.types import SequenceType, TensorType, Type
+
+if TYPE_CHECKING:
+    from graphkit.onnx_io.importer import Builder, Names, Setting
+    from graphkit.onnx_io.scopes import Region
+
+# What is forgotten of the operands that a branch takes from outside, least first: (ranks too, of constants too).
+_LEVELS = ((False, False), (True, False), (False, True), (True, True))
+
+
+class StandIns:
+    """Operands of less known types for what one branch reads from outside of itself.
+
+    `mark` is the checkpoint taken before the branch. `ranks`: forget ranks, not sizes alone. `constants`: forget the
+    sizes and elements of constants too, those inside the branch included. `originals` has the value that each stands
+    for, `outer` the stand-ins of the branch around this one.
+    """
+
+    def __init__(self, mark: int, ranks: bool, constants: bool, outer: StandIns | None):
+        self.originals: dict[Value, Value] = {}
+        self._mark, self._ranks, self._constants, self._outer = mark, ranks, constants, outer
+        self._made: dict[Value, Value] = {}
+
+    def of(self, value: Value) -> Value:
+        """The operand to read in place of `value`: itself where it is the branch's own."""
+        if self._outer is not None:
+            value = self._outer.of(value)
+        constant = value.node is not None and value.node.op.name == "Constant" and not value.node.op.domain
+        # Parameters and stand-ins are outside wherever they are made.
+        outside = value.serial < self._mark or (value.is_input and value.role != "data")
+        if not (self._constants if constant else outside):
+            return value
+        if value not in self._made:
+            # A value of this role may be captured from outside although it is made inside.
+            made = Value(_forgotten(value.type, self._ranks), value.name, role="parameter")
+            self._made[value], self.originals[made] = made, value
+        return self._made[value]
+
+
+def branch_outputs(
+    builder: Builder, region: Region, names: Names, setting: Setting, originals: dict[Value, Value]
+) -> list[Value]:
+    """The outputs of a branch of an If, built in a scope inside `names`.
+
+    Where operands do not fit, the branch is built on stand-ins for values from outside: `originals` gets the value that
+    each stands for. Raises what building the branch raises, when no stand-ins help.
+    """
+    if region.inputs:
+        raise InvalidModel(f"{region.place} has {len(region.inputs)} inputs, 0 are passed to it")
+    try:
+        return builder.region(region, type(names)(names), setting)
+    except InvalidModel as error:
+        # Nothing helps a branch inside of this one for which stand-ins have been tried.
+        if error is builder.final_error:
+            raise
+        refused = error
+    for ranks, constants in _LEVELS:
+        stand_ins = StandIns(checkpoint(), ranks, constants, builder.stand_ins)
+        try:
+            with _reading(builder, stand_ins):
+                outputs = builder.region(region, type(names)(names), setting)
+        except (InvalidModel, UnsupportedError):
+            continue
+        originals.update(stand_ins.originals)
+        return outputs
+    builder.final_error = refused
+    raise refused
+
+
+@contextmanager
+def _reading(builder: Builder, stand_ins: StandIns) -> Iterator[None]:
+    """Inside, the nodes that the builder makes read stand-ins."""
+    before, builder.stand_ins = builder.stand_ins, stand_ins
+    try:
+        yield
+    finally:
+        builder.stand_ins = before
+
+
+def restored(captured: Sequence[Value], originals: dict[Value, Value]) -> list[Value]:
+    """The operands of an If for what its branches capture: the true values in place of stand-ins."""
+    return [originals.get(v, v) for v in captured]
+
+
+def _forgotten(kind: Type, ranks: bool) -> Type:
+    """A type of the same elements of which less is known."""
+    if isinstance(kind, SequenceType):
+        return SequenceType(_forgotten(kind.element, ranks))
+    if not isinstance(kind, TensorType):
+        return kind.with_element(_forgotten(kind.element, ranks))
+    if ranks or kind.shape is None:
+        return TensorType(kind.dtype)
+    return TensorType(kind.dtype, [dims.fresh() for _ in kind.shape])

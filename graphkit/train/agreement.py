@@ -1,0 +1,168 @@
+"""Checks that ranks that train together agree: on their set-up once, and on settings that may drift in every step.
+
+A fingerprint of the settings that may drift travels with the loss of a step, so it needs no message of its own. If the
+fingerprints of ranks differ, no rank writes anything, and all raise the same error.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any, Protocol
+
+from graphkit.dist.agreement import checksum
+from graphkit.dist.kvstore import KVStore
+from graphkit.dist.sums.fingerprint import LIMIT
+from graphkit.dist.updaters import optimizer_facts
+from graphkit.errors import RanksDiffer
+from graphkit.executor.run.params import ParamStore
+from graphkit.train import step as steps
+from graphkit.train.selection import TrainedParameter
+
+# The learning rate, and four counts.
+_NUMBERS = struct.Struct("<d4q")
+
+
+def compare_setup(
+    store: KVStore | None,
+    rule: steps.UpdateRule,
+    trained: Sequence[TrainedParameter],
+    params: ParamStore,
+    options: Mapping[str, Any],
+) -> None:
+    """Raise RanksDiffer on all ranks unless all make the same trainer. Collective: every rank calls it.
+
+    Args:
+        store: That of the ranks. Without one, or with one rank, nothing is compared.
+        rule: How gradients become updates.
+        trained: The parameters that are trained.
+        params: All parameters and states of the model.
+        options: Further options by name.
+    """
+    if store is None or store.num_workers == 1:
+        return
+    facts = {
+        "graphkit": version("graphkit"),
+        **optimizer_facts(rule.optimizer),
+        "clip_norm": rule.clip_norm,
+        "ema": None if rule.ema is None else rule.ema.describe(),
+        "on_nonfinite": rule.on_nonfinite,
+        "bucket_bytes": store.known_bucket_bytes,
+        **options,
+    }
+    multipliers = {t.name: t for t in trained}
+    for name in params:
+        facts[f"parameter {name!r}"] = f"{params.type_of(name)}, {_training(multipliers.get(name))}"
+    store.compare("the set-up of their Trainer", facts)
+
+
+def _training(parameter: TrainedParameter | None) -> str:
+    """How a parameter is trained."""
+    if parameter is None:
+        return "not trained"
+    rows = ", lazy" if parameter.lazy else ""
+    return f"trained, lr_mult {parameter.lr_mult:g}, wd_mult {parameter.decay_mult:g}{rows}"
+
+
+class Counts(Protocol):
+    """What counts the updates, the batches that wait for one, and the steps that were skipped, as a Stepper does."""
+
+    updates: int
+    waiting: int
+    skipped: int
+
+
+class Unshared:
+    """The agreement of a rank that takes its steps alone: nothing is compared."""
+
+    def resumed(self, run: Mapping[str, Any]) -> None:
+        """This rank goes on with a run."""
+
+    def of_step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def agreement_of(store: KVStore | None, params: ParamStore, placed: bool) -> Unshared:
+    """What compares the steps of ranks that take them together. placed: each rank has parameters of its own."""
+    if store is None or store.num_workers == 1 or store.is_remote:
+        return Unshared()
+    return StepAgreement(store, ParamStore({}) if placed else params)
+
+
+class StepAgreement(Unshared):
+    """Compares what ranks have before each step: `with agreement.of_step(rate, counts): ...` is around a step."""
+
+    def __init__(self, store: KVStore, params: ParamStore):
+        self._store, self._params = store, params
+        # Assignments from outside that all ranks have made before, and the checksums of those after.
+        self._before = dict(params.assigned)
+        self._count = params.assignments
+        self._checksums: dict[str, int] = {}
+        # What was resumed, as its checkpoint describes it.
+        self._resumed: Mapping[str, Any] | None = None
+        # Of all that seldom changes.
+        self._state = 0
+        self._rate, self._counts = 0.0, (0, 0, 0)
+
+    def resumed(self, run: Mapping[str, Any]) -> None:
+        """This rank goes on with a run. run: what its checkpoint says, by name."""
+        self._resumed = run
+        self._state = self._checksum()
+
+    def of_step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
+        """A context of one step. rate: its learning rate; counts: before the step."""
+        self._rate, self._counts = rate, (counts.updates, counts.waiting, counts.skipped)
+        return self
+
+    def __enter__(self) -> None:
+        if self._params.assignments != self._count:
+            self._look()
+        bits = zlib.crc32(_NUMBERS.pack(self._rate, *self._counts, self._state))
+        self._store.fingerprint.number = bits % (LIMIT - 1) + 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._store.fingerprint.number = 0
+        if isinstance(error, RanksDiffer):
+            try:
+                self._store.compare("their training", self.facts())
+            except RanksDiffer as detailed:
+                raise detailed from None
+
+    def facts(self) -> dict[str, Any]:
+        """What the fingerprint is made of, by name."""
+        updates, waiting, skipped = self._counts
+        assigned = {
+            f"parameter {name!r}": f"set {self._times(name)} (checksum {self._checksums[name]:08x})"
+            for name in sorted(self._checksums)
+        }
+        return {
+            "learning rate": self._rate,
+            "updates": updates,
+            "batches that wait for an update": waiting,
+            "skipped steps": skipped,
+            "resumed run": self._resumed,
+            **{f"parameter {name!r}": "as trained" for name in self._params},
+            **assigned,
+        }
+
+    def _look(self) -> None:
+        """Note which parameters were assigned since the last step, and to what."""
+        for name, count in self._params.assigned.items():
+            if count != self._before.get(name, 0):
+                self._checksums[name] = checksum(self._params[name])
+        self._count = self._params.assignments
+        self._state = self._checksum()
+
+    def _times(self, name: str) -> str:
+        count = self._params.assigned[name] - self._before.get(name, 0)
+        return "1 time" if count == 1 else f"{count} times"
+
+    def _checksum(self) -> int:
+        counted = [(name, self._times(name), self._checksums[name]) for name in sorted(self._checksums)]
+        return zlib.crc32(repr((counted, self._resumed)).encode())

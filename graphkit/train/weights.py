@@ -1,0 +1,98 @@
+"""Weights of batches: the mean loss of a batch is a sum divided by its weight.
+
+Means of several batches, micro-batches or ranks are put together by these weights, so that losses and gradients do not
+depend on how samples were divided into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
+from graphkit.ops.pointwise import scalar_like
+
+# The input (a float32 scalar) or output of training programs with the weight of a batch.
+BATCH_WEIGHT = "batch_weight"
+# The input or output with the sum of weights, over batches or processes.
+TOTAL_WEIGHT = "total_weight"
+# Below any weight that makes sense, and above 0.
+_TINY = 1e-30
+
+
+class Term(NamedTuple):
+    """A loss over a batch: a scalar, and the float32 scalar that its sum was divided by.
+
+    weight: None stands for the number of samples.
+    """
+
+    mean: Value
+    weight: Value | None
+
+
+def quotient(total: Value, weight: Value) -> Term:
+    """The term of a sum and its weight. The mean is 0 where the weight is. No gradient flows through the weight."""
+    weight = F.stop_gradient(F.cast(weight, to="float32"))
+    wide = F.cast(total, to="float32")
+    mean = F.div(wide, F.max(weight, scalar_like(_TINY, weight)))
+    return Term(F.cast(mean, to=total.dtype), weight)
+
+
+def counted(graph: Graph, target: Value) -> Value | None:
+    """The number of targets in a batch, in units of a sample where samples have a fixed number; None: one each."""
+    shape = target.tensor.shape
+    if shape is None:
+        return F.cast(F.size(target), to="float32")
+    open_axes = [axis for axis, dim in enumerate(shape) if not isinstance(dim, int)]
+    if not open_axes or (open_axes == [0] and shape[0] == _samples(graph)):
+        return None
+    lengths = F.gather(F.shape(target), np.array(open_axes, np.int64))
+    return F.cast(F.reduce_prod(lengths, keepdims=False), to="float32")
+
+
+def _samples(graph: Graph) -> object:
+    """The dimension that counts the samples of a batch: the first of the first input of data."""
+    first = next((v.type for v in graph.inputs if v.role == "data"), None)
+    if not isinstance(first, TensorType) or not first.shape:
+        return None
+    return first.shape[0]
+
+
+def mixed(first: Term, second: Term, share: Value) -> Term:
+    """The loss of samples whose targets are `first` by a share, and `second` by the rest (Zhang et al., 2018)."""
+    rest = F.sub(scalar_like(1.0, share), share)
+
+    def sum_of(a: Value, b: Value) -> Value:
+        own, other = (F.cast(part, to=a.dtype) for part in (share, rest))
+        total: Value = F.add(F.mul(own, a), F.mul(other, b))
+        return total
+
+    if first.weight is None or second.weight is None:
+        return Term(sum_of(first.mean, second.mean), None)
+    weights = first.weight, second.weight
+    sums = [F.mul(F.cast(term.mean, to="float32"), w) for term, w in zip((first, second), weights, strict=True)]
+    found = quotient(sum_of(*sums), sum_of(*weights))
+    return Term(F.cast(found.mean, to=first.mean.dtype), found.weight)
+
+
+def weight_in(results: Mapping[str, Any], samples: float) -> float:
+    """The weight of the loss among the outputs of a step or of an evaluated batch, over all processes.
+
+    samples: how many there were in all, which is the weight where there is none among the outputs.
+    """
+    return float(results.get(TOTAL_WEIGHT, results.get(BATCH_WEIGHT, samples)))
+
+
+def weight_of(graph: Graph) -> tuple[Value, list[Value]]:
+    """The weight of a batch of a training graph, and the inputs that it needs beside those of the graph.
+
+    It is the output BATCH_WEIGHT of the graph, or else an input that is fed with the number of samples.
+    """
+    if BATCH_WEIGHT in graph.output_names:
+        return graph.outputs[graph.output_names.index(BATCH_WEIGHT)], []
+    fed = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
+    return fed, [fed]

@@ -1,0 +1,86 @@
+"""Einsum's letters: an axis of size 1 broadcasts against that letter's axes in other operands, as in ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import graphkit as gk
+from graphkit.errors import GraphkitError, TypeMismatch
+
+BROADCAST = [
+    ("ij,jk->ik", (2, 1), (3, 4)),
+    ("ij,ij->ij", (1, 3), (2, 1)),
+    ("ij,ij->i", (1, 3), (2, 1)),
+    ("ij,ij->", (1, 1), (2, 3)),
+    ("ij,i->j", (3, 2), (1,)),
+    ("ii,i->i", (1, 1), (3,)),
+    ("bij,bjk->bik", (1, 2, 3), (5, 1, 4)),
+    ("ij,ij,jk->ik", (1, 3), (2, 1), (1, 4)),
+    ("ij,ij,j->i", (2, 1), (2, 1), (3,)),
+    ("...i,...i->...", (2, 1, 3), (1, 4, 1)),
+]
+
+
+def network(equation, shapes, names=False):
+    """Einsum of inputs x0, x1, ..., all of whose sizes are names if `names`."""
+    xs = [
+        gk.input(f"x{i}", [f"d{i}{k}" for k in range(len(shape))] if names else shape) for i, shape in enumerate(shapes)
+    ]
+    return gk.Model({"y": gk.einsum(*xs, equation=equation)})
+
+
+def arrays(shapes):
+    random = np.random.default_rng(0)
+    return {f"x{i}": random.standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)}
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in BROADCAST])
+def test_letters_of_size_one_broadcast(equation, shapes):
+    net, feeds = network(equation, shapes), arrays(shapes)
+    (right,) = ort.InferenceSession(net.to_onnx().SerializeToString()).run(None, feeds)
+    (y,) = net.graph.outputs
+    assert y.shape == right.shape
+    np.testing.assert_allclose(net.run(feeds)["y"], right, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.einsum(equation, *feeds.values()), right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in BROADCAST])
+def test_gradients_sum_over_what_broadcast(equation, shapes):
+    net = network(equation, shapes)
+    assert gk.check_gradient(net, wrt=[f"x{i}" for i in range(len(shapes))]).passed
+
+
+def test_a_size_one_beside_a_name_keeps_the_name():
+    x, w = gk.input("x", ["N", 2, 3]), gk.input("w", [1, 3, 4])
+    y = gk.einsum(x, w, equation="bij,bjk->bik")
+    assert str(y.shape[0]) == "N"
+    feeds = {"x": np.ones((5, 2, 3), np.float32), "w": np.ones((1, 3, 4), np.float32)}
+    np.testing.assert_array_equal(gk.Model({"y": y}).run(feeds)["y"], np.full((5, 2, 4), 3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"), [("ij,ij->ij", [(2, 2), (2, 3)]), ("ij,jk->ik", [(2, 2), (3, 4)]), ("ii->i", [(1, 3)])]
+)
+def test_sizes_that_differ_are_refused(equation, shapes):
+    with pytest.raises(TypeMismatch, match=r"have [123] and [123] elements"):
+        network(equation, shapes)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1), (2, 3)])
+def test_a_diagonal_needs_equal_sizes_at_run_time(shape):
+    with pytest.raises(GraphkitError):
+        network("ii->i", [shape], names=True).run(arrays([shape]))
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3), (3, 2)], [(6, 1), (2, 3)]])
+def test_letters_summed_together_need_sizes_that_fit_at_run_time(shapes):
+    with pytest.raises(GraphkitError):
+        network("ij,ij->", shapes, names=True).run(arrays(shapes))
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3), (2, 3)], [(1, 3), (2, 3)], [(2, 1), (1, 3)]])
+def test_letters_summed_together_broadcast_at_run_time(shapes):
+    net, feeds = network("ij,ij->", shapes, names=True), arrays(shapes)
+    np.testing.assert_allclose(net.run(feeds)["y"], np.einsum("ij,ij->", *feeds.values()), rtol=1e-5)
