@@ -50,7 +50,7 @@ _OPTIONS = (
     click.option(
         "--rank-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
         help="End the job when a process gives no sign, does not go on while others wait (in a callback, for example), "
-        "has not started MPI, or when all processes wait for each other, for so long. Default: 60.",
+        "has not started MPI, or all processes wait for each other, for so long. Default: 60.",
     ),
     click.option(
         "--max-restarts", type=click.IntRange(0), default=0, show_default=True,

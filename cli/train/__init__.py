@@ -105,11 +105,13 @@ def _trained(
         if options["find_lr"]:
             raise UsageError("--find-lr looks for a rate in one process: leave --processes and --kvstore out")
         arguments = context.meta[ARGUMENTS]
-        return job.run([*arguments, *(() if given else ("-o", str(folder)))], folder)
+        return job.run(arguments if given else [*arguments, "-o", str(folder)], folder)
     if resume and options["overwrite"]:
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
+    from graphkit.train import checkpoint
+
     path = None if folder is None else Path(folder)
     replaces = path is not None and options["overwrite"] and checkpoint.exists(path)
     with stopping.told(model, path, replaces):

@@ -29,6 +29,18 @@ class HasUpdater(Protocol):
     def updater(self) -> Updater: ...
 
 
+def checked_updater(updater: Any) -> Updater:
+    """Return what `set_updater` takes. Raises UsageError for everything else."""
+    return callable_of("an updater is a function f(key, sum, stored)", updater)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise UsageError for what `set_optimizer` does not take."""
+    if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
+        given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
+        raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")
+
+
 def updater_facts(updater: Any) -> dict[str, Any]:
     """What ranks compare of an updater or an optimizer of a store."""
     optimizer = getattr(updater, "optimizer", updater)
@@ -51,15 +63,3 @@ def _name(updater: Any) -> str:
     """Module and name of a function, or of the class of an object."""
     named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def checked_updater(updater: Any) -> Updater:
-    """Return what `set_updater` takes. Raises UsageError for everything else."""
-    return callable_of("an updater is a function f(key, sum, stored)", updater)
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Raise UsageError for what `set_optimizer` does not take."""
-    if isinstance(optimizer, type) or not callable(getattr(optimizer, "updater", None)):
-        given = optimizer.__name__ if isinstance(optimizer, type) else described(optimizer)
-        raise UsageError(f"set_optimizer takes an optimizer, such as gk.optim.SGD(0.1), not {given}")

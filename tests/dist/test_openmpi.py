@@ -11,8 +11,8 @@ from graphkit import config
 
 HERE = Path(__file__).parent
 JOBS = ("dist/test_ending.py", "dist/test_watch.py", "dist/test_channel.py", "dist/test_hosts.py",
-        "dist/test_kvstore.py", "dist/test_ranks.py", "dist/test_replicated_jobs.py", "dist/test_shared_step.py",
-        "dist/test_start.py",
+        "dist/test_kvstore.py", "dist/test_ranks.py", "dist/test_replicated_jobs.py", "dist/test_roll.py",
+        "dist/test_shared_step.py", "dist/test_start.py",
         "cli/test_allreduce.py")  # fmt: skip
 
 ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_RUN_AS_ROOT",

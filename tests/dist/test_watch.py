@@ -66,15 +66,15 @@ def test_code_of_the_user_that_does_not_return_is_named(watches, clock):
     one, two = watches(2)
     with one.for_progress, two.working(), two.running("callback mine.on_epoch_end", 7):
         with two.working():
-            assert len(two._working) == 1
-        assert len(two._working) == 0
+            assert two.works
+        assert not two.works
         clock.forward(10, alive=(two,), progress=(one,))
         reason = one.lost()
     assert re.search(r"has not gone on for 10 s; it was last seen in step 7, in callback mine\.on_epoch_end$", reason)
     with two.working():
         with two.running("callback mine.on_epoch_end", 7):
-            pass
-        assert len(two._working) == 1
+            assert not two.works
+        assert two.works
     with one.for_progress:
         clock.forward(10, alive=(two,), progress=(one,))
         assert one.lost().endswith("in step 7, behind callback mine.on_epoch_end")

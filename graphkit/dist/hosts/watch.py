@@ -138,6 +138,8 @@ class Watch:
         self._numbers = itertools.count()
         self._wait = -1
         self._working: list[int] = []
+        # The numbers of code of the user's that runs, among those.
+        self._running: list[int] = []
         self._went_on = time.monotonic()
         self._waits: float | None = None
         self._for_steps = False  # ... for processes that should make progress
@@ -180,13 +182,19 @@ class Watch:
         Others wait for its return no longer than for anything else, also where it is called in the middle of work. What
         it calls of graphkit's, and its own `working`, count again.
         """
-        before, self._working = self._working, []
+        number = next(self._numbers)
+        self._running.append(number)
         self.doing(f"{_IN}{code}".encode(), steps)
         try:
             yield
         finally:
-            self._working = [*before, *self._working]
+            self._running.remove(number)
             self.doing(code.encode(), steps)
+
+    @property
+    def works(self) -> bool:
+        """Whether something takes long and goes on, which has begun inside of code of the user's if that runs."""
+        return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:
         """This process takes part no longer; its last sign stays."""
@@ -300,7 +308,7 @@ class Watch:
     def _go(self) -> None:
         while not self._over.wait(self._pause):
             # Who waits for others is not the one that they wait for.
-            self._sign(progress=bool(self._working) or self._waits is not None)
+            self._sign(progress=self.works or self._waits is not None)
             if self._messenger is not None:
                 self._messenger.exchange()
 

@@ -142,7 +142,8 @@ def _judged(status: int, roll: Roll) -> int:
         )
     else:
         return status
-    return RuntimeFailure.exit_code if status == 0 or number is not None else status
+    of_launcher = status in (0, _ENDED_BY_LAUNCHER) or number is not None
+    return RuntimeFailure.exit_code if of_launcher else status
 
 
 def _signal_of(status: int) -> signal.Signals | None:

@@ -51,6 +51,8 @@ class Roll:
         self._said: dict[int, str] = {}
         # Ranks whose processes have ended, in this order.
         self._left: list[int] = []
+        # Whether a rank has said why it failed before one was lost. Launchers end the others after both.
+        self._explained = False
         self._rest = b""
 
     def __enter__(self) -> Roll:
@@ -88,17 +90,20 @@ class Roll:
                 # Events come in the order in which they have happened.
                 for descriptor, _ in self._events.poll(pause):
                     self._look(descriptor)
-            self._read()
         self._read()
         return int(job.returncode)
 
     def first_lost(self) -> str | None:
         """The rank that was seen to leave first without having ended its program; None if there is none.
 
-        None also if a rank has said itself why it failed: the others have left for that reason.
+        None also if a rank has said before that why it failed: the others have left for that reason.
         """
-        gone = [rank for rank in self._left if rank not in self._said]
-        return str(self._begun[gone[0]]) if gone and FAILED not in self._said.values() else None
+        lost = self._lost()
+        return str(self._begun[lost[0]]) if lost and not self._explained else None
+
+    def _lost(self) -> list[int]:
+        """The ranks that have left without a word, the first of them first."""
+        return [rank for rank in self._left if rank not in self._said]
 
     def not_ended(self) -> list[str]:
         """The ranks that have not said that their program has ended."""
@@ -122,8 +127,10 @@ class Roll:
             self._events.register(descriptor, select.EPOLLIN)
 
     def _look(self, descriptor: int) -> None:
-        """A process has ended, if it is not the pipe that has something."""
-        if descriptor in self._processes:
+        """A process has ended, or the pipe has something."""
+        if descriptor == self._pipe:
+            self._read()
+        elif descriptor in self._processes:
             assert self._events is not None, "there was an event"
             self._events.unregister(descriptor)
             if (rank := self._processes[descriptor]) is not None:
@@ -145,6 +152,7 @@ class Roll:
                 self._begun[place.rank] = place
                 self._follow(place.process, place.rank)
         else:
+            self._explained = self._explained or (word == FAILED and not self._lost())
             self._said[place.rank] = word
 
 
