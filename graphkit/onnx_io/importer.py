@@ -19,7 +19,7 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit import config
-from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedOperator, UsageError
+from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context, limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
@@ -160,7 +160,9 @@ class Builder:
         self.initial_values: dict[tuple[int, str], Value] = {}
         # Of the branch of an If that is being built, where it cannot be built on its own operands.
         self.stand_ins: StandIns | None = None
-        self.final_error: InvalidModel | None = None
+        self.final_error: InvalidModel | UnsupportedError | None = None
+        # By branch of an If, which attempt to build it has been successful.
+        self.attempts: dict[int, int] = {}
 
     # --- the whole model ---------------------------------------------------------------------------
 

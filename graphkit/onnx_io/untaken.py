@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from graphkit.onnx_io.importer import Builder, Names, Setting
     from graphkit.onnx_io.scopes import Region
 
-# What is forgotten of the operands that a branch takes from outside, least first: (ranks too, of constants too).
-_LEVELS = ((False, False), (True, False), (False, True), (True, True))
+# What is forgotten of the operands that a branch takes from outside, in the order in which that is tried: nothing, then
+# their sizes and elements (ranks too, of constants too).
+_ATTEMPTS = (None, (False, False), (True, False), (False, True), (True, True))
 
 
 class StandIns:
@@ -64,29 +65,35 @@ def branch_outputs(
     """
     if region.inputs:
         raise InvalidModel(f"{region.place} has {len(region.inputs)} inputs, 0 are passed to it")
-    try:
-        return builder.region(region, type(names)(names), setting)
-    except InvalidModel as error:
-        # Nothing helps a branch inside of this one for which stand-ins have been tried.
-        if error is builder.final_error:
-            raise
-        refused = error
-    for ranks, constants in _LEVELS:
-        stand_ins = StandIns(checkpoint(), ranks, constants, builder.stand_ins)
+    # A branch inside of one that is built again is not tried from the beginning each time: that would double the work
+    # with every branch around it.
+    start = 0 if builder.stand_ins is None else builder.attempts.get(id(region), 0)
+    refused: InvalidModel | UnsupportedError | None = None
+    for number, forgotten in enumerate(_ATTEMPTS[start:], start):
+        own = builder.stand_ins
+        if forgotten is not None:
+            own = StandIns(checkpoint(), *forgotten, builder.stand_ins)
         try:
-            with _reading(builder, stand_ins):
+            with _reading(builder, own):
                 outputs = builder.region(region, type(names)(names), setting)
-        except (InvalidModel, UnsupportedError):
+        except (InvalidModel, UnsupportedError) as error:
+            # Nothing helps against what is not supported, nor a branch inside of this one that has been tried.
+            if error is builder.final_error or (forgotten is None and not isinstance(error, InvalidModel)):
+                raise
+            refused = refused or error
             continue
-        originals.update(stand_ins.originals)
+        builder.attempts[id(region)] = number
+        if forgotten is not None and own is not None:
+            originals.update(own.originals)
         return outputs
+    assert refused is not None, "there is an attempt"
     builder.final_error = refused
     raise refused
 
 
 @contextmanager
-def _reading(builder: Builder, stand_ins: StandIns) -> Iterator[None]:
-    """Inside, the nodes that the builder makes read stand-ins."""
+def _reading(builder: Builder, stand_ins: StandIns | None) -> Iterator[None]:
+    """Inside, the nodes that the builder makes read these stand-ins."""
     before, builder.stand_ins = builder.stand_ins, stand_ins
     try:
         yield

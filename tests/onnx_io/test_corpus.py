@@ -10,6 +10,8 @@ import pytest
 
 import graphkit as gk
 from graphkit.data.files.npz import read_arrays
+from graphkit.errors import UnsupportedError, UsageError
+from graphkit.ir.types import FLOATS
 
 FOLDER = Path(__file__).parents[1] / "corpus"
 # What files of others get wrong is said, and read.
@@ -46,6 +48,21 @@ def test_a_file_survives_both_formats(path, tmp_path):
     again = gk.load(tmp_path / "again" / "net.json")
     assert again.to_text() == net.to_text()
     gk.verify(again, inputs, opset=21).raise_if_failed()
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_the_gradient_of_a_file_equals_onnx_runtime(path, tmp_path):
+    net = opened(path, tmp_path)
+    floats = [
+        name for name in net.inputs if getattr(net.graph.find(name, inputs_first=True).type, "dtype", None) in FLOATS
+    ]
+    try:
+        back = gk.grad(net, wrt=[*net.params, *floats] or None)
+    except (UsageError, UnsupportedError):  # labels, trees, nothing that results depend on
+        return
+    inputs = {k: v for k, v in inputs_of(path).items() if k in back.inputs}
+    # Gradients of a sum of probabilities are rounding alone.
+    gk.verify(back, inputs, rtol=1e-3, atol=1e-5).raise_if_failed()
 
 
 def test_the_corpus_has_what_it_is_for():

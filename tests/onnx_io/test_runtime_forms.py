@@ -82,3 +82,17 @@ def test_statistics_in_double() -> None:
     y, mean, deviation = F.layer_normalization(x, scale, stash_type=11)
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 8)), "s": np.ones(8)}
     runs_alike(gk.Model({"y": y, "m": mean, "d": deviation}), feeds, 1e-9)
+
+
+@pytest.mark.parametrize("zero", [np.int8(-128), np.uint8(3), None])
+def test_quantisation_that_names_the_type_of_its_zero_point(zero: Any) -> None:
+    x, w = gk.input("x", ["N", 3]), gk.input("w", [3, 4])
+    scale = np.float32(0.05)
+    kind = "int8" if zero is None else zero.dtype
+    operands = [scale] if zero is None else [scale, zero]
+    q = F.dequantize_linear(F.quantize_linear(x, *operands, output_dtype=kind), *operands)
+    net = gk.Model(
+        {"y": F.mat_mul(q, F.dequantize_linear(F.quantize_linear(w, *operands, output_dtype=kind), *operands))}
+    )
+    feeds = {"x": np.float32([[0.1, -2, 1]]), "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)}
+    runs_alike(net, feeds, 1e-5)

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch
+from graphkit.onnx_io.importer import Builder
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -121,6 +122,27 @@ def test_branches_nest():
     np.testing.assert_allclose(net.run({"x": X, "c": yes, "d": no})["y"], np.exp(X), rtol=1e-6)
     with pytest.raises(GraphkitError, match="bad"):
         net.run({"x": X, "c": yes, "d": yes})
+
+
+def test_nested_branches_are_built_a_few_times_each(monkeypatch):
+    """Every one of them has a node that stand-ins for constants alone mend, behind the branch inside of it."""
+    constants = {"v": np.arange(3), "i": np.array(7)}
+
+    def nested(depth):
+        if not depth:
+            return branch("end", [helper.make_node("Neg", ["x"], ["r0"])], "r0")
+        other = branch(f"other{depth}", [helper.make_node("Exp", ["x"], [f"e{depth}"])], f"e{depth}")
+        inner = helper.make_node("If", ["c"], [f"r{depth}"], then_branch=nested(depth - 1), else_branch=other)
+        bad = helper.make_node("Gather", ["v", "i"], [f"g{depth}"])
+        return branch(f"then{depth}", [inner, bad], f"r{depth}")
+
+    depth, built = 7, []
+    node = Builder.node
+    monkeypatch.setattr(Builder, "node", lambda self, raw, *more: built.append(raw) or node(self, raw, *more))
+    neg = branch("neg", [helper.make_node("Neg", ["x"], ["n"])], "n")
+    top = helper.make_node("If", ["c"], ["y"], "top", then_branch=nested(depth), else_branch=neg)
+    gk.load(model([top], [info("x", ["N", 3]), info("c", [], BOOL)], constants))
+    assert len(built) < 20 * depth * depth
 
 
 def test_a_loop_in_an_untaken_branch():

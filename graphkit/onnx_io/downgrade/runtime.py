@@ -8,7 +8,7 @@ import numpy as np
 
 from graphkit.ir.graph import Value
 from graphkit.ir.types import HALVES, INTEGERS, DType
-from graphkit.onnx_io.downgrade import ALWAYS, Site, rewrites
+from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, rewrites, spells
 from graphkit.ops import F, constant, operator
 from graphkit.ops.math.einsum import Einsum
 from graphkit.ops.tensor.scatter import ScatterElements, ScatterND
@@ -42,6 +42,13 @@ def _chosen_values(site: Site) -> Sequence[Value] | None:
 def _sum_of_two(site: Site) -> Sequence[Value] | None:
     # ONNX Runtime's optimiser fails on a Sum of two behind a product, if one operand of that is a third result.
     return [F.add(site.operand(0), site.operand(1))] if len(site.inputs) == 2 else None
+
+
+@spells("QuantizeLinear", below=ALWAYS)
+def _type_of_the_zero_point(spelling: Spelling) -> None:
+    # ONNX Runtime's optimiser makes uint8 of int8, in the zero point and not in the attribute, which then differ.
+    if spelling.input(2) is not None:
+        spelling.attrs["output_dtype"] = None
 
 
 @rewrites("Einsum", below=ALWAYS)
