@@ -224,11 +224,11 @@ def weights_of(run: Path, kind: str) -> str:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("file", ["state", "log.jsonl"])
+@pytest.mark.parametrize("file", ["state", "model", "log.jsonl"])
 def test_links_that_lead_out_of_a_run_folder_are_refused(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reader: str, file: str
 ) -> None:
-    lead_out(small, weights_of(small, "state") if file == "state" else file)
+    lead_out(small, file if "." in file else weights_of(small, file))
     call = [part.format(run=small, net=tmp_path / "net.json", out=tmp_path) for part in READERS[reader]]
     capsys.readouterr()
     assert invoke(call) == 4
