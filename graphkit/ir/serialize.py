@@ -96,7 +96,8 @@ def load(
 
     `resolve(domain, name)` gives the class of an operator. The weights file lies beside `path`; it may be a symbolic
     link into `external_root`. Raises UsageError when there is no such file, UnsupportedOperator listing all operators
-    that `resolve` does not know, UnsafeModel when the weights lie elsewhere, and InvalidModel, naming file and place, for everything else that is not well formed.
+    that `resolve` does not know, UnsafeModel when the weights lie elsewhere, and InvalidModel, naming file and place,
+    for everything else that is not well formed.
     """
     path = Path(path)
     document = _read_json(path)
