@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,7 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
     path = Path(source)
     if path.is_dir():
         check_run_folder(path)
+        external_root = external_root or trusted_root()
     if best and path.is_dir():
         from graphkit.train.run_folder import BEST, MODEL
 
@@ -138,12 +140,17 @@ def _trusted(ctx: click.Context, parameter: click.Parameter, value: bool) -> boo
     return value
 
 
+def trusted_root() -> str | None:
+    """The folder that links of a trusted run folder may lead into: any; None without --trust-run-folder."""
+    context = click.get_current_context(silent=True)
+    return os.sep if context is not None and context.meta.get(_TRUSTED) else None
+
+
 def check_run_folder(folder: str | Path) -> None:
     """Refuse a run folder with links that lead out of it, unless the command line trusts it (see `check_links`)."""
     from graphkit.train.run_folder import check_links
 
-    context = click.get_current_context(silent=True)
-    if context is None or not context.meta.get(_TRUSTED):
+    if trusted_root() is None:
         check_links(folder)
 
 

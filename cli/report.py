@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graphkit.cli._options import check_run_folder, data_option, json_option, source_options, trust_option
+from graphkit.cli._options import check_run_folder, data_option, json_option, source_options, trust_option, trusted_root
 from graphkit.cli._output import log, print_json
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
@@ -76,7 +76,8 @@ def command(
         return _validation(run, net, spec, valid_spec, options, trusted=trust_run_folder)
 
     given = spec is not None or valid_spec is not None
-    gathering = Gathering(data_of if predictions else None, max_samples, strict=given and not watch)
+    root = trusted_root()
+    gathering = Gathering(data_of if predictions else None, max_samples, strict=given and not watch, external_root=root)
     every = (refresh or _REFRESH) if watch else refresh
     logs: dict[Path, Log] = {}
     told = False

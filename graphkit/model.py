@@ -425,7 +425,7 @@ def _read(source: Any, external_root: str | Path | None) -> Model:
             from graphkit.ir import serialize
             from graphkit.ops import registry
 
-            graph, params, _ = serialize.load(path, registry.get)
+            graph, params, _ = serialize.load(path, registry.get, external_root)
             return Model.from_graph(graph, params)
         source = path
     from graphkit.onnx_io.importer import import_model

@@ -26,6 +26,7 @@ _CLASSES = {
     "Graph": "a Graph",
     "KVStore": "a KVStore",
     "Trainer": "a Trainer",
+    "GroupDevices": "the devices of groups",
     "Workers": "gk.data.Workers",
     "Dataset": "a Dataset",
     "Vocabulary": "a Vocabulary",
@@ -45,7 +46,7 @@ _CLASSES = {
 }
 # Names that annotations have for a union.
 _ALIASES = {
-    "AnyDevice": "str | Mapping[str | None, str]",
+    "AnyDevice": "str | Mapping[str | None, str] | GroupDevices",
     "Axes": "Mapping[str, int | None]",
     "Block": "str | int",
     "Type": "TensorType | SequenceType | OptionalType | MapType",
@@ -72,6 +73,8 @@ def typed(owner: str) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         names = list(signature.parameters)
+        by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        positional = [n for n, p in signature.parameters.items() if p.kind not in by_keyword]
         table = {n: _parsed(p.annotation) for n, p in signature.parameters.items()}
         rest = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), None)
 
@@ -79,7 +82,7 @@ def typed(owner: str) -> Callable[[Function], Function]:
         def call(*args: Any, **options: Any) -> Any:
             named = options.get("name")
             where = f"{owner} {named!r}" if isinstance(named, str) else owner
-            for name, value in zip(names, args, strict=False):
+            for name, value in zip(positional, args, strict=False):
                 _check(where, name, table[name], value)
             for name, value in options.items():
                 if name in table and name != rest:

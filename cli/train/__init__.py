@@ -98,8 +98,6 @@ def _trained(
     context: click.Context, network: Any, model: str, folder: str | None, given: bool, job: Job, options: dict[str, Any]
 ) -> int:
     """The exit code of training into a folder, which the command line names if `given`."""
-    from graphkit.train import checkpoint
-
     resume = options["resume"]
     if job.is_to_be_started:
         if options["find_lr"]:

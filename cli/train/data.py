@@ -29,9 +29,11 @@ def read_data(
     from graphkit import data
     from graphkit.data.tables.dataset import TableData
 
+    if "axes" in options:
+        raise UsageError("--data-option axes: --batch-axis INPUT=AXIS says which axis counts samples")
     options = ({} if net is None else _of_model(net, spec)) | options
     if valid_spec is None:
-        return data.load(spec, axes=axes, split=split, **options)
+        return data.load(spec, axes=axes, **{"split": split} | options)
     train = data.read(spec, axes=axes, held_out=False, **options)
     if train.vocabulary is not None:
         return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))

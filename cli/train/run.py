@@ -95,7 +95,7 @@ def train(
 
 def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
     """Say what is trained, and on what, before it begins."""
-    log(data.counted(*parts, divided=o["split"] if o["valid_spec"] is None else None))
+    log(data.counted(*parts, divided=_divided(o)))
     log(_counted(trainer))
     if left := frozen(trainer.net.graph):
         shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
@@ -209,6 +209,12 @@ def _describe(
     threads = o["threads"] or config.num_threads()
     call = record.call(context.meta.get(ARGUMENTS, ()), trainer.seed, store.num_workers, threads, file)
     record.write(run.path, settings, call, goes_on=o["resume"])
+
+
+def _divided(o: Mapping[str, Any]) -> str | None:
+    """How data in one part were divided; None if validation has data of its own."""
+    chosen = source_options(o["data_options"]).get("split", o["split"])
+    return str(chosen) if o["valid_spec"] is None else None
 
 
 def _counted(trainer: Trainer) -> str:

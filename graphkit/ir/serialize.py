@@ -89,12 +89,15 @@ def save(
 
 
 @uncollected
-def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarray | StoredArray], dict[str, str]]:
+def load(
+    path: str | Path, resolve: Resolve, external_root: str | Path | None = None
+) -> tuple[Graph, dict[str, np.ndarray | StoredArray], dict[str, str]]:
     """Read what `save` wrote: the graph, arrays by input name, large ones left in their file, metadata.
 
-    `resolve(domain, name)` gives the class of an operator. Raises UsageError when there is no such file,
-    UnsupportedOperator listing all operators that `resolve` does not know, UnsafeModel when the weights lie outside
-    the folder, and InvalidModel, naming file and place, for everything else that is not well formed.
+    `resolve(domain, name)` gives the class of an operator. The weights file lies beside `path`; it may be a symbolic
+    link into `external_root`. Raises UsageError when there is no such file, UnsupportedOperator listing all operators
+    that `resolve` does not know, UnsafeModel when the weights lie elsewhere, and InvalidModel, naming file and place,
+    for everything else that is not well formed.
     """
     path = Path(path)
     document = _read_json(path)
@@ -102,7 +105,7 @@ def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarra
         _check_version(document)
         meta = strings(document.get("meta", {}), "meta")
         body = field(document, "graph", dict, "the model")
-        arrays = _read_arrays(path, document.get("weights"), body)
+        arrays = _read_arrays(path, document.get("weights"), body, external_root)
         decoder = Decoder(resolve, arrays)
         decoder.check_operators(body)
         graph = decoder.graph(body)
@@ -167,7 +170,9 @@ def _check_version(document: Mapping[str, Any]) -> None:
         )
 
 
-def _read_arrays(path: Path, weights: Any, body: Mapping[str, Any]) -> dict[str, np.ndarray | StoredArray]:
+def _read_arrays(
+    path: Path, weights: Any, body: Mapping[str, Any], external_root: str | Path | None
+) -> dict[str, np.ndarray | StoredArray]:
     """The weights file's tensors as bytes, checked against every reference in the graph."""
     expected = stored_tensors(body)
     if weights is None:
@@ -178,8 +183,14 @@ def _read_arrays(path: Path, weights: Any, body: Mapping[str, Any]) -> dict[str,
     sha256 = field(weights, "sha256", str, "weights")
     folder = path.parent.resolve()
     target = (folder / name).resolve()
-    if name in ("", ".", "..") or Path(name).name != name or "\\" in name or target.parent != folder:
+    if name in ("", ".", "..") or Path(name).name != name or "\\" in name:
         raise UnsafeModel(f"weights file {name!r} is not in the model's own folder")
+    permitted = external_root is not None and target.is_relative_to(Path(external_root).resolve())
+    if target.parent != folder and not permitted:
+        raise UnsafeModel(
+            f"weights file {name!r} is not in the model's own folder, but a symbolic link to {target}: pass "
+            "external_root (--allow-external-root) to allow the folder it is in"
+        )
     return read_weights(target, sha256, expected)
 
 

@@ -20,12 +20,14 @@ class Gathering:
     """Gives each run its model and predictions, and keeps them until the run writes its model again.
 
     data: what to predict, for a run and its model; None: nothing; it raises GraphkitError where there are none. most:
-    samples at most. strict: an error of the data or the model is raised; otherwise the page tells it.
+    samples at most. strict: an error of the data or the model is raised; otherwise the page tells it. external_root: a
+    folder that the weights of models may be links into.
     """
 
     data: Callable[[Run, Model], Dataset] | None
     most: int | None = None
     strict: bool = False
+    external_root: str | None = None
     _kept: dict[Path, tuple[int, Reported]] = field(default_factory=dict)
 
     def of(self, run: Run) -> Reported:
@@ -44,7 +46,7 @@ class Gathering:
     def _made(self, run: Run) -> Reported:
         net: Model | None = None
         try:
-            net = load(run.folder)
+            net = load(run.folder, external_root=self.external_root)
             return Reported(run, net, self._predictions(run, net))
         except GraphkitError as error:
             if self.strict:

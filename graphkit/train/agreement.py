@@ -10,7 +10,6 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from graphkit.dist.agreement import checksum
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.sums.fingerprint import LIMIT
 from graphkit.dist.updaters import optimizer_facts
+from graphkit.distribution import version
 from graphkit.errors import RanksDiffer
 from graphkit.executor.run.params import ParamStore
 from graphkit.train import step as steps
@@ -46,7 +46,7 @@ def compare_setup(
     if store is None or store.num_workers == 1:
         return
     facts = {
-        "graphkit": version("graphkit"),
+        "graphkit": version(),
         **optimizer_facts(rule.optimizer),
         "clip_norm": rule.clip_norm,
         "ema": None if rule.ema is None else rule.ema.describe(),

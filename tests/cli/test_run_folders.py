@@ -242,11 +242,11 @@ def weights_of(run: Path, kind: str) -> str:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("file", ["state", "log.jsonl"])
+@pytest.mark.parametrize("file", ["state", "model", "log.jsonl"])
 def test_links_that_lead_out_of_a_run_folder_are_refused(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reader: str, file: str
 ) -> None:
-    lead_out(small, weights_of(small, "state") if file == "state" else file)
+    lead_out(small, file if "." in file else weights_of(small, file))
     call = [part.format(run=small, net=tmp_path / "net.json", out=tmp_path) for part in READERS[reader]]
     capsys.readouterr()
     assert invoke(call) == 4
@@ -285,3 +285,18 @@ def test_a_lock_that_is_a_link_empties_no_file(small: Path, tmp_path: Path, caps
     assert invoke(call) == 4
     assert ".lock is a symbolic link, and no lock of a run" in capsys.readouterr().err
     assert precious.read_text() == "kept"
+
+
+def test_the_way_to_divide_is_an_option_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pictures(tmp_path / "photos", ["cat", "dog"])
+    train = ["train", network(tmp_path, 2), "--data", str(folder), "--data-option", "colours=L"]
+    for call in (
+        [*train, "--data-option", "split=position"],
+        ["train", network(tmp_path, 2), "--resume", "--epochs", "2"],
+    ):
+        assert invoke([*call, "-o", str(tmp_path / "run")]) == 0
+        assert "13 pictures to train on, 3 held out, by position; " in capsys.readouterr().err
+    assert invoke([*train, "--data-option", "split=size", "-o", str(tmp_path / "a")]) == 2
+    assert "by 'name' or 'position', not 'size'" in capsys.readouterr().err
+    assert invoke([*train, "--data-option", "axes=1", "-o", str(tmp_path / "a")]) == 2
+    assert "--batch-axis" in capsys.readouterr().err

@@ -284,11 +284,14 @@ def test_weights_outside_are_unsafe(saved: Path, tmp_path: Path) -> None:
 
 def test_link_out_of_the_folder_is_unsafe(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "w.safetensors"
-    file = weights_of(saved)
+    file, before = weights_of(saved), serialize.load(saved, resolve)[1].keys()
     os.replace(file, elsewhere)
     file.symlink_to(elsewhere)
-    with pytest.raises(UnsafeModel):
+    with pytest.raises(UnsafeModel, match=r"a symbolic link to .*w.safetensors: pass external_root"):
         serialize.load(saved, resolve)
+    with pytest.raises(UnsafeModel):
+        serialize.load(saved, resolve, external_root=saved.parent / "other")
+    assert serialize.load(saved, resolve, external_root=elsewhere.parent)[1].keys() == before
 
 
 def test_unknown_operators_are_listed_together(saved: Path) -> None:
