@@ -26,7 +26,7 @@ _CLASSES = {
     "Graph": "a Graph",
     "KVStore": "a KVStore",
     "Trainer": "a Trainer",
-    "GroupDevices": "the devices of groups",
+    "GroupDevices": "",  # internal: messages do not offer it
     "Workers": "gk.data.Workers",
     "Dataset": "a Dataset",
     "Vocabulary": "a Vocabulary",
@@ -135,7 +135,8 @@ def check_argument(owner: str, name: str, annotation: str, value: Any) -> None:
 def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:
     if kinds is None or any(_fits(kind, value) for kind in kinds):
         return
-    wanted = " or ".join(dict.fromkeys(map(_described, sorted(kinds, key=lambda kind: kind.name == "None"))))
+    described = map(_described, sorted(kinds, key=lambda kind: kind.name == "None"))
+    wanted = " or ".join(filter(None, dict.fromkeys(described)))
     hint = ""
     if any(kind.name == "Value" for kind in kinds) and (
         hasattr(value, "__array__") or isinstance(value, (list, float))

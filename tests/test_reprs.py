@@ -92,6 +92,10 @@ def _ratings(folder: Path) -> data.Ratings:
     return data.Ratings(number, number, np.ones(2, np.float32), ("u",), ("i",), name="films")
 
 
+def _pixels() -> Pixels:
+    return Pixels(np.zeros((2, 4, 4), np.uint8))
+
+
 def _table(folder: Path) -> Any:
     path = folder / "table.csv"
     path.write_text("a,y\n1,2\n3,4\n5,6\n")
@@ -166,8 +170,8 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "Augment": lambda _: data.Augment(),
     "Preprocess": lambda _: data.Preprocess(),
     "Files": lambda folder: Files(folder, ["a.png"]),
-    "Pixels": lambda _: Pixels(np.zeros((2, 4, 4), np.uint8)),
-    "Joined": lambda _: Joined([Pixels(np.zeros((2, 4, 4), np.uint8))]),
+    "Pixels": lambda _: _pixels(),
+    "Joined": lambda _: Joined([_pixels()]),
     "RecordWriter": lambda folder: RecordWriter(folder / "b.rec"),
     "RecordFile": lambda folder: RecordFile(_records(folder)),
     "RecordStream": lambda folder: RecordStream(_records(folder)),
@@ -188,7 +192,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "Ratings": _ratings,
     "Sentences": _sentences,
     "TokenStream": lambda _: data.TokenStream(np.arange(40), _vocabulary()),
-    "Pictures": lambda _: data.Pictures(Pixels(np.zeros((2, 4, 4), np.uint8)), np.zeros(2, np.int64), ["a"]),
+    "Pictures": lambda _: data.Pictures(_pixels(), np.zeros(2, np.int64), data.Preprocess()),
 }
 # Kinds of one thing whose values are enumerated below.
 EVERY = [

