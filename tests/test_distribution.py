@@ -54,7 +54,10 @@ def test_extras_refer_to_this_distribution() -> None:
 def test_messages_take_their_command_from_one_place() -> None:
     used = set()
     for path in SOURCES:
-        tree = ast.parse(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        if "pip" not in text and "how_to_install" not in text:
+            continue
+        tree = ast.parse(text)
         docstrings = {
             id(node.body[0].value)
             for node in ast.walk(tree)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from combinations import full
 
 import graphkit as gk
 from graphkit.cli import _commands, _failure, _interrupts, invoke
@@ -35,7 +36,7 @@ COMMANDS = [["ops"], ["ops", "--json"], ["--help"], ["--version"]]
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("buffered", [True, full(False)])
 def test_a_full_disk_is_named(arguments, buffered):
     environment = os.environ if buffered else {**os.environ, "PYTHONUNBUFFERED": "1"}
     with FULL.open("w") as full:

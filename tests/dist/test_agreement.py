@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from combinations import full
 from jobs import TRAINER, finish, start
 
 import graphkit as gk
@@ -356,6 +357,7 @@ SERVED = """
 """
 
 
+@pytest.mark.full
 def test_workers_with_servers_are_compared(jobs):
     for said in jobs.run(SERVED, 3, store="dist_async", servers=1):
         assert said.count("rank 0 has learning rate 0.1, rank 1 has 0.2") == 2
@@ -367,10 +369,12 @@ def test_workers_with_servers_are_compared(jobs):
 
 @pytest.mark.parametrize(
     "code",
-    ["trainer.rate_scale = 1 + kv.rank; steps(2)",
-     "gk.Trainer(trainer.net, 'mse', gk.optim.SGD(0.1 * (1 + kv.rank)), kvstore=kv)"],
+    [
+        "trainer.rate_scale = 1 + kv.rank; steps(2)",
+        full("gk.Trainer(trainer.net, 'mse', gk.optim.SGD(0.1 * (1 + kv.rank)), kvstore=kv)"),
+    ],
     ids=["step", "set-up"],
-)  # fmt: skip
+)
 def test_a_job_whose_ranks_differ_ends_with_an_error(tmp_path, code):
     saves = f"trainer.save({str(tmp_path / 'run')!r})"
     status, _, errors = finish(start(2, f"steps(1)\n{code}\n{saves}", TRAINER))

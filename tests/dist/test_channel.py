@@ -231,6 +231,7 @@ def test_sums_in_flight_are_awaited_at_the_end(on_ranks):
     assert all(on_ranks(work))
 
 
+@pytest.mark.full
 def test_threads_that_wait_for_those_of_other_ranks_are_not_given_up(on_ranks):
     def work(store):
         found = {}
@@ -294,6 +295,7 @@ def test_ranks_that_wait_for_different_things_all_say_so(on_ranks):
     assert re.search(r"rank 0: sum 'a' float64\[1\] as call \d; rank 1: sum 'b' float64\[1\] as call \d", first)
 
 
+@pytest.mark.full
 def test_a_rank_that_only_computes_is_waited_for(on_ranks):
     def work(store):
         store.init("a", np.zeros(1))

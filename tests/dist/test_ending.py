@@ -97,6 +97,7 @@ def test_other_calls_than_the_others_are_an_error_and_no_number():
     assert "rank 0: sum 'a' float64[2] as call 2; rank 1: sum 'b' float64[3] as call 2" in errors
 
 
+@pytest.mark.full
 def test_who_catches_the_error_may_save_but_the_job_fails(tmp_path):
     status, out, _ = run(
         2,

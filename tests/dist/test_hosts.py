@@ -281,6 +281,7 @@ STOPS = """
 STOP, STALL = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(1000)"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("ranks", "per_host", "rank", "how", "said"),
     [

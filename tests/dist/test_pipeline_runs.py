@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import full
 from pipelines import ABC, classifier, labelled
 
 import graphkit as gk
@@ -51,7 +52,7 @@ def test_epochs_are_those_of_one_process(on_ranks, tmp_path, ema):
 
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("before", [{"a": 0, "b": 1, "c": 2}, {"a": 1, "b": 0, "c": 0}, None])
-@pytest.mark.parametrize("after", [{"a": 2, "b": 0, "c": 1}, None])
+@pytest.mark.parametrize("after", [{"a": 2, "b": 0, "c": 1}, full(None)])
 def test_a_run_goes_on_in_another_placement(on_ranks, tmp_path, before, after, within):
     """And in one process, which takes micro-batches of 16; what of them is measured is alike but for rounding."""
 

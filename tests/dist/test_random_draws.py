@@ -218,5 +218,6 @@ SERVED = """
 """
 
 
+@pytest.mark.full
 def test_workers_with_servers_draw_apart(jobs):
     assert jobs.run(SERVED, 3, store="dist_async", servers=1) == ["(3, 0) (3, 2)\n", "(3, 1) (3, 3)\n"]

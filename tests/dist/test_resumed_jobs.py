@@ -79,6 +79,7 @@ def command(*given):
     return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.full
 def test_two_processes_go_on_as_two_and_as_many_as_mpiexec_starts(net):
     graphkit = [sys.executable, "-P", "-m", "graphkit"]
     begun = ["--data", "digits", "--batch-size", "32", "--processes", "2", "--kvstore", "dist_sync", "--epochs", "1"]

@@ -10,7 +10,9 @@ from jobs import finish, start
 RATES = {"dist_sync": 0.05, "dist_async": 0.025, "dist_bounded": 0.025, "elastic": 0.1}
 
 LEARN = """
+    import warnings
     import numpy as np, graphkit as gk
+    warnings.filterwarnings("ignore", message="training may diverge")
     kind, rate, epochs, seed = {kind!r}, {rate}, 40, {seed}
     kv = gk.kvstore.create(kind, **({{"period": 4}} if kind == "elastic" else {{}}))
     train, test = gk.data.load("digits")

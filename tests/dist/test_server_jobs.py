@@ -179,8 +179,10 @@ def test_digits_are_learnt_with_averages_and_groups_of_batches(net, kvstore, mor
 
 
 TABLES = """
+    import warnings
     import numpy as np, graphkit as gk
     from graphkit.dist.servers import sharding
+    warnings.filterwarnings("ignore", message="training may diverge")
     sharding.LARGE = 500  # divides tables
     kv = gk.kvstore.create({kind!r}, servers=2)
     net = gk.models.build("matrix_factorization", users=90, items=70, factors=8)

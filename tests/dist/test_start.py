@@ -206,6 +206,7 @@ def test_who_waits_too_long_says_so_and_ends():
     assert done.stdout == "what was said before\n"
 
 
+@pytest.mark.full
 def test_the_clock_stops_when_all_have_come():
     done = _python(
         """
@@ -227,6 +228,7 @@ def test_the_clock_stops_when_all_have_come():
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+@pytest.mark.full
 def test_a_forked_child_has_no_deadline():
     done = _python(
         """

@@ -240,8 +240,8 @@ def test_empty_lists_of_keys_do_nothing(on_stores):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"type": None}, "unknown kvstore None"),
-        ({"type": ["dist"]}, "unknown kvstore ['dist']"),
+        ({"type": None}, "gk.kvstore.create: type is a text, not None"),
+        ({"type": ["dist"]}, "gk.kvstore.create: type is a text, not ['dist']"),
         ({"overlap": None}, "unknown overlap None"),
         ({"timeout": "soon"}, "a timeout of ranks is a number of seconds above 0, not 'soon'"),
         ({"timeout": 0}, "a timeout of ranks is a number of seconds above 0, not 0"),

@@ -245,6 +245,7 @@ def test_a_rank_that_does_not_come_ends_the_job(soon, how, ranks):
     assert re.search(rf"graphkit: rank [02]: rank 1 on \S+ \(process \d+\) {what} for \d+ s; .* in step 3", errors)
 
 
+@pytest.mark.full
 def test_a_callback_that_never_returns_ends_the_job(soon):
     code = """
         class Mine(gk.Callback):
@@ -289,6 +290,7 @@ kv.messages.receive(arrival, f"the value of group {kv.rank}")
 """
 
 
+@pytest.mark.full
 def test_ranks_that_all_wait_end_the_job(soon):
     """Each waits for a message of the other one, which nobody sends."""
     status, _, errors = finish(start(2, EXPECTS))

@@ -32,8 +32,8 @@ def own_operators():
         registry.remove(cls)
 
 
-# Guides whose examples build or train large networks.
-LONG = ("models.md",)
+# Guides whose examples build, train or measure large networks.
+LONG = ("models.md", "benchmarks.md")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import full
 
 import graphkit as gk
 from graphkit.data import Dataset, Sentences, TokenStream, Vocabulary
@@ -86,7 +87,7 @@ def workers_end():
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"ema": 0.9}], ids=str)
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [full(1), 2, full(5)])
 def test_the_same_bits_as_one_after_the_other(options, depth):
     found = {}
     for prefetch in (0, depth):

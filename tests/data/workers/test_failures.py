@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import full
 
 import graphkit as gk
 from graphkit.data import MapDataset, Workers
@@ -45,14 +46,14 @@ HUNG = f"was ended, as it has not gone on for {TIMEOUT:g} s, in sample 13 of har
     ("harm", "kind", "message"),
     [
         ("value", WorkerError, "harmful: sample 13: ValueError: odd sum"),
-        ("graphkit", InputError, "no such key"),
+        full("graphkit", InputError, "no such key"),
         ("memory", OutOfMemory, "harmful: sample 13: MemoryError: 4 PB"),
-        ("unpickled", WorkerError, "harmful: sample 13: made_by_workers.Unpickled: two parts"),
-        ("exit", WorkerError, "harmful: sample 13: SystemExit: 4"),
+        full("unpickled", WorkerError, "harmful: sample 13: made_by_workers.Unpickled: two parts"),
+        full("exit", WorkerError, "harmful: sample 13: SystemExit: 4"),
         ("killed", WorkerError, "was ended by SIGKILL, in sample 13 of harmful"),
-        ("gone", WorkerError, "has ended with the exit code 3, in sample 13 of harmful"),
+        full("gone", WorkerError, "has ended with the exit code 3, in sample 13 of harmful"),
         ("hang", WorkerError, HUNG),
-        pytest.param("hold", WorkerError, HUNG, marks=pytest.mark.full),
+        full("hold", WorkerError, HUNG),
     ],
     ids=["value", "graphkit", "memory", "unpickled", "exit", "killed", "gone", "hang", "hold"],
 )
@@ -159,6 +160,7 @@ def test_both_sides_may_have_much_to_say(sets, narrow):
     assert sizes == [2000] * 3
 
 
+@pytest.mark.full
 def test_a_worker_that_hangs_is_found_whatever_is_on_its_way_to_it(sets, narrow):
     found = sets.Harmful(6000, 13, "hang")
     with Workers(1, timeout=TIMEOUT) as workers:
@@ -167,6 +169,7 @@ def test_a_worker_that_hangs_is_found_whatever_is_on_its_way_to_it(sets, narrow)
     assert HUNG in str(error)
 
 
+@pytest.mark.full
 def test_a_worker_that_hangs_outside_of_samples(sets, monkeypatch, gone):
     monkeypatch.setattr(crew, "_LEAST", TIMEOUT)
     found = sets.Reluctant(8)

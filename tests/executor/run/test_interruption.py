@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import textwrap
 
 import pytest
 from combinations import in_one_item
@@ -19,17 +18,17 @@ class Alarm:
         signal.setitimer(signal.ITIMER_REAL, self.seconds)
     def __exit__(self, *_): signal.setitimer(signal.ITIMER_REAL, 0)
 
-x = gk.input("x", [64, 256])
+x = gk.input("x", [ROWS, 256])
 h = x
 for i in range(LAYERS):
     h = gk.tanh(gk.nn.linear(h, 256, name=f"layer{i}"))
 net = gk.Model({"y": gk.nn.linear(h, 4, name="last")})
-data = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
+data = np.random.default_rng(0).standard_normal((ROWS, 256)).astype(np.float32)
 """
 
 
-def run(code, layers, timeout=300):
-    script = textwrap.dedent(HEAD).replace("LAYERS", str(layers)) + textwrap.dedent(code)
+def run(code, layers, rows=64, timeout=300):
+    script = (HEAD + code).replace("LAYERS", str(layers)).replace("ROWS", str(rows))
     command = [sys.executable, "-P", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,36 +39,43 @@ def run(code, layers, timeout=300):
 BETWEEN = """
 from graphkit.executor.run import base_program as programs
 
-seen = []
+seen, took = [], []
 class Record:
+    seconds = 0  # after which SIGINT comes; 0: never
     def run(self, program, native, run):
         native.trace(True)
+        sent = threading.Timer(self.seconds, os.kill, (os.getpid(), signal.SIGINT))
+        began = time.perf_counter()
+        if self.seconds:
+            sent.start()
         try:
             return run()
         finally:
+            took.append(time.perf_counter() - began)
             seen.append(len(native.events()))
 
 runner = net.compile(threads=1)
 (expected,) = runner(data)
-programs.recorder = Record()
+programs.recorder = record = Record()
+runner(data)
 runner(data)
 stopped = 0
 while not stopped:
-    # What was interrupted is not used again: the weights are packed anew, which may take longer than the alarm waits.
-    runner(data)
+    record.seconds = 0.3 * min(took[:2])
     try:
-        with Alarm(0.05):
-            while True:
-                runner(data)
+        runner(data)
     except KeyboardInterrupt:
         stopped = seen[-1] < seen[0]
+    # What was interrupted is not used again: the weights are packed anew.
+    record.seconds = 0
+    runner(data)
 programs.recorder = None
 print(stopped, np.array_equal(runner(data)[0], expected))
 """
 
 
 def test_a_run_ends_between_its_steps():
-    assert run(BETWEEN, layers=400) == "True True\n"
+    assert run(BETWEEN, layers=200, rows=512) == "True True\n"
 
 
 OTHERS = """
@@ -98,7 +104,7 @@ def test_runs_in_other_threads_go_on():
 
 # After each interruption the states are those of as many steps without any.
 TRAIN = """
-targets = np.random.default_rng(1).standard_normal((64, 4)).astype(np.float32)
+targets = np.random.default_rng(1).standard_normal((ROWS, 4)).astype(np.float32)
 
 def trainer():
     model = gk.Model.from_graph(net.graph, dict(net.params))
