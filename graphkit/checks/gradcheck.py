@@ -267,13 +267,13 @@ def _nearest(f: Callable[[float], float], step: float, symbolic: float) -> float
     """The difference quotient that agrees best, of several step sizes: a kink (max pooling, ReLU) that lies within a
     large step of the point spoils that one, and a wrong gradient agrees with none. Networks of a million units have
     kinks in every direction at all but the smallest steps."""
-    quotients = (_difference(f, step * factor) for factor in (1.0, 0.1, 1e-2, 1e-3, 1e-4))
-    best = next(quotients)
-    for quotient in quotients:
-        if abs(best - symbolic) <= 1e-9 * (1.0 + abs(symbolic)):
-            break
+    best = math.nan
+    for factor in (1.0, 0.1, 1e-2, 1e-3, 1e-4):
+        quotient = _difference(f, step * factor)
         if not abs(best - symbolic) <= abs(quotient - symbolic):
             best = quotient
+        if abs(best - symbolic) <= 1e-9 * (1.0 + abs(symbolic)):
+            break
     return best
 
 

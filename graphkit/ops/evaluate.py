@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -125,13 +125,24 @@ def admit(node: Node, op: Op, operands: Sequence[Any]) -> None:
 
 
 def _result_bytes(node: Node, op: Op, operands: Sequence[Any]) -> int:
-    kinds: Sequence[Type] = [v.type for v in node.outputs]
-    tensors = all(x is None or isinstance(x, np.ndarray) for x in operands)
-    if tensors and not op.subgraphs() and any(isinstance(t, TensorType) and not t.is_static for t in kinds):
+    total, is_open = _static_bytes(v.type for v in node.outputs)
+    if is_open and not op.subgraphs() and all(x is None or isinstance(x, np.ndarray) for x in operands):
         # What does not fit, the reference says.
         with contextlib.suppress(GraphkitError, *BAD_VALUE):
-            kinds = op.infer_types([None if x is None else type_of_array(x) for x in operands])
-    return sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
+            total, _ = _static_bytes(op.infer_types([None if x is None else type_of_array(x) for x in operands]))
+    return total
+
+
+def _static_bytes(kinds: Iterable[Type]) -> tuple[int, bool]:
+    """Bytes of the tensors of known size, and whether there are others."""
+    total, is_open = 0, False
+    for kind in kinds:
+        if isinstance(kind, TensorType):
+            if kind.is_static:
+                total += kind.nbytes
+            else:
+                is_open = True
+    return total, is_open
 
 
 def failure_of(node: Node, error: Exception) -> GraphkitError:

@@ -143,6 +143,7 @@ def epoch(number):
     return json.dumps({"event": "epoch", **fields}) + "\n"
 
 
+@pytest.mark.full
 def test_watching_ends_with_the_run(tmp_path):
     from graphkit.train.run_folder import RunFolder
 

@@ -15,6 +15,7 @@ def run(processes, code, before=STEPS):
     return finish(start(processes, code, before))
 
 
+@pytest.mark.full
 def test_processes_wait_at_the_end_for_one_that_works_and_forked_children_leave_alone(tmp_path):
     status, out, errors = run(
         2,

@@ -328,6 +328,7 @@ def test_staleness_is_its_bound_whoever_is_lost(bound):
             bounded(bound)(Net(2, 2, seed=at, kills=[victim], kill_at=[at]))
 
 
+@pytest.mark.full
 def test_questions_and_errors_outlive_a_loss():
     for at in range(1, frames_of(questions, 1, 2)):
         for victim in range(2):

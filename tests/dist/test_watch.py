@@ -233,6 +233,7 @@ def soon(monkeypatch):
     monkeypatch.setenv(config.RANK_TIMEOUT.name, "2")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "ranks"),
     [("stop", 2), pytest.param("stop", 3, marks=pytest.mark.full), pytest.param("stall", 3, marks=pytest.mark.full)],
