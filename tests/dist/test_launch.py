@@ -88,6 +88,7 @@ def test_a_terminal_that_is_closed_ends_the_job(launcher, handled, name, said):
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
+@pytest.mark.full
 def test_a_signal_that_another_thread_gets_ends_the_job(launcher, handled, monkeypatch, tmp_path):
     """The main thread, which waits for the job, is not interrupted."""
     handled(signal.SIGHUP, signal.SIG_DFL)

@@ -76,6 +76,7 @@ CAUGHT = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_who_catches_the_error_of_a_rank_leaves_nobody_waiting(ranks):
     status, out, errors = finish(start(ranks, JOB + CAUGHT, before=""))

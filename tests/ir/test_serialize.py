@@ -511,6 +511,7 @@ def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.Monke
     assert failed >= 5
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_kill_at_any_moment_leaves_a_loadable_pair(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child process is gone in the middle of a save: no buffer is flushed, no clean-up runs."""

@@ -141,6 +141,7 @@ def test_the_loss_is_its_equation(share):
     assert loss_of(*case) == pytest.approx(expected_loss(*case), rel=1e-12)
 
 
+@pytest.mark.full
 def test_training_lowers_the_loss():
     net = gk.models.build("ssd", **SMALL)
     images = np.random.default_rng(0).uniform(0, 100, (2, 3, 268, 280)).astype(np.float32)

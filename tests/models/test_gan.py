@@ -134,6 +134,7 @@ def bars(count, rng):
     return (kinds[chosen] + 0.05 * rng.standard_normal((count, 16, 16))).astype(np.float32)[:, None], kinds
 
 
+@pytest.mark.full
 def test_it_learns_to_make_both_kinds_of_images(monkeypatch):
     """Three in four of 400 images are near to one of the two kinds, and a quarter at least are nearer to each."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")

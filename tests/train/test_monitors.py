@@ -251,6 +251,7 @@ KILLED = """
 """
 
 
+@pytest.mark.full
 def test_killed_at_any_moment_the_folder_has_a_whole_best_model(tmp_path):
     """Around every write and rename of models and checkpoints; what goes on ends with the best of a straight run."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(KILLED), str(tmp_path)]

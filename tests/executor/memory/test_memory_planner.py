@@ -153,6 +153,7 @@ def test_nothing_and_empty_tensors() -> None:
     assert layout == Layout((0, 0), 0, 0, 0, 0, 0)
 
 
+@pytest.mark.full
 def test_work_is_near_linear() -> None:
     """In calls of functions; the search for a smaller arena, which is bounded, is left out for so many requests."""
 

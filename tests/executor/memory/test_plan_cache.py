@@ -79,6 +79,7 @@ def test_an_unusable_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
         network().compile().specialise({})
 
 
+@pytest.mark.full
 def test_processes_share_a_folder(folder: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_plan_cache as t; import graphkit as gk\n"

@@ -203,6 +203,7 @@ LEAVING = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scripts", LEAVING)
 def test_the_interpreter_may_end_while_threads_run(scripts: list[tuple[str, int]]) -> None:
     """Each script has names of its own."""

@@ -221,6 +221,7 @@ def test_what_is_refused():
         made(e.x.shape, e.w.shape, y, two_groups)
 
 
+@pytest.mark.full
 @in_one_item()
 @pytest.mark.parametrize(
     ("shape", "kernel", "strides", "pads", "has_kernel"),

@@ -298,6 +298,7 @@ def test_random_shapes(dtype):
     assert len(sweep.seen) > 20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "stride", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)]
 )

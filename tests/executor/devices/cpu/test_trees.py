@@ -20,6 +20,7 @@ def forest(targets: int, trees: int, *, prefix: str = "target", seed: int = 0) -
     return random_forest(rng, prefix, targets, trees=trees, depth=6, features=5, missing=0.3)
 
 
+@pytest.mark.full
 @in_one_item("pairs")
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 9, 127, 128, 129, 300])
 @pytest.mark.parametrize(("targets", "aggregate"), [(1, "SUM"), (1, "MIN"), (3, "AVERAGE"), (3, "MAX")])

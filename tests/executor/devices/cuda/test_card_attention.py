@@ -118,6 +118,7 @@ def test_a_factor_is_the_nearest_number_of_11_bits(emulator: Emulator) -> None:
     np.testing.assert_array_equal(found, np.broadcast_to(wanted, found.shape))
 
 
+@pytest.mark.full
 @together(full=lambda size, layout, output: (layout == output) == (size[3] == 70))
 @pytest.mark.parametrize("layout", ["NHLD", "NLHD"])
 @pytest.mark.parametrize("output", ["NHLD", "NLHD"])
@@ -178,6 +179,7 @@ def test_masks(shape: tuple[int, ...], kind: str, emulator: Emulator) -> None:
         check(emulator, FusedAttention(scale=0.25, mask_value=value), [*arrays, seen])
 
 
+@pytest.mark.full
 def test_keys_that_are_hidden_tile_by_tile(emulator: Emulator) -> None:
     """From some queries the first tiles, from others the last ones, all from the third."""
     for rows, keys, kind in ((8, 400, "float32"), (8, 600, "float32"), (18, 300, "float16")):

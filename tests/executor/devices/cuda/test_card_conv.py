@@ -102,6 +102,7 @@ def tall(kind: str) -> Node:
     return Node(Conv(group=64), [Value(TensorType(kind, shape)) for shape in ((1, 256, 512), (64 * 128, 4, 1))])
 
 
+@pytest.mark.full
 def test_tall_tiles(emulator: Emulator) -> None:
     x, w = drawn((1, 256, 512), (64 * 128, 4, 1))
     expected = np.einsum("gcp,gmc->gmp", x.reshape(64, 4, 512), w.reshape(64, 128, 4)).reshape(1, -1, 512)

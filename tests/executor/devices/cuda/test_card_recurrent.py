@@ -135,6 +135,7 @@ def test_operands_and_directions(kind: str, options: dict[str, Any], emulator: E
     check(emulator, Layer(kind, (5, 7, 3, 29), **options), Layer(kind, (4, 3, 2, 5), (), **options))
 
 
+@pytest.mark.full
 @together(full=lambda kind, layout, sizes: layout == (kind == "LSTM"))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", [0, 1])
@@ -147,6 +148,7 @@ def test_nothing_at_all(kind: str, layout: int, sizes: tuple[int, ...], emulator
     check(emulator, *(Layer(kind, sizes, present, **options) for present in (ALL, ())))
 
 
+@pytest.mark.full
 @together()
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_nobody_reads(kind: str, emulator: Emulator) -> None:
@@ -255,6 +257,7 @@ def test_launches(kind: str, options: dict[str, Any], each: int) -> None:
         assert few.max() <= 3 * each + 4
 
 
+@pytest.mark.full
 @together(full=lambda kind: kind != "GRU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_wide_indices(kind: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:

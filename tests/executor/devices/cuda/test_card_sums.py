@@ -337,6 +337,7 @@ class Group:
         return self.aborted.is_set() and not self._hangs
 
 
+@pytest.mark.full
 @together()
 @pytest.mark.parametrize(
     ("reason", "error", "message"),
