@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import sys
@@ -18,7 +19,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = _guarded(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # while modules were loading, or before the command has begun
-        print("graphkit: interrupted", file=sys.stderr)
+        if sys.stderr is not None:
+            with contextlib.suppress(Exception):  # there is nowhere to say that this cannot be said
+                print("graphkit: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
     if signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN):
         # All is done: what Python does at its end is not worth a traceback.

@@ -133,11 +133,15 @@ def _command(argv: Sequence[str], raise_errors: Callable[[], bool]) -> int:
 
         came = _interrupts.came()
         if came is not None and not isinstance(error, click.ClickException | click.Abort):
-            error = _failure.Interrupted(came)
+            error = _failure.Interrupted(came, error)
         if raise_errors() and not isinstance(error, click.ClickException):
             _failure.print_error(error, argv)
             if isinstance(error, click.Abort):  # that is what click makes of an interruption
                 code = getattr(error, "exit_code", _failure.INTERRUPTED)
                 raise (KeyboardInterrupt if code == _failure.INTERRUPTED else SystemExit(code)) from None
             raise
-        return _failure.report(error, argv, whole="--traceback" in argv)
+        try:
+            return _failure.report(error, argv, whole="--traceback" in argv)
+        except OutputLost as lost:
+            told(lost)
+            return _failure.exit_code_of(error)

@@ -20,10 +20,14 @@ INTERRUPTED = 130
 
 
 class Interrupted(click.Abort):
-    """A signal has asked the command to end, whatever it was that failed then."""
+    """A signal has asked the command to end; `error` is what failed after that.
 
-    def __init__(self, number: int):
-        super().__init__("terminated" if number == signal.SIGTERM else "interrupted")
+    An ImportError is not mentioned: an interrupt that comes while modules are loading turns into one.
+    """
+
+    def __init__(self, number: int, error: Exception):
+        what = "terminated" if number == signal.SIGTERM else "interrupted"
+        super().__init__(what if isinstance(error, ImportError) else f"{what}; then: {error or type(error).__name__}")
         self.exit_code = 128 + number
 
 
@@ -35,7 +39,7 @@ _LISTED = re.compile(rf"^  (?P<operator>[\w.]+): (?P<name>{_NAME})", re.MULTILIN
 
 def report(error: BaseException, argv: Sequence[str], whole: bool = False) -> int:
     """Say what went wrong; return the exit code. `whole`: with the traceback."""
-    kind, code, message = _kind(error), _exit_code(error), printable(_message(error))
+    kind, code, message = _kind(error), exit_code_of(error), printable(_message(error))
     expected = isinstance(error, (GraphkitError, click.ClickException, click.Abort))
     if whole or not (expected or isinstance(error, (MemoryError, OSError))):
         traceback.print_exception(error, file=sys.stderr)
@@ -60,7 +64,7 @@ def print_error(error: BaseException, argv: Sequence[str]) -> None:
         command = next((a for a in argv if not a.startswith("-")), None)
         print_json(
             "error",
-            {"command": command, "kind": _kind(error), "exit_code": _exit_code(error), "message": message}
+            {"command": command, "kind": _kind(error), "exit_code": exit_code_of(error), "message": message}
             | _place(message),
         )
 
@@ -77,7 +81,8 @@ def _kind(error: BaseException) -> str:
     return UsageError.__name__ if isinstance(error, click.ClickException) else type(error).__name__
 
 
-def _exit_code(error: BaseException) -> int:
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a command that has ended with this error."""
     if isinstance(error, click.Abort):
         return int(getattr(error, "exit_code", INTERRUPTED))
     if isinstance(error, (GraphkitError, click.ClickException)):

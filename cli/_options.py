@@ -111,9 +111,9 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
     if not Path(source).exists() and source in models.names():
         raise UsageError(f"there is no file {source!r}; `graphkit build {source} -o {source}.json` makes one")
     path = Path(source)
+    external_root = external_root or trusted_root()
     if path.is_dir():
         check_run_folder(path)
-        external_root = external_root or trusted_root()
     if best and path.is_dir():
         from graphkit.train.run_folder import BEST, MODEL
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -74,5 +75,6 @@ def flushed(code: int) -> int:
 def told(lost: OutputLost) -> int:
     """Say that a stream is lost, unless its reader has closed it; return the exit code."""
     if not lost.is_closed and sys.stderr is not None:
-        print(f"graphkit: {lost}", file=sys.stderr)
+        with contextlib.suppress(OutputLost):  # standard error may be lost as well
+            print(f"graphkit: {lost}", file=sys.stderr)
     return lost.exit_code

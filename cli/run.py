@@ -168,9 +168,20 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
+            _check_name(name)
             with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _plain(name, np.asanyarray(array)), allow_pickle=False)
     return buffer.getbuffer()
+
+
+def _check_name(name: str) -> None:
+    """Raise UsageError for the name of an output that no file in an archive can have."""
+    try:
+        size = len(f"{member_name(name)}.npy".encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"output {name!r}: .npz files hold names in UTF-8, which cannot write this one") from None
+    if size >= 1 << 16:
+        raise UsageError(f"output {name[:40]!r}...: the name is too long for an .npz file ({size} bytes); use --json")
 
 
 def _plain(name: str, array: np.ndarray) -> np.ndarray:

@@ -122,7 +122,7 @@ def signature_text(signature: inspect.Signature) -> str:
     shown = [
         name if parameter.default is parameter.empty else f"[{name}]"
         for name, parameter in signature.parameters.items()
-        if name != "self"
+        if name not in ("self", "cls")
     ]
     return "(" + ", ".join(shown) + ")"
 
@@ -218,6 +218,8 @@ def _fits(kind: _Kind, value: Any) -> bool:
 
 def _contents_fit(kind: _Kind, value: Any) -> bool:
     if kind.name in _LISTS and kind.inner:
+        if hasattr(value, "dtype") and _fits_dtype(kind.inner[0], value.dtype):
+            return True
         items = value if type(value) in (list, tuple) else value.tolist() if hasattr(value, "tolist") else ()
         return all(_any_fits(kind.inner[0], item) for item in items)
     if kind.name == "tuple" and kind.inner and (kind.inner[-1] is None or len(set(kind.inner)) == 1):
@@ -226,6 +228,12 @@ def _contents_fit(kind: _Kind, value: Any) -> bool:
         key, content = kind.inner
         return all(_any_fits(key, k) and _any_fits(content, v) for k, v in value.items())
     return True
+
+
+def _fits_dtype(kinds: _Kinds, dtype: Any) -> bool:
+    """Whether every element of an array of this dtype is one of the kinds."""
+    letter = getattr(dtype, "kind", "")
+    return kinds is None or any(letter and letter in _ELEMENTS.get(kind.name, "") for kind in kinds)
 
 
 def _any_fits(kinds: _Kinds, value: Any) -> bool:
@@ -237,6 +245,8 @@ def _is_boolean(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
+    if type(value) is int:
+        return True
     if isinstance(value, numbers.Integral):
         return not _is_boolean(value)
     try:
@@ -247,7 +257,9 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return not _is_boolean(value) and (isinstance(value, numbers.Real) or _is_integer(value))
+    if isinstance(value, numbers.Real) or _is_integer(value):
+        return not _is_boolean(value)
+    return getattr(value, "ndim", None) == 0 and getattr(getattr(value, "dtype", None), "kind", "") in "iuf"
 
 
 def _is_sequence(value: Any) -> bool:
@@ -281,6 +293,8 @@ _TESTS: dict[str, Callable[[Any], bool]] = {
     "Mapping": lambda value: isinstance(value, Mapping),
     "dict": lambda value: isinstance(value, Mapping),
 }
+# By the kinds of elements, the letters that numpy has for their dtypes.
+_ELEMENTS = {"bool": "b", "int": "iu", "float": "iuf", "str": "U"}
 _LISTS = ("Sequence", "Iterable", "Collection", "list")
 _MANY = {
     "int": "integers",

@@ -180,6 +180,25 @@ def test_an_array_in_a_layer_says_how_to_make_a_value():
         gk.nn.linear(X, 3)
 
 
+def test_numbers_and_arrays_of_other_libraries_are_arguments():
+    y = gk.nn.linear(gk.input("x", ["N", 4]), 3)
+    assert gk.losses.mse(y, 0.5).type.shape == ()
+    assert gk.losses.huber(y, np.zeros((1, 3), np.float32)).type.shape == ()
+    gk.init.Normal(std=np.array(0.02))
+    gk.nn.dropout(y, np.array(0.5))
+    assert trainer(optimizer={"type": "sgd", "lr": 0.1}).optimizer.lr == 0.1
+    assert gk.data.Dataset(X, LABELS, classes=np.unique(LABELS)).classes == ("0", "1", "2")
+    executor = network().compile()
+    executor.rng = np.array([1, 2])
+    assert executor.rng == (1, 2)
+    words = gk.data.Vocabulary.build(["a b c"])
+    assert words.decode(words.encode("c a")) == words.decode(words.encode("c a").tolist()) == "c a"
+    with pytest.raises(UsageError, match="numbers is a list of integers"):
+        words.decode(np.array([1.5]))
+    with pytest.raises(UsageError, match=r"missing a required argument: 'texts'; it takes \(texts, "):
+        gk.data.Vocabulary.build()
+
+
 def test_unknown_and_missing_arguments_are_named():
     with pytest.raises(UsageError, match=r"Trainer.fit has no argument 'epoch'; did you mean 'epochs'\?"):
         trainer().fit((X, LABELS), epoch=3)

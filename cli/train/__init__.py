@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from graphkit import config
 from graphkit.cli._limits import limit_options
 from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import data_option, device_options, external_root_option, json_option, memory_options
+from graphkit.cli._output import log
 from graphkit.cli._processes import Job, process_options
 from graphkit.cli.train import config_file, stopping
 from graphkit.cli.train.options import (
@@ -89,6 +91,8 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     if resume and not options["find_lr"]:
         options |= job_of_run(context, options, notes_before(str(folder)))
     job = Job.of(options)
+    if resume and job.is_to_be_started and context.get_parameter_source("processes") is ParameterSource.DEFAULT:
+        log(f"the run so far had {job.processes} processes; --processes 1 goes on with one")
     given = folder is not None or options["find_lr"]
     with contextlib.nullcontext(folder) if given else _dated(network.name or model) as kept:
         return _trained(context, network, model, kept, given, job, options)

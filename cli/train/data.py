@@ -69,9 +69,14 @@ def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
         line += ", by their names" if divided == "name" and train.sample_names() is not None else ", by position"
     if train.classes is None:
         return line
-    counts = np.bincount(train.targets.reshape(-1), minlength=len(train.classes))
-    each = (f"{name}: {count:,}" for name, count in zip(train.classes, counts, strict=True))
-    return f"{line}; {len(train.classes)} classes ({listed(each, len(train.classes), 8)})"
+    line += f"; {len(train.classes)} classes"
+    targets = train.targets
+    are_numbers = isinstance(targets, np.ndarray) and targets.dtype.kind in "iu" and targets.size == len(train) > 0
+    if not (are_numbers and targets.min() >= 0 and targets.max() < len(train.classes)):
+        return line
+    counts = np.bincount(targets.reshape(-1), minlength=len(train.classes))
+    each = (f"{name} {count:,}" for name, count in zip(train.classes, counts, strict=True))
+    return f"{line} (trained on: {listed(each, len(train.classes), 8)})"
 
 
 def skipping(parts: Splits, on_damaged: str | None) -> Splits:

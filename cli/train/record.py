@@ -18,6 +18,8 @@ from graphkit.ir.atomic import write_whole
 from graphkit.train.run_folder import CONFIG, RECORD
 
 _PACKAGES = ("graphkit", "numpy", "onnx", "onednn-cpu-gomp")
+# What the command that starts a job tells its ranks.
+_OF_A_JOB = (config.JOB_PIPE, config.JOB_SIZE)
 # Seconds that git may take to say where it is.
 _PATIENCE = 5.0
 
@@ -49,7 +51,9 @@ def call(arguments: Sequence[str], seed: int, processes: int, threads: int, netw
         "seed": seed,
         "processes": processes,
         "threads": threads,
-        "settings": {knob.name: os.environ[knob.name] for knob in config.KNOBS if os.environ.get(knob.name)},
+        "settings": {
+            n: os.environ[n] for knob in config.KNOBS if os.environ.get(n := knob.name) and knob not in _OF_A_JOB
+        },
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in _PACKAGES}},
         "network": None if network is None else {"path": network, "sha256": _digest(Path(network))},
         "git": git(),

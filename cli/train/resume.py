@@ -125,7 +125,7 @@ def taken_over(
         if same:
             tell(f"as in the run so far: {' '.join(same)}")
         if changed:
-            tell(f"changed by the command line: {', '.join(changed)}")
+            tell(f"changed by the command line or its file of options: {', '.join(changed)}")
     return merged
 
 

@@ -204,6 +204,8 @@ def _describe(
     position = trainer.position
     planned = position.until - position.start if o["resume"] else defaults.EPOCHS
     values = {**context.params, **o, "seed": trainer.seed, "epochs": o["epochs"] or planned}
+    if not o["places"]:
+        values["processes"] = store.num_workers  # also if a launcher of MPI has started them
     settings = config_file.effective(context.command, values, source, outputs=False)
     file = source.path if source.name is None and source.path != "-" else None
     threads = o["threads"] or config.num_threads()

@@ -178,8 +178,11 @@ def check_graph(
     symbolic = evaluate(Graph([*inputs, *seeds], gradients), [*arrays, *weights])
 
     def objective(moved: Mapping[int, np.ndarray]) -> float:
-        fed = [moved.get(i, a) for i, a in enumerate(arrays)]
-        return math.fsum(float(np.sum(w * y)) for w, y in zip(weights, evaluate(forward, fed), strict=True))
+        found = evaluate(forward, [moved.get(i, a) for i, a in enumerate(arrays)])
+        if any(np.shape(y) != w.shape for w, y in zip(weights, found, strict=True)):
+            names = ", ".join(repr(name) for name, value in wrt.items() if inputs.index(value) in moved)
+            raise UsageError(f"the sizes of outputs depend on the elements of {names}: leave it out of wrt=")
+        return math.fsum(float(np.sum(w * y)) for w, y in zip(weights, found, strict=True))
 
     total = sum(array.size for array in symbolic)
     chosen = (0 if total <= ELEMENTS else DIRECTIONS) if directions is None else directions

@@ -55,7 +55,7 @@ class Dataset:
         targets: Any = None,
         names: Sequence[str] | None = None,
         *,
-        classes: str | Sequence[str] | None = None,
+        classes: str | Sequence[Any] | None = None,
         name: str = "data",
         axes: Axes | None = None,
     ):
@@ -199,8 +199,9 @@ class Dataset:
             seed: Chooses the samples.
             stratify: With integer targets of one number per sample, each class is split in that proportion.
             by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays on its side
-                when others are added or removed, and the share is `test_fraction` on average: see
-                `order.split_by_name`. By position, round(test_fraction * n) samples are held out.
+                when others are added or removed, but for a class of which the hash leaves a side empty, and the share
+                is `test_fraction` on average, more for small classes: see `order.split_by_name`. By position,
+                round(test_fraction * n) samples are held out.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None

@@ -52,7 +52,7 @@ class LazyDataset(Dataset):
     on_damaged = "raise"
     shuffle_window: int | None = None
 
-    def __init__(self, count: int, targets: Any = None, *, classes: Sequence[str] | None = None, name: str = "data"):
+    def __init__(self, count: int, targets: Any = None, *, classes: Sequence[Any] | None = None, name: str = "data"):
         if not count:
             raise InputError(f"{name}: there is no sample")
         self.name = name

@@ -84,7 +84,8 @@ def split_by_name(
 
     A sample is held out if the hash of seed and name, as a number in [0, 1), is below `test_fraction`: the share that
     is held out differs from it as chance has it. With `classes` (one label per sample), a class of at least two samples
-    has one on each side: if the hash leaves a side empty, the sample whose hash is nearest to that side goes there.
+    has one on each side: if the hash leaves a side empty, the sample whose hash is nearest to that side goes there. It
+    may go back when others come, and small classes hold out more than `test_fraction`.
 
     Returns:
         Sorted indices (train, test).
@@ -126,5 +127,6 @@ def hold_out(
     else:
         train, test = split_by_name(names, test_fraction, seed, classes)
     if not train.size or not test.size:
-        raise InputError(f"{source}: {count} samples cannot be split with test_fraction={test_fraction}")
+        hint = "" if names is None else "; split='position' divides by the places of samples instead of their names"
+        raise InputError(f"{source}: {count} samples cannot be split with test_fraction={test_fraction}{hint}")
     return train, test

@@ -88,13 +88,18 @@ def shown(value: Any) -> str:
         case {"type": "constant", "rate": rate}:
             return shown(rate)
         case {"type": kind}:
-            options = ", ".join(f"{name}={shown(each)}" for name, each in value.items() if name != "type")
+            options = ", ".join(f"{name}={shown(each)}" for name, each in _sorted(value) if name != "type")
             return f"{kind}({options})"
         case Mapping():
-            return ", ".join(f"{name} {shown(each)}" for name, each in value.items()) or "none"
+            return ", ".join(f"{name} {shown(each)}" for name, each in _sorted(value)) or "none"
         case list() | tuple():
             return ", ".join(map(shown, value)) or "none"
     return repr(value)
+
+
+def _sorted(options: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """The items of a mapping by name: ranks may have made equal ones in different orders."""
+    return sorted(options.items(), key=lambda item: str(item[0]))
 
 
 def arrays_facts(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:

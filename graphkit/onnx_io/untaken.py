@@ -43,6 +43,8 @@ class StandIns:
         """The operand to read in place of `value`: itself where it is the branch's own."""
         if self._outer is not None:
             value = self._outer.of(value)
+        if value in self.originals:  # an operand of a function's call, which the body reads
+            return value
         constant = value.node is not None and value.node.op.name == "Constant" and not value.node.op.domain
         # Parameters and stand-ins are outside wherever they are made.
         outside = value.serial < self._mark or (value.is_input and value.role != "data")

@@ -111,7 +111,7 @@ class _Monitor(Callback):
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         own = type(self).value is not _Monitor.value  # a subclass that looks at other numbers
-        if not own and self.monitor not in (*_NO_SCORES, *trainer.scores):
+        if not (own or trainer.adds_scores) and self.monitor not in (*_NO_SCORES, *trainer.scores):
             raise self._lacking(trainer.scores)
 
     def value(self, numbers: Numbers) -> float:
@@ -123,9 +123,10 @@ class _Monitor(Callback):
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
         missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
         known = [name for name in numbers if name not in _NO_SCORES]
+        near = did_you_mean(self.monitor, known)
+        near = near if "did you mean" in near else ""  # otherwise it lists all, as this message does
         return UsageError(
-            f"{type(self).__name__}: an epoch has no {self.monitor!r}{did_you_mean(self.monitor, known)}; it has "
-            f"{', '.join(known)}{missing}"
+            f"{type(self).__name__}: an epoch has no {self.monitor!r}{near}; it has {', '.join(known)}{missing}"
         )
 
     def improves(self, numbers: Numbers) -> bool:

@@ -47,6 +47,15 @@ class Calls:
             # Workers with servers take steps by themselves, and are at different ones.
             self.steps, self.epochs = bool(steps) and not self._store.is_remote, bool(epochs)
 
+    @property
+    def adds_scores(self) -> bool:
+        """Whether a callback that is not graphkit's own sees the numbers of an epoch, to which it may add some."""
+        own = f"{__name__.partition('.')[0]}."
+        return any(
+            type(c).on_epoch_end is not Callback.on_epoch_end and not type(c).__module__.startswith(own)
+            for c in self.callbacks
+        )
+
     def begin(self, numbers: Numbers, states: Mapping[str, Mapping[str, Any]]) -> None:
         for callback in self.callbacks:
             if callback.name in states:

@@ -21,7 +21,7 @@ from graphkit.train.background import BackgroundWork, length_of
 from graphkit.train.callbacks import Callback
 from graphkit.train.calling import Calls
 from graphkit.train.evaluation import LOSS, listed
-from graphkit.train.gather import gather, reduced
+from graphkit.train.gather import gather, reduced, reported_name
 from graphkit.train.metrics import Metric
 from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
@@ -117,7 +117,10 @@ class Fit:
 
     def scores(self) -> tuple[str, ...]:
         """The names of the numbers that each epoch of this call has: losses and metrics."""
-        measured = [LOSS, *(metric.name for metric in self.trainer._metrics(self.metrics))]
+        alone = self.trainer.kvstore is None or self._ranks == 1
+        metrics = self.trainer._metrics(self.metrics)
+        # Those that are not merged are the first rank's, whose numbers are those of the epoch.
+        measured = [LOSS, *(metric.name if alone else reported_name(metric, 0) for metric in metrics)]
         given = [spec for spec in listed(self.metrics) if isinstance(spec, str) and spec == LOSS]
         held_out = measured if given or self.trainer._evaluation.has_loss(self.trainer) else measured[1:]
         return ("learning_rate", *measured, *(f"valid_{name}" for name in held_out if self.valid is not None))

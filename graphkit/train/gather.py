@@ -35,7 +35,7 @@ def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
 
     Raises UsageError in all processes if they do not have the same metrics in the same order.
     """
-    mergeable = [m for m in metrics if all(hasattr(m, call) for call in ("state", "restore", "merge"))]
+    mergeable = [m for m in metrics if _is_mergeable(m)]
     states = {f"{i}/{key}": array for i, m in enumerate(mergeable) for key, array in m.state().items()}
     names = np.frombuffer(json.dumps([m.name for m in mergeable]).encode(), np.uint8)
     parts = gather(store, {**states, "names": names})
@@ -45,7 +45,16 @@ def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
         metric.restore(each[0])
         for state in each[1:]:
             metric.merge(state)
-    return {m.name if m in mergeable else f"{m.name} of rank {store.rank}": value_of(m) for m in metrics}
+    return {reported_name(m, store.rank): value_of(m) for m in metrics}
+
+
+def reported_name(metric: Metric, rank: int) -> str:
+    """What the value of a metric is called where several ranks measure: with the rank, if it is that of one alone."""
+    return metric.name if _is_mergeable(metric) else f"{metric.name} of rank {rank}"
+
+
+def _is_mergeable(metric: Metric) -> bool:
+    return all(hasattr(metric, call) for call in ("state", "restore", "merge"))
 
 
 def _check_alike(names: Sequence[Sequence[str]]) -> None:

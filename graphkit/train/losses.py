@@ -162,20 +162,20 @@ def weight_of_classes(target: Value, class_weights: Sequence[float]) -> Value:
 
 
 @typed("gk.losses.mse")
-def mse(output: Value, target: Value) -> Value:
+def mse(output: Value, target: Any) -> Value:
     """Mean of (output - target)^2 over all elements."""
     difference = F.sub(output, target)
     return _mean(F.mul(difference, difference))
 
 
 @typed("gk.losses.l1")
-def l1(output: Value, target: Value) -> Value:
+def l1(output: Value, target: Any) -> Value:
     """Mean of |output - target| over all elements."""
     return _mean(F.abs(F.sub(output, target)))
 
 
 @typed("gk.losses.huber")
-def huber(output: Value, target: Value) -> Value:
+def huber(output: Value, target: Any) -> Value:
     """Mean of d^2/2 where |d| <= 1, |d| - 1/2 elsewhere, d = output - target (Huber, 1964)."""
     distance = F.abs(F.sub(output, target))
     inside = F.clip(distance, None, scalar_like(1.0, output))

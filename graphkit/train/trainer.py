@@ -121,7 +121,7 @@ class Trainer:
         self,
         net: Model,
         loss: losses.AnyLoss = defaults.LOSS,
-        optimizer: optimizers.Optimizer | str = defaults.OPTIMIZER,
+        optimizer: optimizers.Optimizer | str | Mapping[str, Any] = defaults.OPTIMIZER,
         *,
         device: AnyDevice = "cpu",
         threads: int | None = None,
@@ -377,6 +377,11 @@ class Trainer:
     def scores(self) -> tuple[str, ...]:
         """The names of losses and metrics that each epoch of the `fit` under way has; empty outside of one."""
         return () if self._fit is None else self._fit.scores()
+
+    @property
+    def adds_scores(self) -> bool:
+        """Whether a callback of the user's sees the numbers of an epoch, to which it may add some."""
+        return self._fit is not None and self._fit.calls.adds_scores
 
     @property
     def callback_states(self) -> States:

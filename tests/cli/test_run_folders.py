@@ -163,6 +163,21 @@ def test_resume_divides_pictures_as_the_run_did(tmp_path: Path, capsys: pytest.C
         assert len(losses(run)) == 2
 
 
+@pytest.mark.parametrize(
+    "targets", [np.eye(2, dtype=np.float32)[[0, 1, 0, 1, 0]], np.array([0.5, 1, 0, 1, 0])], ids=str
+)
+def test_targets_that_are_no_numbers_of_classes_are_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], targets: np.ndarray
+) -> None:
+    x = gk.input("x", ["N", 3])
+    gk.Model(gk.nn.linear(x, targets[0].size), name="net").save(tmp_path / "net.json")
+    inputs = np.ones((5, 3), np.float32)
+    np.savez(tmp_path / "data.npz", x=inputs, y=targets.reshape(5, -1), classes=np.array(["cat", "dog"]))
+    data = ["--data", str(tmp_path / "data.npz"), "--loss", "mse", "--epochs", "1"]
+    assert invoke(["train", str(tmp_path / "net.json"), *data, "-o", str(tmp_path / "run")]) == 0
+    assert "4 samples to train on, 1 held out, by position; 2 classes\n" in capsys.readouterr().err
+
+
 def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pictures(tmp_path / "photos", ["cat", "dog"])
     parts = gk.data.load(folder)
@@ -180,7 +195,7 @@ def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.Cap
     assert invoke(train) == 0
     told = capsys.readouterr().err
     assert f"{folder}: {len(parts.train)} pictures to train on, {len(parts.test)} held out, by their names" in told
-    assert f"2 classes (cat: {counts[0]}, dog: {counts[1]})" in told
+    assert f"2 classes (trained on: cat {counts[0]}, dog {counts[1]})" in told
 
 
 @pytest.mark.parametrize(("classes", "has"), [(10, 2), (2, 3)])

@@ -12,6 +12,7 @@ from combinations import full
 
 import graphkit as gk
 from graphkit.cli import _commands, _failure, _interrupts, invoke
+from graphkit.errors import RuntimeFailure
 
 FULL = Path("/dev/full")
 LOST = re.compile(r"graphkit: standard output cannot be written: No space left on device\n")
@@ -130,6 +131,36 @@ def test_a_signal_that_turns_into_another_error_is_no_fault(net, name, status):
     assert errors.strip() == ("graphkit: interrupted" if name == "SIGINT" else "graphkit: terminated")
 
 
+def test_an_error_behind_a_signal_is_told(monkeypatch, capsys):
+    """As when the checkpoint that a training writes at Ctrl-C does not fit on the disk."""
+    monkeypatch.setattr(_interrupts, "_came", None)
+
+    def interrupted(**_):
+        _interrupts.has_come(signal.SIGINT)
+        raise RuntimeFailure("no space left")
+
+    monkeypatch.setattr(_commands.cli, "main", interrupted)
+    assert _commands.invoke(["run"]) == 130
+    assert capsys.readouterr().err == "graphkit: interrupted; then: no space left\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    ("arguments", "streams", "status"),
+    [
+        (["ops"], ["stdout", "stderr"], 5),
+        (["inspect", "missing.json"], ["stderr"], 2),
+        (["inspect", "--json", "missing.json"], ["stdout"], 2),
+    ],
+    ids=str,
+)
+def test_an_error_that_cannot_be_told_keeps_its_exit_code(arguments, streams, status):
+    with FULL.open("w") as full:
+        process = started(*arguments, **dict.fromkeys(streams, full))
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in (errors or "")) == (status, False), errors
+
+
 def test_an_error_without_a_signal_stays_what_it_is(monkeypatch, capsys):
     monkeypatch.setattr(_interrupts, "_came", None)
     monkeypatch.setattr(_commands.cli, "main", lambda **_: 1 / 0)
@@ -137,7 +168,7 @@ def test_an_error_without_a_signal_stays_what_it_is(monkeypatch, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
     monkeypatch.setattr(_interrupts, "_came", signal.SIGINT)
     assert invoke(["ops"]) == _failure.INTERRUPTED
-    assert capsys.readouterr().err == "graphkit: interrupted\n"
+    assert capsys.readouterr().err == "graphkit: interrupted; then: division by zero\n"
 
 
 def test_a_run_that_was_not_yet_replaced_is_not_offered_to_go_on(net):

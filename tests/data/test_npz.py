@@ -53,7 +53,8 @@ def test_names_of_members_are_read_back(tmp_path):
             archive.writestr(f"{member_name(name)}.npy", npy(np.int64(number)))
         archive.writestr("100%.npy", npy(np.int64(-1)))
         archive.writestr("b%2fc.npy", npy(np.int64(-2)))
-    wanted = {name: number for number, name in enumerate(NAMES)} | {"100%": -1, "b%2fc": -2}
+        archive.writestr("50%FF.npy", npy(np.int64(-3)))  # no text of UTF-8
+    wanted = {name: number for number, name in enumerate(NAMES)} | {"100%": -1, "b%2fc": -2, "50%FF": -3}
     assert {name: int(array) for name, array in read_arrays(tmp_path / "a.npz").items()} == wanted
 
 

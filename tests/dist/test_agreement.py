@@ -10,6 +10,7 @@ from combinations import full
 from jobs import TRAINER, finish, start
 
 import graphkit as gk
+from graphkit.dist.agreement import shown
 from graphkit.errors import RanksDiffer
 from graphkit.ir.graph import topological
 from graphkit.ops.internal.collective import AllReduceWait
@@ -35,6 +36,11 @@ def caught(work, *arguments):
 
 def on_second(store, given, otherwise=None):
     return given if store.rank == 1 else otherwise
+
+
+def test_equal_settings_are_shown_alike():
+    settings = {"type": "sgd", "rates": {"a": 1.0, "b": 2.0}, "lr": 0.1}
+    assert shown(settings) == shown(dict(reversed([*settings.items()])) | {"rates": {"b": 2.0, "a": 1.0}})
 
 
 # --- set-up -----------------------------------------------------------------------------------------------

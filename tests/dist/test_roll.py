@@ -12,7 +12,7 @@ import pytest
 from jobs import STEPS, finish
 
 from graphkit import config
-from graphkit.dist.job import launch
+from graphkit.dist.job import launch, roll
 
 LAUNCH = "import sys; from graphkit.dist.job import launch; sys.exit(launch.run_processes(2, []))"
 
@@ -57,7 +57,7 @@ TELL = """
         ("os._exit(0)", 5),
         ("os.kill(os.getpid(), 9)", 5),
         pytest.param("os.kill(os.getpid(), 11)", 5, marks=pytest.mark.full),
-        pytest.param("os._exit(3)", 3, marks=pytest.mark.full),
+        pytest.param("os._exit(3)", 5, marks=pytest.mark.full),
     ],
 )
 @pytest.mark.parametrize("who", [1, pytest.param(0, marks=pytest.mark.full)])
@@ -67,6 +67,18 @@ def test_a_rank_that_leaves_without_a_word_is_named(started, leaves, status, who
     found, _, errors = finish(job)
     assert found == status
     assert re.search(rf"graphkit: rank {who} on \S+ \(process {process}\) left before its program had ended", errors)
+
+
+def test_a_rank_that_has_waited_for_another_to_start_is_not_called_killed():
+    with roll.Roll(3) as ranks, subprocess.Popen(["sleep", "0.1"]) as first:
+        pipe = os.open(ranks.path, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, f"begun\t0\t{first.pid}\tbox\nbegun\t1\t{os.getpid()}\tbox\n".encode())
+        ranks.wait(subprocess.Popen(["sleep", "1"]), 0.1)
+        os.close(pipe)
+        lost = ranks.first_lost()
+    assert (
+        lost == f"rank 0 on box (process {first.pid}) left before all ranks had started MPI; rank 2 never came so far"
+    )
 
 
 def test_a_job_that_ends_well_is_no_failure_and_leaves_no_file(started, tmp_path):

@@ -55,6 +55,56 @@ def test_one_hot_of_any_values(dtype: str, indices: str) -> None:
     runs_alike(net, {"i": np.array([2, 0, 9], indices), "v": np.array([0, 1], dtype)})
 
 
+@pytest.mark.parametrize("indices", ["int64", "float32", "float64", "float16"])
+@pytest.mark.parametrize("depth", ["int64", "float32", "float64"])
+def test_one_hot_of_floats(indices: str, depth: str) -> None:
+    i, n = gk.input("i", [3], indices), gk.input("n", [], depth)
+    net = gk.Model({"y": F.one_hot(i, n, np.array([0, 1], np.float32))})
+    runs_alike(net, {"i": np.array([2, 0, 9], indices), "n": np.array(4, depth)})
+
+
+def test_no_axis_is_squeezed_where_none_is_named() -> None:
+    x = gk.input("x", ["N", 1, 3])
+    feeds = {"x": np.ones((1, 1, 3), np.float32)}
+    net = gk.Model({"y": F.squeeze(x, np.array([], np.int64))})
+    assert net.run(feeds)["y"].shape == (1, 1, 3)
+    runs_alike(net, feeds)
+
+
+def test_a_gradient_of_an_elementwise_einsum_at_one_sample() -> None:
+    a, b = gk.input("a", ["N", 3]), gk.input("b", ["N", 3])
+    total = F.reduce_sum(F.einsum(a, b, equation="bi,bi->bi"), keepdims=False)
+    (slopes,) = gk.gradient([total], [a])
+    runs_alike(gk.Model({"g": slopes}), {name: np.ones((1, 3), np.float32) for name in "ab"})
+
+
+def test_ellipses_of_different_numbers_of_axes() -> None:
+    a, b = gk.input("a", ["A", "B", "I", "J"]), gk.input("b", ["B", "J", "K"])
+    net = gk.Model({"y": F.einsum(a, b, equation="...ij,...jk->...ik")})
+    random = np.random.default_rng(0)
+    feeds = {"a": random.random((2, 3, 2, 4), np.float32), "b": random.random((3, 4, 5), np.float32)}
+    assert not runs_alike(net, feeds)["Einsum"]
+
+
+@pytest.mark.parametrize(
+    "elements", [[1e30, 1e30, 1e-30], [1e-30, 1e-30, 1e30], [0, 2, 3], [0, 0, 3], [0.1] * 150 + [10.0] * 150]
+)
+def test_slopes_of_products_that_overflow(elements: list[float]) -> None:
+    x = gk.input("x", [len(elements)])
+    (slopes,) = gk.gradient([F.reduce_prod(x, keepdims=False)], [x])
+    net, given = gk.Model({"g": slopes}), np.array(elements, np.float32)
+    with np.errstate(over="ignore"):
+        expected = np.array([np.prod(np.delete(given.astype(np.float64), i)) for i in range(len(given))], np.float32)
+    np.testing.assert_allclose(net.run({"x": given})["g"], expected, rtol=1e-4)
+    runs_alike(net, {"x": given}, 1e-4)
+
+
+def test_statistics_of_a_layer_in_bfloat16() -> None:
+    x = gk.input("x", ["N", 4])
+    made = F.layer_normalization(x, np.ones(4, np.float32), stash_type=16)
+    runs_alike(gk.Model({"y": made[0]}), {"x": np.random.default_rng(0).random((3, 4), np.float32)}, 1e-2)
+
+
 def test_a_sum_behind_a_product_of_a_third_result() -> None:
     x, w, z = gk.input("x", [4, 6]), gk.input("w", [2, 5]), gk.input("z", [4, 5])
     parts = F.split(x, axis=1, num_outputs=3)

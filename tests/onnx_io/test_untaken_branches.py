@@ -185,6 +185,19 @@ def test_a_branch_in_a_loop():
         net.run({"x": X, "c": np.array(True)})
 
 
+def test_a_branch_that_calls_a_function():
+    call = helper.make_node("Negative", ["x"], ["n"], domain="own")
+    steps = [helper.make_node("Gather", ["w", "i"], ["b"]), call, helper.make_node("Add", ["n", "b"], ["t"])]
+    bad = branch("bad", steps, "t", {"i": np.array(99)})
+    good = branch("good", [helper.make_node("Neg", ["x"], ["e"])], "e")
+    node = helper.make_node("If", ["c"], ["y"], "choose", then_branch=bad, else_branch=good)
+    proto = model([node], [info("x", ["N", 3]), info("c", [], BOOL)], {"w": np.ones((5, 3), np.float32)})
+    body = [helper.make_node("Neg", ["a"], ["o"])]
+    proto.functions.append(helper.make_function("own", "Negative", ["a"], ["o"], body, [helper.make_opsetid("", 17)]))
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    np.testing.assert_array_equal(gk.load(proto).run({"x": X, "c": np.array(False)})["y"], -X)
+
+
 def test_nothing_runs_where_both_branches_cannot():
     operator, operands, inits = MISFITS["sizes"]
     branches = {

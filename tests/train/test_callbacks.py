@@ -22,6 +22,13 @@ def data(n=24):
     return rng.standard_normal((n, 3), np.float32), rng.standard_normal((n, 2), np.float32)
 
 
+class Adding(gk.Callback):
+    """Adds a number of its own to those of an epoch."""
+
+    def on_epoch_end(self, trainer, numbers):
+        numbers["own"] = 1.0
+
+
 class Recorder(gk.Callback):
     def __init__(self):
         self.seen = []
@@ -51,6 +58,14 @@ class StopAt(gk.Callback):
 def lines(folder, event=None):
     found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line for line in found if event in (None, line["event"])]
+
+
+def test_a_number_that_another_callback_adds_is_monitored():
+    stop = gk.callbacks.EarlyStopping(1, monitor="own")
+    trainer().fit(data(), epochs=3, batch_size=8, callbacks=[Adding(), stop])
+    assert stop.best == 1.0
+    with pytest.raises(UsageError, match="EarlyStopping: an epoch has no 'own'; it has learning_rate, loss"):
+        trainer().fit(data(), epochs=1, callbacks=[gk.callbacks.EarlyStopping(1, monitor="own")])
 
 
 def test_what_callbacks_are_told(tmp_path):

@@ -48,7 +48,10 @@ def _escaped(name: str) -> str:
 
 def _array_name(member: str) -> str:
     """The name of an array by that of its member. Files by others may have `%` in names that mean themselves."""
-    name = urllib.parse.unquote(member, errors="strict") if "%" in member else member
+    try:
+        name = urllib.parse.unquote(member, errors="strict") if "%" in member else member
+    except UnicodeDecodeError:
+        return member
     return name if member_name(name) == member else member
 
 

@@ -93,7 +93,7 @@ class Pictures(LazyDataset):
     augment: Augment | None = None
 
     def __init__(
-        self, store: Store, targets: Any, preprocess: Preprocess, *, classes: Sequence[str] | None = None,
+        self, store: Store, targets: Any, preprocess: Preprocess, *, classes: Sequence[Any] | None = None,
         name: str = "pictures",
     ):  # fmt: skip
         super().__init__(len(store), targets, classes=classes, name=name)

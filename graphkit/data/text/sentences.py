@@ -30,7 +30,7 @@ class Sentences(Dataset):
     vocabulary: Vocabulary
 
     def __init__(
-        self, rows: Sequence[np.ndarray], targets: Any, vocabulary: Vocabulary, *, classes: Sequence[str] | None = None,
+        self, rows: Sequence[np.ndarray], targets: Any, vocabulary: Vocabulary, *, classes: Sequence[Any] | None = None,
         length: int = 128, bucket: int = 8, name: str = "sentences",
     ):  # fmt: skip
         if length < 1 or bucket < 1:

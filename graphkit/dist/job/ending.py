@@ -61,9 +61,14 @@ def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
     roll.join()
     if (rank := told_rank()) is not None:
         roll.say(roll.BEGUN, rank)
-    with deadline(max(timeout, LEAST), place):
-        _followed = communicator = MpiCommunicator(servers, replicated)
-    roll.say(roll.BEGUN, communicator.place)
+    try:
+        with deadline(max(timeout, LEAST), place):
+            _followed = communicator = MpiCommunicator(servers, replicated)
+    except BaseException:
+        if rank is not None:
+            roll.say(roll.FAILED, rank)
+        raise
+    roll.say(roll.STARTED, communicator.place)
     atexit.register(end)
     if communicator.processes > 1:
         _follow_failures()

@@ -117,7 +117,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     # A process that was in MPI's hands, or a server, may have left by the signal itself.
     if sent and (status in (_ENDED_BY_LAUNCHER, sent[0]) or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
-        print(f"graphkit: the job was {what}", file=sys.stderr)  # the words of its processes may be lost
+        _say(f"the job was {what}")  # the words of its processes may be lost
         return 128 + sent[0]
     return _judged(status, roll)
 
@@ -127,23 +127,22 @@ def _judged(status: int, roll: Roll) -> int:
     number, first = _signal_of(status), roll.first_lost()
     if first is not None:
         shown = str(status) if number is None else f"{status} ({number.name})"
-        print(
-            f"graphkit: {first} left before its program had ended: it was killed, or called os._exit; the launcher's "
-            f"status is {shown}",
-            file=sys.stderr,
-        )
-    elif number is not None:
+        _say(f"{first}; the launcher's status is {shown}")
+        return RuntimeFailure.exit_code
+    if number is not None:
         several = ", or several have failed with different statuses" if status in _COMBINED else ""
-        print(f"graphkit: a process of the job was ended by {number.name}{several}", file=sys.stderr)
+        _say(f"a process of the job was ended by {number.name}{several}")
     elif status == 0 and (missing := roll.not_ended()):
-        print(
-            "graphkit: the launcher's status is 0, but the program of these ranks has not ended: " + ", ".join(missing),
-            file=sys.stderr,
-        )
-    else:
+        _say(f"the launcher's status is 0, but the program of these ranks has not ended: {', '.join(missing)}")
+    elif status != _ENDED_BY_LAUNCHER:
         return status
-    of_launcher = status in (0, _ENDED_BY_LAUNCHER) or number is not None
-    return RuntimeFailure.exit_code if of_launcher else status
+    return RuntimeFailure.exit_code
+
+
+def _say(message: str) -> None:
+    """On standard error, if there is one: it may have been closed before the start."""
+    if sys.stderr is not None:
+        print(f"graphkit: {message}", file=sys.stderr)
 
 
 def _signal_of(status: int) -> signal.Signals | None:

@@ -24,8 +24,9 @@ from typing import NamedTuple, NoReturn
 from graphkit import config
 from graphkit.errors import RuntimeFailure
 
-# What a rank says of itself, and EXCUSED what others say of one that was lost and without which they go on.
-BEGUN, ENDED, FAILED, EXCUSED = "begun", "ended", "failed", "excused"
+# What a rank says of itself: BEGUN before it starts MPI, if the launcher tells its number, STARTED after that. EXCUSED
+# is what others say of one that was lost and without which they go on.
+BEGUN, STARTED, ENDED, FAILED, EXCUSED = "begun", "started", "ended", "failed", "excused"
 
 # Bytes that are read at once; a line is far below what a pipe takes as a whole.
 _PART = 1 << 16
@@ -48,6 +49,7 @@ class Roll:
     def __init__(self, ranks: int):
         self._ranks = ranks
         self._begun: dict[int, Place] = {}
+        self._started: set[int] = set()
         self._said: dict[int, str] = {}
         # Ranks whose processes have ended, in this order.
         self._left: list[int] = []
@@ -58,7 +60,14 @@ class Roll:
     def __enter__(self) -> Roll:
         self._folder = tempfile.mkdtemp(prefix="graphkit-job-")
         self.path = str(Path(self._folder) / "ranks")
-        os.mkfifo(self.path)
+        try:
+            os.mkfifo(self.path)
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise RuntimeFailure(
+                f"{self.path}: no named pipe can be made there ({error.strerror}): set TMPDIR to a folder of another "
+                "file system"
+            ) from None
         # For writing too: without a writer the pipe would be at its end, and never wait.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         self._processes: dict[int, int | None] = {}
@@ -94,12 +103,19 @@ class Roll:
         return int(job.returncode)
 
     def first_lost(self) -> str | None:
-        """The rank that was seen to leave first without having ended its program; None if there is none.
+        """A sentence on the rank that was seen to leave first without having ended its program; None without one.
 
         None also if a rank has said before that why it failed: the others have left for that reason.
         """
         lost = self._lost()
-        return str(self._begun[lost[0]]) if lost and not self._explained else None
+        if not lost or self._explained:
+            return None
+        first = self._begun[lost[0]]
+        if first.rank in self._started:
+            return f"{first} left before its program had ended: it was killed, or called os._exit"
+        missing = [f"rank {rank}" for rank in range(self._ranks) if rank not in self._begun]
+        others = f"; {', '.join(missing)} never came so far" if missing else ""
+        return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:
         """The ranks that have left without a word, the first of them first."""
@@ -146,8 +162,10 @@ class Roll:
 
     def _take(self, word: str, rank: str, process: str, host: str) -> None:
         place = Place(int(rank), int(process), host)
-        if word == BEGUN:
-            # Said before MPI has started by the launcher's word, and by MPI's after that.
+        if word in (BEGUN, STARTED):
+            if word == STARTED:
+                self._started.add(place.rank)
+            # BEGUN is said with the launcher's number, STARTED with MPI's.
             if self._begun.get(place.rank) != place:
                 self._begun[place.rank] = place
                 self._follow(place.process, place.rank)
@@ -178,14 +196,17 @@ def join() -> None:
             raise RuntimeFailure("the command that has started this job is gone; this process ends") from None
         raise RuntimeFailure(
             f"{config.JOB_PIPE.name}={path}: this pipe of the command that has started the job cannot be opened "
-            f"({error.strerror}); the ranks of --processes run on the same machine and see the same temporary folder"
+            f"({error.strerror}): the command is gone, or this rank does not see the temporary folder of the command's "
+            "machine"
         ) from None
     threading.Thread(target=_end_with_command, args=(_pipe, path), name="graphkit-roll", daemon=True).start()
 
 
 def say(word: str, rank: int) -> None:
-    """Tell the command that has started the job, if there is one: BEGUN, ENDED and FAILED are of this process's rank,
-    EXCUSED of another one."""
+    """Tell the command that has started the job, if there is one.
+
+    BEGUN, STARTED, ENDED and FAILED are of this process's rank, EXCUSED of another one.
+    """
     if _pipe is not None:
         # It is gone, or does not read: the thread sees to the first.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):

@@ -382,7 +382,7 @@ class Executor:
 
     @rng.setter
     def rng(self, state: Sequence[int]) -> None:
-        check_argument("Executor", "rng", "tuple[int, int]", state)
+        check_argument("Executor", "rng", "Sequence[int]", state)
         if len(state) != 2:
             raise UsageError(f"Executor: rng is (seed, step), not {state!r}")
         seed, step = state

@@ -46,7 +46,9 @@ def _layer_statistics(site: Site) -> Sequence[Value]:
     if x.rank is None and axis >= 0:
         raise site.fail("axis counted from the front of a tensor of unknown rank")
     axes = constant(np.asarray(range(axis - (x.rank or 0) if axis >= 0 else axis, 0), np.int64))
-    wide = dtype_of_code(op.stash_type)
+    stash = dtype_of_code(op.stash_type)
+    # ONNX Runtime has no kernels of bfloat16 for these.
+    wide = DType.FLOAT32 if stash is DType.BFLOAT16 else stash
 
     def cast(value: Value, to: DType) -> Value:
         return value if value.dtype is to else F.cast(value, to=to)
@@ -57,7 +59,7 @@ def _layer_statistics(site: Site) -> Sequence[Value]:
     variance = F.reduce_mean(F.mul(centred, centred), axes, keepdims=True)
     inverse = F.reciprocal(F.sqrt(F.add(variance, constant(np.asarray(op.epsilon, wide.numpy)))))
     y = F.mul(cast(F.mul(centred, inverse), x.dtype), scale)
-    return [y if bias is None else F.add(y, bias), mean, inverse]
+    return [y if bias is None else F.add(y, bias), cast(mean, stash), cast(inverse, stash)]
 
 
 @rewrites("BatchNormalization", below=14)

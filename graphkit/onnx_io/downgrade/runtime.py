@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.ir.graph import Value
-from graphkit.ir.types import HALVES, INTEGERS, DType
+from graphkit.ir.types import HALVES, DType
 from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, rewrites, spells
 from graphkit.ops import F, constant, operator
 from graphkit.ops.math.einsum import Einsum
@@ -30,12 +30,18 @@ def _sums_of_halves(site: Site) -> Sequence[Value] | None:
 def _chosen_values(site: Site) -> Sequence[Value] | None:
     # ONNX Runtime has kernels for few element types: the others are looked up by a OneHot of int64.
     indices, depth, values = (site.operand(i) for i in range(3))
-    others = INTEGERS - {DType.INT64}
-    integers = [F.cast(v, to=DType.INT64) if v.dtype in others else v for v in (indices, depth)]
+    integers = [v if v.dtype is DType.INT64 else F.cast(v, to=DType.INT64) for v in (indices, depth)]
     if values.dtype in (DType.FLOAT32, DType.FLOAT16, DType.INT64, DType.STRING):
         return None if integers == [indices, depth] else [site.node.rebuilt([*integers, values]).output]
     chosen = site.node.rebuilt([*integers, constant(np.array([0, 1]))]).output
     return [F.gather(values, chosen)]
+
+
+@rewrites("Squeeze", below=ALWAYS)
+def _squeezed_nowhere(site: Site) -> Sequence[Value] | None:
+    # ONNX Runtime takes axes without elements for axes that are not given, and drops every axis of size 1.
+    axes = site.input(1)
+    return [F.identity(site.operand(0))] if axes is not None and axes.tensor.shape == (0,) else None
 
 
 @rewrites("Sum", below=ALWAYS)
@@ -53,6 +59,8 @@ def _type_of_the_zero_point(spelling: Spelling) -> None:
 
 @rewrites("Einsum", below=ALWAYS)
 def _broadcast_letters(site: Site) -> Sequence[Value] | None:
-    # ONNX Runtime infers the size of a letter from one operand, 1 too, and folds what depends on that size.
+    # ONNX Runtime infers the size of a letter from one operand, 1 too, and folds what depends on that size. It refuses
+    # an ellipsis that stands for different numbers of axes.
     op, operands = operator(site.node, Einsum), [site.operand(i) for i in range(len(site.inputs))]
-    return [op.expand(*operands)] if op.broadcasts([v.tensor for v in operands]) else None
+    kinds = [v.tensor for v in operands]
+    return [op.expand(*operands)] if op.broadcasts(kinds) or op.has_uneven_ellipsis(kinds) else None

@@ -131,6 +131,16 @@ class Einsum(Op):
         pairs = (p for term, x in labelled for p in zip(_axes(term, len(x.known_shape)), x.known_shape, strict=True))
         return any(size == 1 and sizes[label] != 1 for label, size in pairs if not label.startswith("."))
 
+    def has_uneven_ellipsis(self, xs: Sequence[TensorType]) -> bool:
+        """Whether "..." is known to stand for different numbers of axes in two operands."""
+        terms, _ = _parsed(self.equation)
+        labels = [
+            _axes(t, len(x.known_shape))
+            for t, x in zip(terms, xs, strict=True)
+            if _ELLIPSIS in t and x.shape is not None
+        ]
+        return len({sum(label.startswith(".") for label in of_term) for of_term in labels}) > 1
+
     def _sizes(self, xs: Sequence[TensorType]) -> dict[str, Dim] | None:
         """The size of each label's axes; None when a rank is unknown that "..." hides. Raises TypeMismatch."""
         terms, _ = _parsed(self.equation)
@@ -258,8 +268,11 @@ def _product(a: _Factor, b: _Factor, kept: set[str]) -> _Factor:
     columns = [label for label in b.labels if label not in a.labels]
     joint = (*batch, *rows, *columns)
     if not contracted:
-        left = F.unsqueeze(_ordered(a, [*batch, *rows]), i64(*range(len(batch) + len(rows), len(joint))))
-        right = F.unsqueeze(_ordered(b, [*batch, *columns]), i64(*range(len(batch), len(batch) + len(rows))))
+        left, right = _ordered(a, [*batch, *rows]), _ordered(b, [*batch, *columns])
+        if columns:
+            left = F.unsqueeze(left, i64(*range(len(batch) + len(rows), len(joint))))
+        if rows:
+            right = F.unsqueeze(right, i64(*range(len(batch), len(batch) + len(rows))))
         return _Factor(F.mul(left, right), joint)
     a, b = _fitted(a, b, contracted), _fitted(b, a, contracted)
     left, row_sizes, _ = _matrices(_ordered(a, [*batch, *rows, *contracted]), len(batch), len(rows))

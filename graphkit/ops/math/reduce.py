@@ -377,7 +377,8 @@ def _rows_of(values: Sequence[Any], axes: tuple[int, ...]) -> tuple[list[Any], C
 class ProductOfOthers(Op):
     """For each element the product of all the others that a reduction over `axes` multiplies it with.
 
-    The slope of ReduceProd: it has x's shape, and is right where elements are 0.
+    The slope of ReduceProd: it has x's shape, and is right where elements are 0. Products are in float64, since those
+    before and behind an element may overflow where their product does not.
     """
 
     noop_with_empty_axes: bool = False
@@ -401,10 +402,11 @@ class ProductOfOthers(Op):
         if x.size == 0 or not where:
             return xp.ones_like(x)
         rows, order, shape = _last(xp, x, where)
+        rows = rows.astype(np.float64)
         one = xp.ones_like(rows[..., :1])
         before = xp.cumprod(xp.concatenate((one, rows[..., :-1]), axis=-1), axis=-1)
         after = xp.cumprod(xp.concatenate((one, rows[..., :0:-1]), axis=-1), axis=-1)
-        others = xp.multiply(before, xp.flip(after, axis=-1)).reshape(shape)
+        others = xp.multiply(before, xp.flip(after, axis=-1)).reshape(shape).astype(x.dtype)
         return contiguous(xp, xp.transpose(others, [order.index(i) for i in range(x.ndim)]))
 
     def grad(self, node: Node, dy: Any) -> Any:
@@ -445,19 +447,22 @@ class ProductOfOthers(Op):
             return F.constant_of_shape(F.shape(x), value=np.ones(1, x.dtype.numpy))
         (rows,), back = _rows_of((x,), where) if len(where) > 1 else ((x,), lambda value: value)
         axis = np.int64(where[0] if len(where) == 1 else -1)
-        before, after = (F.cum_prod(rows, axis, exclusive=True, reverse=reverse) for reverse in (False, True))
-        return back(F.mul(before, after))
+        wide = F.cast(rows, to=DType.FLOAT64)
+        before, after = (F.cum_prod(wide, axis, exclusive=True, reverse=reverse) for reverse in (False, True))
+        return back(F.cast(F.mul(before, after), to=x.dtype))
 
     def expand(self, x: Any, axes: Any = None) -> Any:
         # Without zeros: the whole product divided by the element. With one: only the zero's own is not 0.
-        operands = (x,) if axes is None else (x, axes)
-        zero, one = scalar_like(0.0, x), scalar_like(1.0, x)
+        given = () if axes is None else (axes,)
+        wide = F.cast(x, to=DType.FLOAT64)
+        zero, one = scalar_like(0.0, wide), scalar_like(1.0, wide)
 
         def over(function: str, value: Any) -> Any:
-            return getattr(F, function)(value, *operands[1:], noop_with_empty_axes=self.noop_with_empty_axes)
+            return getattr(F, function)(value, *given, noop_with_empty_axes=self.noop_with_empty_axes)
 
-        is_zero = F.equal(x, zero)
-        filled = F.where(is_zero, one, x)
+        is_zero = F.equal(wide, zero)
+        filled = F.where(is_zero, one, wide)
         product = over("reduce_prod", filled)
-        others_zero = F.sub(over("reduce_sum", F.cast(is_zero, to=x.dtype)), F.cast(is_zero, to=x.dtype))
-        return F.where(F.equal(others_zero, zero), F.div(product, filled), zero)
+        zeros = F.cast(is_zero, to=DType.FLOAT64)
+        others = F.where(F.equal(F.sub(over("reduce_sum", zeros), zeros), zero), F.div(product, filled), zero)
+        return F.cast(others, to=x.dtype)

@@ -86,6 +86,8 @@ class LabelEncoder(Op):
                default_float=-2.0),
         Sample(np.array([7, 8], np.int16), keys_tensor=np.array([7], np.int16), values_tensor=np.array([2.5]),
                default_tensor=np.array([-1.5])),
+        Sample(np.array([-20000, 20000, 0, -32768, 32767], np.int16), keys_tensor=np.array([-20000, 20000], np.int16),
+               values_tensor=np.array([2.5, 3.5]), default_tensor=np.array([-1.5])),
         Sample(np.array([[9, -3, 4], [-4, 8, 4]], np.int64), keys_int64s=[4, -3, 8, 4],
                values_floats=[0.5, 1.5, 2.5, 9.0], default_float=-1.0),
     )  # fmt: skip
@@ -129,8 +131,8 @@ class LabelEncoder(Op):
             raise UnsupportedError(f"{self.name}: a table of the keys from {least + 1} to {most - 1} is too large")
         table = self.reference(np, np.arange(least, most + 1, dtype=x.dtype.numpy))
         low, high = (constant(np.array(bound, x.dtype.numpy)) for bound in (least, most))
-        places = F.cast(F.sub(F.max(F.min(x, high), low), low), to=DType.INT64)
-        return F.gather(constant(table), places)
+        within = F.cast(F.max(F.min(x, high), low), to=DType.INT64)  # small integers would wrap around
+        return F.gather(constant(table), F.sub(within, constant(np.array(least))))
 
 
 def _only(
