@@ -134,7 +134,7 @@ def _judged(status: int, roll: Roll) -> int:
         _say(f"a process of the job was ended by {number.name}{several}")
     elif status == 0 and (missing := roll.not_ended()):
         _say(f"the launcher's status is 0, but the program of these ranks has not ended: {', '.join(missing)}")
-    elif status != _ENDED_BY_LAUNCHER:
+    else:
         return status
     return RuntimeFailure.exit_code
 
