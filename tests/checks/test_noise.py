@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from combinations import full
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -184,7 +185,7 @@ def test_an_engine_may_round_by_the_largest_elements(monkeypatch):
     assert not gk.verify(net, feeds).passed
 
 
-@pytest.mark.parametrize("seed", [0, 3, pytest.param(5, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seed", [0, full(3), full(5)])
 def test_quantisation_moves_by_whole_steps(monkeypatch, tmp_path, seed):
     net, feeds = quantised(tmp_path, seed)
     (y,) = gk.verify(net, feeds, against=tmp_path / "quantised.onnx").outputs

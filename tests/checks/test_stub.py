@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import each_case
 
 from graphkit.checks import stub
 from graphkit.checks.samples import dtypes_of, make_case, samples_of
@@ -79,7 +80,7 @@ def test_mistakes_are_seen(diagnosed, line):
     assert f"[{WRONG[line]}]" in " ".join(found.get(lines.index(line) + 1, []))
 
 
-@pytest.mark.parametrize("cls", list(registry), ids=lambda cls: cls.name)
+@each_case(list(registry), group=lambda cls: cls.name[0], name=lambda cls: cls.name)
 def test_signatures_promise_what_calls_give(cls):
     promised = stub.returned(cls)
     for number, sample in enumerate(samples_of(cls)):

@@ -113,6 +113,7 @@ def test_a_run_that_fails_at_once_leaves_no_folder(tmp_path: Path, capsys: pytes
         assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

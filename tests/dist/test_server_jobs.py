@@ -300,6 +300,7 @@ def test_servers_that_leave_no_worker():
     assert "2 servers leave no worker of 2 processes" in errors
 
 
+@pytest.mark.full
 def test_a_second_store_with_servers_is_refused(jobs):
     code = """
     import pytest

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import pytest
+from cases import each_case
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
@@ -220,7 +221,7 @@ def at_other_versions(schema: Any, questions: list[Question]) -> Iterator[list[Q
         ]
 
 
-@pytest.mark.parametrize("schema", SCHEMAS, ids=label)
+@each_case(SCHEMAS, group=lambda schema: schema.name[0], name=label)
 def test_version(schema: Any) -> None:
     questions = [*written(schema), *itertools.islice(sampled(schema), SAMPLES)]
     assert questions, "neither a sample nor a row of operator_versions.txt has this form"

@@ -130,6 +130,7 @@ def test_the_planner_finds_the_same_peak(seed: int) -> None:
     assert plan_memory(requests).lower_bound == peak_bytes(tasks, sizes, order)
 
 
+@pytest.mark.full
 def test_long_chain() -> None:
     tasks = [Task((i - 1,) if i else (), (i,), (i - 1,) if i else ()) for i in range(100_000)]
     assert schedule(tasks, [64] * len(tasks)).peak_bytes == 128

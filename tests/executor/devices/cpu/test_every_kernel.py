@@ -255,6 +255,7 @@ def test_kernels_of_all_types_equal_the_reference(cls: type[Op]) -> None:
     check_kernels(cls, default=False)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("name", [full(name) if name == "baseline" else name for name in ISAS if name != BEST_ISA])
 def test_kernels_of_other_instruction_sets_equal_the_reference(name: str) -> None:

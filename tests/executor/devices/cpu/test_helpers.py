@@ -169,6 +169,7 @@ FORK = """
 """
 
 
+@pytest.mark.full
 @linux
 @in_one_item()
 @pytest.mark.parametrize("others", [full(0), 2])
@@ -223,6 +224,7 @@ FLUSH = """
 """
 
 
+@pytest.mark.full
 @linux
 @pytest.mark.skipif(platform.machine() not in FLUSH_FLAGS, reason="flags of this processor are not known")
 @in_one_item()

@@ -93,6 +93,7 @@ OF_ONEDNN = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
 def test_an_extension_without_onednn_runs_networks(tmp_path):
     """Its convolutions and products are interpreted, in training, too."""

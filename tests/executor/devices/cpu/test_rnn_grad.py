@@ -177,6 +177,7 @@ def test_any_number_of_units(isa, kind, hidden):
     Layer(kind, 3, 7, 3, hidden).check()
 
 
+@pytest.mark.full
 @in_one_item("values")
 @pytest.mark.parametrize(
     ("kind", "sizes"),

@@ -26,6 +26,7 @@ def model():
     return gk.Model(gk.reduce_sum(gk.exp(h), axes=(1,), keepdims=False) + gk.reduce_max(h), name="net")
 
 
+@pytest.mark.full
 @in_one_item()
 @pytest.mark.parametrize(
     "ask",

@@ -35,6 +35,7 @@ def test_numbers_of_rows(count: int, targets: int, aggregate: str) -> None:
     assert {step.kernel for step in executor.plan.steps} == {"native"}
 
 
+@pytest.mark.full
 @in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("count", [1, 5, 8, 300])

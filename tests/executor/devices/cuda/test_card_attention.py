@@ -135,6 +135,7 @@ SHARED = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @together(full=lambda layout, rows, keys, kind: (layout, rows, keys, kind) not in SHARED)
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize(("rows", "keys"), [(1, 70), (1, 700), (3, 40), (20, 70)])

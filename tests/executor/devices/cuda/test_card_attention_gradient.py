@@ -169,6 +169,7 @@ def test_layouts(layout: str, output: str, emulator: Emulator) -> None:
         check(emulator, op, drawn((2, 2, 17, 18, 6, 4), kind, layout, output))
 
 
+@pytest.mark.full
 @together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_masks(kind: str, emulator: Emulator) -> None:
