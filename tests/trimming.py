@@ -15,7 +15,7 @@ import pytest
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 # A process trims its heap when it has grown by this many bytes, and collects garbage first when it has grown by more:
 # graphs are reference cycles, and full collections are rare in a process with thousands of collected tests.
-_TRIM_GROWTH, _COLLECT_GROWTH = 32 << 20, 300 << 20
+_TRIM_GROWTH, _COLLECT_GROWTH = 32 << 20, 150 << 20
 
 
 class _Base:
