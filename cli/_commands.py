@@ -138,7 +138,8 @@ def _command(argv: Sequence[str], raise_errors: Callable[[], bool]) -> int:
             _failure.print_error(error, argv)
             if isinstance(error, click.Abort):  # that is what click makes of an interruption
                 code = getattr(error, "exit_code", _failure.INTERRUPTED)
-                raise (KeyboardInterrupt if code == _failure.INTERRUPTED else SystemExit(code)) from None
+                said = (str(error),) if isinstance(error, _failure.Interrupted) else ()
+                raise (KeyboardInterrupt(*said) if code == _failure.INTERRUPTED else SystemExit(code)) from None
             raise
         try:
             return _failure.report(error, argv, whole="--traceback" in argv)

@@ -92,8 +92,11 @@ def typed(owner: str) -> Callable[[Function], Function]:
                     raise UsageError(f"{where} has no argument {name!r}{did_you_mean(name, known)}")
                 else:
                     _check(where, name, table[rest], value)
-            _check_complete(where, signature, args, options)
-            return function(*args, **options)
+            try:
+                return function(*args, **options)
+            except TypeError:
+                _check_complete(where, signature, args, options)
+                raise
 
         return call  # type: ignore[return-value]
 

@@ -92,7 +92,7 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         options |= job_of_run(context, options, notes_before(str(folder)))
     job = Job.of(options)
     if resume and job.is_to_be_started and context.get_parameter_source("processes") is ParameterSource.DEFAULT:
-        log(f"the run so far had {job.processes} processes; --processes 1 goes on with one")
+        log(f"the run had {job.processes} processes; --processes 1 resumes it with one")
     given = folder is not None or options["find_lr"]
     with contextlib.nullcontext(folder) if given else _dated(network.name or model) as kept:
         return _trained(context, network, model, kept, given, job, options)

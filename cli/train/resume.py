@@ -37,7 +37,7 @@ def kept(options: Mapping[str, Any], seed: int, processes: int) -> dict[str, Any
     Args:
         options: Of the command, by parameter.
         seed: The one in effect.
-        processes: How many train, whoever has started them.
+        processes: How many train, started by graphkit or by a launcher of MPI.
     """
     left_out = _OF_A_CALL | (set(Job._fields) if options["places"] else set())
     found = {**options, "seed": seed, "processes": processes}

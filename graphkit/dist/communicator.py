@@ -46,7 +46,7 @@ class Communicator(Protocol):
         """Take part in a call with arrays of these types, once every process does; `action` is done then by all.
 
         Calls of equal names are done in their order. Of others those of higher priority are, where there is a choice.
-        later: a thread sees to it; else whoever waits for the result. operation: what the action does, in words, where
+        later: a thread does it; else the caller that waits for the result. operation: names what the action does, if
         calls of this name may do different things. Raises RuntimeFailure, naming ranks and steps, when the processes do
         not go on together; so does waiting.
         """

@@ -508,7 +508,7 @@ class KVStore:
 
     def _operation(self, array: np.ndarray, ordered: bool) -> str:
         """What a sum does, for ranks to agree upon; "" for an all-reduce."""
-        fewer = "in fewer bytes" if self._compressed is not None and array.dtype == np.float32 else ""
+        fewer = "compressed" if self._compressed is not None and array.dtype == np.float32 else ""
         return ", ".join(filter(None, (fewer, "in the order of ranks" if ordered else "")))
 
     def _sum(

@@ -44,7 +44,8 @@ def check_optimizer(optimizer: Any) -> None:
 def updater_facts(updater: Any) -> dict[str, Any]:
     """What ranks compare of an updater or an optimizer of a store."""
     optimizer = getattr(updater, "optimizer", updater)
-    if not hasattr(optimizer, "describe"):
+    described = optimizer.describe() if hasattr(optimizer, "describe") else None
+    if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # not of gk.optim
         return {"updater": _name(updater)}
     facts = optimizer_facts(optimizer)
     average = getattr(updater, "ema", None)

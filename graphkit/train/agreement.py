@@ -80,7 +80,7 @@ class Unshared:
     """The agreement of a rank that takes its steps alone: nothing is compared."""
 
     def resumed(self, run: Mapping[str, Any]) -> None:
-        """This rank goes on with a run."""
+        """This rank has resumed a run."""
 
     def of_step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
         return nullcontext()
@@ -109,7 +109,7 @@ class StepAgreement(Unshared):
         self._rate, self._counts = 0.0, (0, 0, 0)
 
     def resumed(self, run: Mapping[str, Any]) -> None:
-        """This rank goes on with a run. run: what its checkpoint says, by name."""
+        """This rank has resumed a run. run: what its checkpoint says, by name."""
         self._resumed = run
         self._state = self._checksum()
 

@@ -41,7 +41,7 @@ _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensor
 def check_links(folder: str | Path) -> None:
     """Refuse a run folder of which a file is a symbolic link that leads out of the folder.
 
-    Whoever made the folder could otherwise have any file of this machine read as a checkpoint, shown in a report, or
+    Otherwise the author of the folder could have any file of this machine read as a checkpoint, shown in a report, or
     written to.
 
     Raises:

@@ -58,6 +58,15 @@ def test_directions() -> None:
     assert all(e.checked == 3 for e in report.entries)
 
 
+def test_elements_that_decide_sizes_are_named() -> None:
+    x, scales = gk.input("x", [1, 1, 3, 3]), gk.input("scales", [4])
+    net = gk.Model({"y": gk.resize(x, None, scales, mode="linear")})
+    feeds = {"scales": np.array([1, 1, 2, 2], np.float32)}
+    with pytest.raises(UsageError, match="sizes of outputs depend on the elements of 'scales': leave it out of wrt="):
+        gk.check_gradient(net, inputs=feeds)
+    assert gk.check_gradient(net, inputs=feeds, wrt=["x"]).passed
+
+
 def test_chosen_output_and_inputs() -> None:
     report = check_gradient(network(), of="h", wrt=["fc_bias"])
     assert [e.name for e in report.entries] == ["fc_bias"]

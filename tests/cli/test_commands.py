@@ -12,6 +12,7 @@ import pytest
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.cli.run import _npz
 from graphkit.errors import UsageError
 
 
@@ -184,6 +185,12 @@ def test_outputs_are_no_paths_out_of_the_folder(call, tmp_path):
     again.save(tmp_path / "again.json")
     assert call("run", tmp_path / "again.json", tmp_path / "out.npz", "-o", tmp_path / "sum.npz")[0] == 0
     np.testing.assert_array_equal(np.load(tmp_path / "sum.npz")["sum"], [10, 10])
+
+
+@pytest.mark.parametrize(("name", "message"), [("\ud800", "names in UTF-8"), ("n" * 70_000, "too long for an .npz")])
+def test_names_that_no_archive_can_hold_are_refused(name, message):
+    with pytest.raises(UsageError, match=message):
+        _npz({name: np.zeros(2)})
 
 
 def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):

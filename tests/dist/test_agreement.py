@@ -11,6 +11,7 @@ from jobs import TRAINER, finish, start
 
 import graphkit as gk
 from graphkit.dist.agreement import shown
+from graphkit.dist.updaters import updater_facts
 from graphkit.errors import RanksDiffer
 from graphkit.ir.graph import topological
 from graphkit.ops.internal.collective import AllReduceWait
@@ -41,6 +42,14 @@ def on_second(store, given, otherwise=None):
 def test_equal_settings_are_shown_alike():
     settings = {"type": "sgd", "rates": {"a": 1.0, "b": 2.0}, "lr": 0.1}
     assert shown(settings) == shown(dict(reversed([*settings.items()])) | {"rates": {"b": 2.0, "a": 1.0}})
+
+
+def test_an_optimizer_of_ones_own_is_known_by_its_class():
+    class Own:
+        def describe(self):
+            return "an optimizer"
+
+    assert list(updater_facts(Own())) == ["updater"]
 
 
 # --- set-up -----------------------------------------------------------------------------------------------

@@ -88,30 +88,23 @@ def test_ranks_draw_what_one_process_draws_that_accumulates(on_ranks, layer, ran
         assert_equal(found, one)
 
 
-def test_ranks_that_accumulate_draw_what_one_process_draws(on_ranks):
-    one = trainer_of(None, accumulate=4)
+@pytest.mark.parametrize(
+    ("of_one", "of_ranks", "bound"),
+    [({"accumulate": 4}, {"accumulate": 2}, 1e-5), ({"accumulate": 2, "mixup": 0.4}, {"mixup": 0.4}, 0.0)],
+    ids=["accumulate", "mixup"],
+)
+def test_two_ranks_draw_what_one_process_draws_that_accumulates_twice_as_much(on_ranks, of_one, of_ranks, bound):
+    """Ranks that accumulate add up the same gradients in other orders."""
+    one = trainer_of(None, **of_one)
     take(one, range(4), 2)
 
     def work(store):
-        trainer = trainer_of(store, accumulate=2)
+        trainer = trainer_of(store, **of_ranks)
         take(trainer, range(4), 2, store.rank)
         return trainer
 
     for found in on_ranks(work):
-        assert_equal(found, one, 1e-5)  # other sums of the same gradients
-
-
-def test_ranks_mix_samples_as_one_process_that_accumulates(on_ranks):
-    one = trainer_of(None, accumulate=2, mixup=0.4)
-    take(one, range(4), 2)
-
-    def work(store):
-        trainer = trainer_of(store, mixup=0.4)
-        take(trainer, range(4), 2, store.rank)
-        return trainer
-
-    for found in on_ranks(work):
-        assert_equal(found, one)
+        assert_equal(found, one, bound)
 
 
 def test_ranks_without_samples_keep_the_same_state(on_ranks):

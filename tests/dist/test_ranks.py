@@ -47,6 +47,33 @@ def train(on_ranks):
     return train
 
 
+class Batches:
+    """Counts batches, and cannot be merged between ranks."""
+
+    name = "batches"
+
+    def reset(self):
+        self.count = 0
+
+    def update(self, output, target):
+        self.count += 1
+
+    @property
+    def value(self):
+        return float(self.count)
+
+
+def test_a_metric_of_one_rank_is_monitored_by_its_name(on_ranks):
+    data = gk.data.Dataset(*batch(0))
+
+    def work(store):
+        stop = gk.callbacks.EarlyStopping(3, monitor="batches of rank 0")
+        trainer(store).fit(data, epochs=1, batch_size=2, metrics=[Batches()], callbacks=[stop])
+        return stop.best
+
+    assert on_ranks(work) == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
 def test_resume_with_another_number_of_processes(tmp_path, train, before, after, accumulate):

@@ -13,6 +13,7 @@ from jobs import STEPS, finish
 
 from graphkit import config
 from graphkit.dist.job import launch, roll
+from graphkit.errors import RuntimeFailure
 
 LAUNCH = "import sys; from graphkit.dist.job import launch; sys.exit(launch.run_processes(2, []))"
 
@@ -76,9 +77,18 @@ def test_a_rank_that_has_waited_for_another_to_start_is_not_called_killed():
         ranks.wait(subprocess.Popen(["sleep", "1"]), 0.1)
         os.close(pipe)
         lost = ranks.first_lost()
-    assert (
-        lost == f"rank 0 on box (process {first.pid}) left before all ranks had started MPI; rank 2 never came so far"
-    )
+    assert lost == f"rank 0 on box (process {first.pid}) left before all ranks had started MPI; rank 2 has not begun"
+
+
+def test_a_folder_that_holds_no_pipe_is_named(monkeypatch, tmp_path):
+    def refused(path):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(roll.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "mkfifo", refused)
+    with pytest.raises(RuntimeFailure, match=r"no named pipe can be made there .*: set TMPDIR"):
+        roll.Roll(2).__enter__()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_that_ends_well_is_no_failure_and_leaves_no_file(started, tmp_path):

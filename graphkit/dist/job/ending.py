@@ -168,7 +168,7 @@ def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
 
 def _described(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+        return str(error) or "interrupted"
     if isinstance(error, SystemExit):
         return "terminated" if error.code == _TERMINATED else f"exit with status {error.code}"
     return str(error) if isinstance(error, GraphkitError) else f"{type(error).__name__}: {error}"

@@ -114,7 +114,7 @@ class Roll:
         if first.rank in self._started:
             return f"{first} left before its program had ended: it was killed, or called os._exit"
         missing = [f"rank {rank}" for rank in range(self._ranks) if rank not in self._begun]
-        others = f"; {', '.join(missing)} never came so far" if missing else ""
+        others = f"; {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not begun" if missing else ""
         return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:

@@ -109,7 +109,7 @@ class Channel:
     ) -> Pending:
         """Take part in a call with arrays of these types once all do. later: nobody will wait for it soon.
 
-        operation: what the action does, in words, where calls of this name may do different things. Raises
+        operation: names what the action does, if calls of this name may do different things. Raises
         RuntimeFailure when the processes no longer go on together.
         """
         if self._links.size == 1:

@@ -124,7 +124,7 @@ class LabelEncoder(Op):
         """A table with an entry for each integer from the least key to the largest, and the default on both sides."""
         keys, values, _ = self._table()
         if not x.dtype.is_integer or dtype_of_table(values) is DType.STRING or not len(keys):
-            raise UnsupportedError(f"{self.name} of {x.dtype} to {dtype_of_table(values)} is no table of numbers")
+            raise UnsupportedError(f"{self.name} of {x.dtype} to {dtype_of_table(values)} cannot be a table of numbers")
         least, most = int(keys.min()) - 1, int(keys.max()) + 1
         bounds = np.iinfo(x.dtype.numpy)
         if most - least > _LARGEST_TABLE or least < bounds.min or most > bounds.max:
