@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, constant, op
+from graphkit.ops.kept import kept
 from graphkit.ops.ml.matrix import ML, NUMBERS
 
 
@@ -129,11 +129,6 @@ class FeatureVectorizer(Op):
         return F.concat(*parts, axis=1)
 
 
-@lru_cache(maxsize=256)
-def _places_of(categories: tuple[Any, ...]) -> dict[Any, int]:
-    return {category: place for place, category in enumerate(categories)}
-
-
 @op
 class OneHotEncoder(Op):
     """1 at the place of the category that an element is, along a new last axis, else 0; float32.
@@ -172,10 +167,10 @@ class OneHotEncoder(Op):
         categories = self._categories(DType.of(x.dtype))
         # Of equal categories the last one counts.
         if x.dtype == object:
-            table = _places_of(self.cats_strings)
+            table = _places_of(self)
             places = np.fromiter(map(table.get, x.reshape(-1).tolist(), itertools.repeat(-1)), np.int64, x.size)
         else:
-            table = _places_of(self.cats_int64s)
+            table = _places_of(self)
             keys = xp.asarray(np.array(sorted(table), np.int64))
             where = xp.asarray(np.array([table[key] for key in sorted(table)], np.int64))
             elements = x.reshape(-1).astype(np.int64)
@@ -197,3 +192,8 @@ class OneHotEncoder(Op):
             raise UnsupportedError("strings, categories that are equal, and errors need the operator itself")
         elements = F.unsqueeze(F.cast(x, to=DType.INT64), [-1])
         return F.cast(F.equal(elements, constant(np.array(categories, np.int64))), to=DType.FLOAT32)
+
+
+@kept
+def _places_of(op: OneHotEncoder) -> dict[Any, int]:
+    return {category: place for place, category in enumerate(op.cats_strings or op.cats_int64s)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, constant, op
+from graphkit.ops.kept import kept
 from graphkit.ops.ml.matrix import ML, same_length
 
 # How many integers from the least key to the largest may have an entry each, in a table that an element indexes.
@@ -47,7 +47,7 @@ def _of_strings(places: dict[Any, int], values: np.ndarray, x: np.ndarray) -> np
     return values[found].reshape(x.shape)
 
 
-@lru_cache(maxsize=256)
+@kept
 def _string_table_of(op: LabelEncoder) -> tuple[dict[Any, int], np.ndarray]:
     return string_table(*op._table())
 
@@ -181,8 +181,14 @@ class CategoryMapper(Op):
         return TensorType(DType.INT64 if x.dtype is DType.STRING else DType.STRING, x.shape)
 
     def reference(self, xp: Any, x: Any) -> Any:
-        strings, integers = np.array(self.cats_strings, object), np.array(self.cats_int64s, np.int64)
         # Of equal categories the last one counts.
         if x.dtype == object:
-            return looked_up(xp, x, strings[::-1], integers[::-1], self.default_int64)
+            return _of_strings(*_numbers_of_strings(self), x)
+        strings, integers = np.array(self.cats_strings, object), np.array(self.cats_int64s, np.int64)
         return looked_up(xp, x, integers[::-1], strings[::-1], self.default_string)
+
+
+@kept
+def _numbers_of_strings(op: CategoryMapper) -> tuple[dict[Any, int], np.ndarray]:
+    strings, integers = np.array(op.cats_strings, object), np.array(op.cats_int64s, np.int64)
+    return string_table(strings[::-1], integers[::-1], op.default_int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import limits
 from graphkit.ir.types import INDICES, DType, TensorType
 from graphkit.ops._base import Onnx, Sample, op
+from graphkit.ops.kept import kept
 from graphkit.ops.text.strings import STRINGS, TextOp, no_text, text
 
 # Rows are counted in parts of about as many words: what a part needs beside its result stays small.
@@ -93,7 +93,7 @@ def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
     return found
 
 
-@lru_cache(maxsize=32)
+@kept
 def _pool_of(op: TfIdfVectorizer) -> _Pool:
     shortest, longest = op.min_gram_length, op.max_gram_length
     wanted = [(number, gram) for number, gram in enumerate(_grams(op)) if shortest <= len(gram) <= longest]
