@@ -63,11 +63,30 @@ TELL = """
 )
 @pytest.mark.parametrize("who", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_rank_that_leaves_without_a_word_is_named(started, leaves, status, who):
-    job = started(f"{TELL}\n    if kv.rank == {who}:\n        {leaves}\n    steps(10**9)")
-    process = pids(job)[who]
-    found, _, errors = finish(job)
-    assert found == status
+    # On a busy machine the launcher's SIGKILL may end the other rank first, and nothing tells it from this one's.
+    for _ in range(3 if "9" in leaves else 1):
+        job = started(f"{TELL}\n    if kv.rank == {who}:\n        {leaves}\n    steps(10**9)")
+        process = pids(job)[who]
+        found, _, errors = finish(job)
+        assert found == status
+        if f"graphkit: rank {who} on " in errors:
+            break
     assert re.search(rf"graphkit: rank {who} on \S+ \(process {process}\) left before its program had ended", errors)
+
+
+def test_a_rank_that_leaves_by_itself_comes_before_one_that_was_killed():
+    words = "begun\t0\t%d\tbox\nbegun\t1\t%d\tbox\nstarted\t0\t%d\tbox\nstarted\t1\t%d\tbox\n"
+    with roll.Roll(2) as ranks, subprocess.Popen(["sleep", "60"]) as killed, subprocess.Popen(["sleep", "0.2"]) as left:
+        pipe = os.open(ranks.path, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, (words % ((killed.pid, left.pid) * 2)).encode())
+        killed.kill()
+        ranks.wait(subprocess.Popen(["sleep", "0.4"]), 0.1)
+        os.close(pipe)
+        killed.wait(), left.wait()
+        lost = ranks.first_lost()
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 15):
+        pytest.skip("this system does not tell how a process has ended")
+    assert lost.startswith(f"rank 1 on box (process {left.pid}) left before its program had ended")
 
 
 def test_a_rank_that_has_waited_for_another_to_start_is_not_called_killed():

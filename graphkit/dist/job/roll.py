@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -27,6 +30,14 @@ from graphkit.errors import RuntimeFailure
 # What a rank says of itself: BEGUN before it starts MPI, if the launcher tells its number, STARTED after that. EXCUSED
 # is what others say of one that was lost and without which they go on.
 BEGUN, STARTED, ENDED, FAILED, EXCUSED = "begun", "started", "ended", "failed", "excused"
+
+# What launchers end the other ranks with.
+_BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
+
+# The request for PIDFD_INFO_EXIT of a pidfd, and its answer: a mask, the process's status at the end (linux/pidfd.h).
+_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
+_INFO = struct.Struct("=Q52xi")
+_INFO_EXIT = 1 << 3
 
 # Bytes that are read at once; a line is far below what a pipe takes as a whole.
 _PART = 1 << 16
@@ -118,8 +129,14 @@ class Roll:
         return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:
-        """The ranks that have left without a word, the first of them first."""
-        return [rank for rank in self._left if rank not in self._said]
+        """The ranks that have left without a word, the first of them first.
+
+        A launcher may end the second rank before the first one's process has ended, since it learns of that from a
+        closed connection. So those come first that were not ended as launchers do it, where the system tells.
+        """
+        lost = [rank for rank in self._left if rank not in self._said]
+        by_launchers = [rank for descriptor, rank in self._processes.items() if _ended_by(descriptor) in _BY_LAUNCHERS]
+        return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
         """The ranks that have not said that their program has ended."""
@@ -172,6 +189,18 @@ class Roll:
         else:
             self._explained = self._explained or (word == FAILED and not self._lost())
             self._said[place.rank] = word
+
+
+def _ended_by(descriptor: int) -> int | None:
+    """The signal that has ended a process; None without one, before its parent knows, or where the system lacks this.
+
+    Linux has it from version 6.15 on.
+    """
+    try:
+        mask, status = _INFO.unpack(fcntl.ioctl(descriptor, _GET_INFO, _INFO.pack(_INFO_EXIT, 0)))
+    except OSError:
+        return None
+    return os.WTERMSIG(status) if mask & _INFO_EXIT and os.WIFSIGNALED(status) else None
 
 
 # The pipe of this process, where it is a rank that such a command has started.
