@@ -35,8 +35,8 @@ _HITS = Path(__file__).with_name("mutation_hits.py")
 _RUN = "GRAPHKIT_FAULT_RUN"
 # What a test process may allocate: a fault in a size must not use up the machine's memory.
 _MOST_BYTES = 12 << 30
-_BASE = "native = _load_native()\n"
-_WATCHED = 'native = __import__("graphkit_faults").watched(_load_native())\n'
+_BASE = "native = import_extension()\n"
+_WATCHED = 'native = __import__("graphkit_faults").watched(import_extension())\n'
 
 
 def copy_checkout(root: Path, target: Path) -> None:

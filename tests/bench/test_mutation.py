@@ -4,6 +4,7 @@ import ast
 import json
 
 import mutation
+import mutation_environment
 import mutation_planting as planting
 import pytest
 from mutation_environment import ReachedBy
@@ -125,3 +126,8 @@ def test_near_and_cheap_tests_come_first():
     parts = list(mutation.batches(list(many), many))
     assert [test for part in parts for test in part] == list(many)
     assert len(parts[0]) < len(parts[1]) < len(parts[2])
+
+
+def test_replaced_line_is_in_the_loader():
+    loader = (mutation_environment.ROOT / "graphkit/executor/devices/cpu/_base.py").read_text()
+    assert loader.count(mutation_environment._BASE) == 1
