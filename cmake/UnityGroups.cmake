@@ -14,6 +14,7 @@ set(unity_groups
     "kernels/norm/norm kernels/pointwise/pointwise_layout kernels/pool/pool"
     "kernels/norm/norm_grad kernels/quant/depthwise_bytes kernels/quant/integer_kernels kernels/quant/integer_operands"
     "kernels/quant/integer_product kernels/quant/linear kernels/quant/pool_bytes kernels/random/random"
+    "kernels/strings/character_runs kernels/strings/ngrams kernels/strings/string_table kernels/svm/coupling"
     "kernels/reduce/reduce kernels/resize/resample kernels/resize/resize_nearest kernels/rnn/recurrent"
     "kernels/rnn/recurrent_grad kernels/rnn/recurrent_options kernels/rnn/recurrent_sharing kernels/roi/roi"
     "kernels/roi/suppression kernels/scatter/rules kernels/scatter/scatter kernels/select/compress"

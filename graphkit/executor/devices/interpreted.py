@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,17 @@ def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
 
     It raises RuntimeFailure, naming the node, when a result has another shape than was inferred.
     """
+    return copied(node, lambda inputs: run_node(node, inputs, xp), xp)
+
+
+def copied(node: Node, compute: Callable[[Sequence[Any]], tuple[Any, ...]], xp: Namespace = numpy_xp) -> Kernel:
+    """A kernel that copies what `compute` returns for the node's operands to where the plan wants the results.
+
+    It raises RuntimeFailure, naming the node, when a result has another shape than was inferred.
+    """
 
     def run(inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
-        results = run_node(node, inputs, xp)
+        results = compute(inputs)
         if len(results) > 1:
             # Writing the first output may overwrite an operand that the second is a view of.
             results = tuple(

@@ -8,7 +8,7 @@ says so in the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext, LaunchedKernel
@@ -27,6 +27,10 @@ Preparation: TypeAlias = Callable[[Node, KernelContext], SizedFactory | None]
 
 DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel | None]
 
+# Makes a function from a node's operands to its only result: a new array, of the inferred dtype. The function calls
+# `limits.require_memory` if the result may be much larger than the operands.
+StringFunctionFactory: TypeAlias = Callable[[Node], Callable[..., Any] | None]
+
 LaunchedFactory: TypeAlias = Callable[[Node, KernelContext], LaunchedKernel | None]
 
 _data_dependent: dict[tuple[str, str, str], DataDependentFactory] = {}
@@ -34,6 +38,7 @@ _factories: dict[tuple[str, str, str], Factory] = {}
 _launched: dict[tuple[str, str, str], LaunchedFactory] = {}
 _preparations: dict[tuple[str, str, str], Preparation] = {}
 _fusable: dict[str, Container[str]] = {}
+_string_functions: dict[tuple[str, str, str], StringFunctionFactory] = {}
 _whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
 
 
@@ -108,6 +113,22 @@ def register_data_dependent(
     return install
 
 
+def register_string_function(
+    device: str, domain: str, name: str
+) -> Callable[[StringFunctionFactory], StringFunctionFactory]:
+    """Decorator: `factory` makes the functions for nodes of an operator that take or return tensors of strings.
+
+    It sees a node whose shapes need not be known. An operator may have kernels for tensors of numbers besides.
+    """
+
+    def install(factory: StringFunctionFactory) -> StringFunctionFactory:
+        _refuse_second(_string_functions, device, domain, name)
+        _string_functions[device, domain, name] = factory
+        return factory
+
+    return install
+
+
 def _refuse_second(known: Container[tuple[str, str, str]], device: str, domain: str, name: str) -> None:
     if (device, domain, name) in known:
         raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
@@ -117,6 +138,12 @@ def make_data_dependent(device: str, node: Node, context: KernelContext) -> Data
     """The device's kernel for a node whose results have sizes that depend on values; None when it has none."""
     factory = _data_dependent.get((device, node.op.domain, node.op.name))
     return None if factory is None else factory(node, context)
+
+
+def make_string_function(device: str, node: Node) -> Callable[..., Any] | None:
+    """The device's function for a node with tensors of strings; None when it has none."""
+    factory = _string_functions.get((device, node.op.domain, node.op.name))
+    return None if factory is None else factory(node)
 
 
 def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:
@@ -156,3 +183,8 @@ def is_fusable(device: str, node: Node) -> bool:
 def has_factory(device: str, domain: str, name: str) -> bool:
     """Whether the device has kernels for an operator, at least for some types."""
     return any((device, domain, name) in known for known in (_factories, _launched, _data_dependent))
+
+
+def has_string_function(device: str, domain: str, name: str) -> bool:
+    """Whether the device has functions for an operator on tensors of strings."""
+    return (device, domain, name) in _string_functions

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from graphkit.executor.devices.interpreted import interpreted_kernel
+from graphkit.executor.devices.interpreted import copied, interpreted_kernel
 from graphkit.executor.devices.kernel import Kernel, LaunchedKernel
-from graphkit.executor.devices.registry import make_launched
+from graphkit.executor.devices.registry import make_launched, make_string_function
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
-from graphkit.ir.graph import Node
-from graphkit.ops.evaluate import run_node
+from graphkit.ir import limits
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops.evaluate import failure_of, run_node
 
 # From arrays (None: absent operand) to new arrays.
 ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -54,11 +56,12 @@ class LaunchedStep(PythonStep):
 
 
 class PythonFunction(PythonStep):
-    """A function whose results are arrays that it makes."""
+    """A function whose results are arrays that it makes. If `owned`, none shares memory with an operand."""
 
-    def __init__(self, kind: KernelKind, function: ArrayFunction, reason: str = ""):
+    def __init__(self, kind: KernelKind, function: ArrayFunction, reason: str = "", owned: bool = False):
         super().__init__(kind, reason)
         self.function = function
+        self.owned = owned
 
 
 def kept(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
@@ -88,6 +91,31 @@ def launched(site: Site) -> Lowering | None:
     """The kernel that a device with arrays of its own has for a node of known sizes."""
     kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None
     return None if kernel is None else LaunchedStep(kernel)
+
+
+def string_function(site: Site) -> Lowering | None:
+    """The function that the device has for a node with tensors of strings, whose elements are Python objects."""
+    node = site.node
+    if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
+        return None
+    function = make_string_function(site.settings.device, node)
+    if function is None:
+        return None
+
+    def compute(operands: Sequence[Any]) -> tuple[Any]:
+        try:
+            limits.check_time()
+            return (function(*operands),)
+        except Exception as error:
+            raise failure_of(node, error) from error
+
+    if site.dynamic:
+        return PythonFunction("native", compute, owned=True)
+    return PythonKernel("native", node, copied(node, compute))
+
+
+def _holds_strings(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype is DType.STRING
 
 
 def interpreted(site: Site, reason: str) -> Lowering:

@@ -18,7 +18,7 @@ from graphkit.executor.lower.data_dependent import data_dependent
 from graphkit.executor.lower.loop import loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
-from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, interpreted, launched
+from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, interpreted, launched, string_function
 from graphkit.executor.lower.refusals import failing_steps
 from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
 from graphkit.executor.lower.run_time_shape import row_of, sizes_of
@@ -38,6 +38,7 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     collective,
     channel,
     native_kernel,
+    string_function,
     branch,
     loop,
     data_dependent,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, UsageError
+from graphkit.executor.devices.loading import native_module
 from graphkit.ir.arrays import array_of
 from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
@@ -94,6 +95,11 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
 
 
 def _strings(name: str, kind: TensorType, array: np.ndarray) -> np.ndarray:
+    native = native_module()
+    if native is not None and array.dtype == object:
+        array = np.asarray(array, order="C")
+        if native.are_ascii_strings(array):
+            return array  # as most text is; `as_strings` looks at each element in Python
     try:
         return as_strings(array)
     except UsageError as error:

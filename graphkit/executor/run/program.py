@@ -13,7 +13,7 @@ from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
-from graphkit.executor.lower.python_step import ArrayFunction, PythonFunction, PythonKernel, kept
+from graphkit.executor.lower.python_step import PythonFunction, PythonKernel, kept
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
@@ -152,7 +152,7 @@ class _Instance:
         dynamic = self._bind_all(program, inputs, node.inputs)
         run: Callable[[Any, Any], None]
         if isinstance(lowering, PythonFunction):
-            run = self._delivered(program, node, lowering.function)
+            run = self._delivered(program, node, lowering)
         else:
             assert isinstance(lowering, PythonKernel), "calls are Python steps"
             run = lowering.kernel
@@ -196,8 +196,8 @@ class _Instance:
                 self._readers.setdefault(storage, []).append(reader)
         return found
 
-    def _delivered(self, program: Program, node: Node, function: ArrayFunction) -> Callable[[Any, Any], None]:
-        """A step whose results are arrays that `function` makes: they go to whoever reads them.
+    def _delivered(self, program: Program, node: Node, step: PythonFunction) -> Callable[[Any, Any], None]:
+        """A step whose results are arrays that its function makes: they go to whoever reads them.
 
         A result of known size goes to its memory.
         """
@@ -206,10 +206,10 @@ class _Instance:
         self._bind_all(program, destinations, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
         readers_of = [self._readers.setdefault(v, []) for v in node.outputs]
         declared = program.lowered.settings.declared
-        native, referred = self.native, self._referred
+        native, referred, function, owned = self.native, self._referred, step.function, step.owned
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            results = kept(inputs, function(inputs))
+            results = function(inputs) if owned else kept(inputs, function(inputs))
             if declared:
                 declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
             made = zip(node.outputs, destinations, readers_of, results, strict=True)

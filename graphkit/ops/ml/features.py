@@ -164,18 +164,20 @@ class OneHotEncoder(Op):
         return found
 
     def reference(self, xp: Any, x: Any) -> Any:
-        categories = self._categories(DType.of(x.dtype))
-        # Of equal categories the last one counts.
+        table = places_of(self)
         if x.dtype == object:
-            table = _places_of(self)
             places = np.fromiter(map(table.get, x.reshape(-1).tolist(), itertools.repeat(-1)), np.int64, x.size)
         else:
-            table = _places_of(self)
             keys = xp.asarray(np.array(sorted(table), np.int64))
             where = xp.asarray(np.array([table[key] for key in sorted(table)], np.int64))
             elements = x.reshape(-1).astype(np.int64)
             at = xp.minimum(xp.searchsorted(keys, elements), len(keys) - 1)
             places = xp.where(keys[at] == elements, where[at], -1)
+        return self.encoded(xp, x, places)
+
+    def encoded(self, xp: Any, x: Any, places: Any) -> Any:
+        """The result for x, whose elements have these places among the categories (int64 [elements], -1 for none)."""
+        categories = self._categories(DType.of(x.dtype))
         if not self.zeros and (places < 0).any():
             unknown = x.reshape(-1)[places < 0][:1].tolist()[0]
             raise RuntimeFailure(f"{unknown!r} is none of the categories, and zeros=0")
@@ -195,5 +197,6 @@ class OneHotEncoder(Op):
 
 
 @kept
-def _places_of(op: OneHotEncoder) -> dict[Any, int]:
+def places_of(op: OneHotEncoder) -> dict[Any, int]:
+    """The place of each category; if categories are equal, the last one counts."""
     return {category: place for place, category in enumerate(op.cats_strings or op.cats_int64s)}

@@ -48,7 +48,8 @@ def _of_strings(places: dict[Any, int], values: np.ndarray, x: np.ndarray) -> np
 
 
 @kept
-def _string_table_of(op: LabelEncoder) -> tuple[dict[Any, int], np.ndarray]:
+def string_table_of(op: LabelEncoder) -> tuple[dict[Any, int], np.ndarray]:
+    """The table of an operator whose keys are strings, as `string_table` returns it."""
     return string_table(*op._table())
 
 
@@ -117,7 +118,7 @@ class LabelEncoder(Op):
 
     def reference(self, xp: Any, x: Any) -> Any:
         if x.dtype == object and (self.keys_strings or self.keys_tensor is not None):
-            return _of_strings(*_string_table_of(self), x)
+            return _of_strings(*string_table_of(self), x)
         return looked_up(xp, x, *self._table())
 
     def composed(self, x: Any) -> Any:
@@ -183,12 +184,13 @@ class CategoryMapper(Op):
     def reference(self, xp: Any, x: Any) -> Any:
         # Of equal categories the last one counts.
         if x.dtype == object:
-            return _of_strings(*_numbers_of_strings(self), x)
+            return _of_strings(*numbers_of_strings(self), x)
         strings, integers = np.array(self.cats_strings, object), np.array(self.cats_int64s, np.int64)
         return looked_up(xp, x, integers[::-1], strings[::-1], self.default_string)
 
 
 @kept
-def _numbers_of_strings(op: CategoryMapper) -> tuple[dict[Any, int], np.ndarray]:
+def numbers_of_strings(op: CategoryMapper) -> tuple[dict[Any, int], np.ndarray]:
+    """The table from the categories to their integers, as `string_table` returns it."""
     strings, integers = np.array(op.cats_strings, object), np.array(op.cats_int64s, np.int64)
     return string_table(strings[::-1], integers[::-1], op.default_int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ _WORDS_AT_ONCE = 1 << 20
 _MODES = ("TF", "IDF", "TFIDF")
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """The prefixes of one length that n-grams of the pool have.
 
     `keys`, sorted: number of the prefix that is one shorter, times the number of words, plus the last word's number.
@@ -39,16 +39,17 @@ class _Hits(NamedTuple):
     gram: np.ndarray
 
 
-class _Pool:
+class Pool:
     """What an operator looks for. Words and prefixes have numbers, so that arrays of them can be looked up.
 
-    places, weights: where each n-gram is counted, and what it counts. first: the prefix that each word is, -1 for words
-    that begin no n-gram, and as the last element, for the word -1.
+    places, weights: where each n-gram is counted, and what it counts. width: how many places there are. first: the
+    prefix that each word is, -1 for words that begin no n-gram, and as the last element, for the word -1.
     """
 
-    def __init__(self, words: Sequence[Any], levels: list[_Level], places: np.ndarray, weights: np.ndarray):
+    def __init__(self, words: Sequence[Any], levels: list[Level], places: np.ndarray, weights: np.ndarray):
         self.words = {word: number for number, word in enumerate(words)}
         self.levels, self.places, self.weights = levels, places, weights
+        self.width = int(places.max()) + 1
         self.first = np.full(len(words) + 1, -1, np.int64)
         if levels:
             self.first[levels[0].keys] = np.arange(len(levels[0].keys))
@@ -94,7 +95,10 @@ def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
 
 
 @kept
-def _pool_of(op: TfIdfVectorizer) -> _Pool:
+def pool_of(op: TfIdfVectorizer) -> Pool:
+    """What the operator looks for, of the lengths that it counts."""
+    if not op.ngram_indexes or min(op.ngram_indexes) < 0:
+        raise UsageError("ngram_indexes is empty, or has a negative element")
     shortest, longest = op.min_gram_length, op.max_gram_length
     wanted = [(number, gram) for number, gram in enumerate(_grams(op)) if shortest <= len(gram) <= longest]
     words = list(dict.fromkeys(itertools.chain.from_iterable(gram for _, gram in wanted)))
@@ -104,17 +108,17 @@ def _pool_of(op: TfIdfVectorizer) -> _Pool:
     lengths = np.array([len(gram) for _, gram in wanted], np.int64)
     first = np.cumsum(lengths) - lengths
     prefix = np.zeros(len(wanted), np.int64)
-    levels: list[_Level] = []
+    levels: list[Level] = []
     for size in range(1, int(lengths.max(initial=0)) + 1):
         there = lengths >= size
         which, lengths, first, prefix = which[there], lengths[there], first[there], prefix[there]
         keys, prefix = np.unique(prefix * len(words) + flat[first + size - 1], return_inverse=True)
         grams = np.full(len(keys), -1, np.int64)
         grams[prefix[lengths == size]] = which[lengths == size]
-        levels.append(_Level(keys, grams))
+        levels.append(Level(keys, grams))
     places = np.array(op.ngram_indexes, np.int64)
     unweighted = op.mode == "TF" or op.weights is None
-    return _Pool(words, levels, places, np.array([1.0] * len(places) if unweighted else op.weights, np.float32))
+    return Pool(words, levels, places, np.array([1.0] * len(places) if unweighted else op.weights, np.float32))
 
 
 _POOL = {"ngram_counts": (0, 4), "ngram_indexes": (0, 1, 2, 3, 4, 5, 6), "pool_int64s": (2, 3, 5, 4, 5, 6, 7, 8, 6, 7)}
@@ -179,32 +183,42 @@ class TfIdfVectorizer(TextOp):
         lengths = (self.min_gram_length, self.max_gram_length)
         if not 1 <= lengths[0] <= lengths[1] <= len(self.ngram_counts) or self.max_skip_count < 0:
             raise UsageError(f"n-grams of {lengths[0]} to {lengths[1]} words, {self.max_skip_count} skipped")
-        if not self.ngram_indexes or min(self.ngram_indexes) < 0:
-            raise UsageError("ngram_indexes is empty, or has a negative element")
         if self.weights is not None and len(self.weights) != len(self.ngram_indexes):
             raise UsageError(f"{len(self.weights)} weights for {len(self.ngram_indexes)} n-grams")
-        _pool_of(self)
+        width = pool_of(self).width
         if x.rank not in (None, 1, 2):
             raise TypeMismatch(f"TfIdfVectorizer takes [C] or [rows, C], not {x}")
-        return TensorType(DType.FLOAT32, None if x.shape is None else (*x.shape[:-1], self._places))
-
-    @property
-    def _places(self) -> int:
-        return max(self.ngram_indexes) + 1
+        return TensorType(DType.FLOAT32, None if x.shape is None else (*x.shape[:-1], width))
 
     def reference(self, xp: Any, x: Any) -> Any:
+        pool = pool_of(self)
+
+        def add(words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
+            self._add(pool, self._found(pool, words, distance, shortest), result)
+
+        return self.counted(x, pool.numbers, add)
+
+    def counted(self, x: Any, numbers: Callable[[np.ndarray], np.ndarray], add: Callable[..., None]) -> np.ndarray:
+        """The result for x.
+
+        Args:
+            numbers: Returns the number of each word of an array, as `Pool.numbers` does.
+            add: `add(words, distance, shortest, result)` counts in `result` (float32 [rows, places]) the n-grams of
+                `words` (numbers, int64 [rows, C]) that have at least `shortest` words, each `distance` behind the one
+                before.
+        """
         if x.ndim not in (1, 2):
             raise TypeMismatch(f"TfIdfVectorizer takes [C] or [rows, C], not {list(x.shape)}")
         rows = x if x.ndim == 2 else x[None]
-        result = np.zeros((len(rows), self._places), np.float32)
+        width = pool_of(self).width
+        limits.require_memory(4 * len(rows) * width, "its counts")
+        result = np.zeros((len(rows), width), np.float32)
         at_once = max(_WORDS_AT_ONCE // max(rows.shape[1], 1), 1)
         for first in range(0, len(rows), at_once):
-            self._count(rows[first : first + at_once], result[first : first + at_once])
+            self._count(numbers(rows[first : first + at_once]), result[first : first + at_once], add)
         return result if x.ndim == 2 else result[0]
 
-    def _count(self, rows: np.ndarray, result: np.ndarray) -> None:
-        pool = _pool_of(self)
-        words = pool.numbers(rows)
+    def _count(self, words: np.ndarray, result: np.ndarray, add: Callable[..., None]) -> None:
         length = words.shape[1]
         distances = self.max_skip_count + 1
         for distance in range(1, min(distances, max(length, 1)) + 1):
@@ -213,9 +227,9 @@ class TfIdfVectorizer(TextOp):
             shortest = max(self.min_gram_length, 2 if distance > 1 else 1)
             if shortest > self.max_gram_length or (shortest - 1) * distance >= length:
                 break
-            self._add(pool, self._found(pool, words, distance, shortest), result)
+            add(words, distance, shortest, result)
 
-    def _add(self, pool: _Pool, hits: _Hits, result: np.ndarray) -> None:
+    def _add(self, pool: Pool, hits: _Hits, result: np.ndarray) -> None:
         places, weights = pool.places[hits.gram], pool.weights[hits.gram]
         if self.mode == "IDF":
             # In the order of the words, shorter n-grams first: of several at one place, the last one stays.
@@ -224,7 +238,7 @@ class TfIdfVectorizer(TextOp):
         else:
             np.add.at(result.reshape(-1), hits.row * result.shape[1] + places, weights)
 
-    def _found(self, pool: _Pool, words: np.ndarray, distance: int, shortest: int) -> _Hits:
+    def _found(self, pool: Pool, words: np.ndarray, distance: int, shortest: int) -> _Hits:
         """The n-grams of `shortest` words or more, `distance` apart."""
         hits = []
         prefixes = pool.first[words]

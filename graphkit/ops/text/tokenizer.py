@@ -13,7 +13,7 @@ from graphkit.ops.text.regex import check_pattern, compiled, run_of_characters
 from graphkit.ops.text.strings import TextOp, no_text, padded, text
 
 # The marks of ONNX Runtime: start and end of text.
-_START, _END = "\x02", "\x03"
+MARKS = ("\x02", "\x03")
 
 
 @op
@@ -60,7 +60,8 @@ class Tokenizer(TextOp):
     def reference(self, xp: Any, x: Any) -> Any:
         lists = list(map(self._splitter(), x.reshape(-1).tolist()))
         if self.mark and any(lists):
-            lists = [[_START, *words, _END] for words in lists]
+            start, end = MARKS
+            lists = [[start, *words, end] for words in lists]
         return padded(lists, x.shape, self.pad_value)[0]
 
     @property

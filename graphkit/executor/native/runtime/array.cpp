@@ -73,6 +73,21 @@ Array open_array(nb::handle object, const char* name, bool writable) {
     return {array->data, bytes};
 }
 
+Objects open_objects(nb::handle object, const char* name, bool writable) {
+    const Array array = open_array(object, name, writable);
+    if (reinterpret_cast<const PyArrayObject_fields*>(object.ptr())->descr->type_num != NPY_OBJECT) {
+        throw nb::type_error((std::string("'") + name + "' is not an array of Python objects").c_str());
+    }
+    return {static_cast<PyObject**>(array.data), array.bytes / sizeof(PyObject*)};
+}
+
+void require_string(PyObject* object) {
+    if (object == nullptr || !PyUnicode_Check(object)) {
+        const char* const type = object == nullptr ? "nothing" : Py_TYPE(object)->tp_name;
+        throw nb::type_error((std::string("a string tensor has an element of type ") + type).c_str());
+    }
+}
+
 void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel, bool writable) {
     const PyArrayObject_fields* array = fields(object, (kernel.describe() + ": " + spec.name).c_str(), writable);
     const PyArray_Descr* descriptor = array->descr;

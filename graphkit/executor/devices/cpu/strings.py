@@ -1,0 +1,164 @@
+"""Operators on tensors of strings: functions that hold the interpreter, since their elements are Python strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.cpu._base import native
+from graphkit.executor.devices.registry import StringFunctionFactory, register_string_function
+from graphkit.ir.graph import Node
+from graphkit.ir.limits import require_memory
+from graphkit.ir.types import DType
+from graphkit.ops._base import Op, operator
+from graphkit.ops.kept import kept
+from graphkit.ops.ml.features import OneHotEncoder, places_of
+from graphkit.ops.ml.labels import CategoryMapper, LabelEncoder, numbers_of_strings, string_table_of
+from graphkit.ops.ml.matrix import ML
+from graphkit.ops.tensor.gather import Gather
+from graphkit.ops.text.regex import run_of_characters
+from graphkit.ops.text.tfidf import TfIdfVectorizer, pool_of
+from graphkit.ops.text.tokenizer import MARKS, Tokenizer
+from graphkit.ops.xp import numpy_xp
+
+# Categories of an encoder for which a matrix of all results is kept.
+_WIDEST = 256
+
+
+def _of_strings(name: str, domain: str = "") -> Callable[[StringFunctionFactory], StringFunctionFactory]:
+    """Register a factory for the nodes of an operator whose first operand is a tensor of strings."""
+
+    def install(factory: StringFunctionFactory) -> StringFunctionFactory:
+        def make(node: Node) -> Callable[..., Any] | None:
+            return factory(node) if node.operands[0].dtype is DType.STRING else None
+
+        register_string_function("cpu", domain, name)(make)
+        return factory
+
+    return install
+
+
+class _Numbers:
+    """A number for each of some strings, -1 for all others."""
+
+    def __init__(self, numbers: Mapping[str, int]):
+        self._table = native.StringTable(dict(numbers), -1)
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """The numbers of the strings in x, int64 of x's shape."""
+        numbers = np.empty(x.shape, np.int64)
+        self._table.find(np.ascontiguousarray(x), numbers)
+        return numbers
+
+
+def _moving(node: Node) -> Callable[..., Any]:
+    """For operators whose result is no larger than their operands: numpy moves the references."""
+    reference = operator(node, Op).reference
+    return lambda *operands: np.array(reference(numpy_xp, *operands))  # a copy: references may return views
+
+
+for _name in ("Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"):
+    _of_strings(_name)(_moving)
+
+
+@kept
+def _labels(op: LabelEncoder) -> tuple[_Numbers, np.ndarray]:
+    places, values = string_table_of(op)
+    return _Numbers(places), values
+
+
+@_of_strings("LabelEncoder", ML)
+def _label_encoder(node: Node) -> Callable[..., Any]:
+    return _mapped(*_labels(operator(node, LabelEncoder)))
+
+
+def _mapped(numbers: _Numbers, values: np.ndarray) -> Callable[..., Any]:
+    return lambda x: np.asarray(values[numbers.of(x)], values.dtype)  # of no axes, numpy returns the element
+
+
+@kept
+def _categories(op: CategoryMapper) -> tuple[_Numbers, np.ndarray]:
+    places, values = numbers_of_strings(op)
+    return _Numbers(places), values
+
+
+@_of_strings("CategoryMapper", ML)
+def _category_mapper(node: Node) -> Callable[..., Any]:
+    return _mapped(*_categories(operator(node, CategoryMapper)))
+
+
+@kept
+def _columns(op: OneHotEncoder) -> tuple[_Numbers, np.ndarray | None]:
+    """The place of each category, and the result for each place and for no place, unless that takes much memory."""
+    width = len(op.cats_strings)
+    return _Numbers(places_of(op)), np.eye(width + 1, width, dtype=np.float32) if width <= _WIDEST else None
+
+
+@_of_strings("OneHotEncoder", ML)
+def _one_hot_encoder(node: Node) -> Callable[..., Any]:
+    op = operator(node, OneHotEncoder)
+    numbers, rows = _columns(op)
+    width = len(op.cats_strings)
+
+    def encoded(x: np.ndarray) -> np.ndarray:
+        require_memory(4 * x.size * width, "its columns")
+        places = numbers.of(x)
+        if rows is not None and op.zeros:
+            return np.asarray(rows[places], np.float32)
+        result: np.ndarray = op.encoded(numpy_xp, x, places.reshape(-1))
+        return result
+
+    return encoded
+
+
+@_of_strings("Gather")
+def _gather(node: Node) -> Callable[..., Any]:
+    axis = operator(node, Gather).axis
+
+    def gathered(x: np.ndarray, indices: np.ndarray) -> Any:
+        require_memory(8 * indices.size * (x.size // max(x.shape[axis], 1)), "its strings")
+        return np.asarray(x.take(indices, axis), object)
+
+    return gathered
+
+
+@_of_strings("Tokenizer", "com.microsoft")
+def _tokenizer(node: Node) -> Callable[..., Any] | None:
+    """For words that are runs of certain characters; other expressions are RE2's."""
+    op = operator(node, Tokenizer)
+    run = None if op.separators else run_of_characters(op.tokenexp or "")
+    if run is None:
+        return None
+    characters = "".join(filter(run.fullmatch, map(chr, range(128))))
+
+    def words(x: np.ndarray) -> np.ndarray:
+        runs = native.CharacterRuns(np.ascontiguousarray(x), characters, op.mincharnum)
+        marks = MARKS if op.mark and runs.longest else None
+        width = runs.longest + (len(MARKS) if marks else 0)
+        require_memory(8 * width * x.size, f"{x.size} lists, padded to {width} strings")
+        result = np.empty((*x.shape, width), object)
+        runs.write(result, op.pad_value, marks)
+        return result
+
+    return words
+
+
+@kept
+def _ngrams(op: TfIdfVectorizer) -> tuple[Callable[[np.ndarray], np.ndarray], Any]:
+    pool = pool_of(op)
+    numbers = _Numbers(pool.words).of
+    levels = [(np.ascontiguousarray(level.keys), np.ascontiguousarray(level.grams)) for level in pool.levels]
+    return numbers, native.NgramTable(len(pool.words), pool.first, levels, pool.places, pool.weights)
+
+
+@_of_strings("TfIdfVectorizer")
+def _tfidf_vectorizer(node: Node) -> Callable[..., Any]:
+    op = operator(node, TfIdfVectorizer)
+    numbers, ngrams = _ngrams(op)
+
+    def add(words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
+        ngrams.add(words, distance, shortest, op.mode == "IDF", result)
+
+    return lambda x: op.counted(x, numbers, add)

@@ -1,0 +1,83 @@
+#include "kernels/strings/string_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "runtime/array.h"
+
+namespace graphkit {
+namespace {
+
+// A string has one representation only: that of the fewest bytes a character.
+bool equal(PyObject* a, PyObject* b) {
+    const Py_ssize_t length = PyUnicode_GET_LENGTH(a);
+    const auto kind = PyUnicode_KIND(a);
+    return length == PyUnicode_GET_LENGTH(b) && kind == PyUnicode_KIND(b) &&
+           std::memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b),
+                       static_cast<std::size_t>(length) * static_cast<std::size_t>(kind)) == 0;
+}
+
+// Kept in the string, so that it is computed once.
+Py_hash_t hash_of(PyObject* string) {
+    require_string(string);
+    const Py_hash_t hash = PyObject_Hash(string);
+    if (hash == -1) {
+        throw nb::python_error();
+    }
+    return hash;
+}
+
+}  // namespace
+
+StringTable::StringTable(const StringNumbers& numbers, std::int64_t other)
+    : entries_(std::bit_ceil(2 * numbers.size() + 1), Entry{nullptr, 0, other}) {
+    keys_.reserve(numbers.size());
+    for (const auto& [key, number] : numbers) {
+        const Py_hash_t hash = hash_of(key.ptr());
+        keys_.push_back(nb::borrow(key));
+        entries_[slot(key.ptr(), hash)] = {key.ptr(), hash, nb::cast<std::int64_t>(number)};
+    }
+}
+
+void StringTable::find(nb::handle x, nb::handle numbers) const {
+    const Objects strings = open_objects(x, "x", false);
+    const Array found = open_array(numbers, "numbers", true);
+    if (found.bytes != strings.count * sizeof(std::int64_t)) {
+        throw nb::value_error("'numbers' is not an int64 for each element of 'x'");
+    }
+    auto* const out = static_cast<std::int64_t*>(found.data);
+    for (std::size_t i = 0; i < strings.count; ++i) {
+        out[i] = entries_[slot(strings.data[i], hash_of(strings.data[i]))].number;
+    }
+}
+
+std::size_t StringTable::slot(PyObject* string, Py_hash_t hash) const {
+    const std::size_t mask = entries_.size() - 1;
+    std::size_t at = static_cast<std::size_t>(hash) & mask;
+    while (true) {
+        const Entry& entry = entries_[at];
+        if (entry.key == nullptr || entry.key == string || (entry.hash == hash && equal(entry.key, string))) {
+            return at;
+        }
+        at = (at + 1) & mask;
+    }
+}
+
+}  // namespace graphkit
+
+GRAPHKIT_BINDINGS(string_table) {
+    using namespace graphkit;
+    nb::class_<StringTable>(m, "StringTable", "A number for each of some strings, another one for all others.")
+        .def(nb::init<StringNumbers, std::int64_t>(), "numbers"_a, "other"_a)
+        .def("find", &StringTable::find, "x"_a, "numbers"_a, "Write the number of each string to an int64 array.");
+    m.def(
+        "are_ascii_strings",
+        [](nb::handle x) {
+            const Objects objects = open_objects(x, "x", false);
+            return std::all_of(objects.data, objects.data + objects.count, [](PyObject* object) {
+                return object != nullptr && PyUnicode_CheckExact(object) && PyUnicode_IS_ASCII(object);
+            });
+        },
+        "x"_a, "Whether every element of a contiguous array of Python objects is a str of ASCII characters.");
+}
