@@ -49,8 +49,9 @@ def test_python_blocks(path, tmp_path, monkeypatch, own_operators):
 
 
 def test_the_readme_lists_every_command():
-    rows = re.findall(r"^\| `graphkit (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(cli.COMMANDS)
+    rows = re.findall(r"^\|.*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`graphkit (\w+)", row)}
+    assert named == set(cli.COMMANDS)
 
 
 def test_links_lead_somewhere():
