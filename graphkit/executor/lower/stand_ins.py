@@ -5,7 +5,8 @@ A kernel that can be made for the stand-ins can be made for what comes, if it fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import zip_longest
 from typing import TypeAlias
 
@@ -168,6 +169,10 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     yield same
     if (reshaped := _reshaped(node, same)) is not None:
         yield same | reshaped
+    if (given := _given_to_reshape(node, unknown)) is not None:
+        yield given
+    if multiplied := _multiplied(node):
+        yield same | multiplied
     for one in (False, True):
         aligned: dict[str, Dim] = {}
         for dims in zip_longest(*(shape[::-1] for shape in shapes)):
@@ -202,6 +207,39 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
     if not found.is_static or not found.nbytes or x.nbytes % found.nbytes:
         return None
     return ones | {free[0]: x.nbytes // found.nbytes}
+
+
+def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
+    """What to take the unknown sizes of a Reshape's operand for if its result has a known size: one takes the rest.
+
+    None where there are none, or no number fits.
+    """
+    if node.op.name != "Reshape" or not node.outputs[0].tensor.is_static or not unknown:
+        return None
+    x, count = node.operands[0].tensor, math.prod(node.outputs[0].tensor.static_shape)
+    ones: dict[str, Dim] = dict.fromkeys(unknown, 1)
+    for symbol in sorted(unknown):
+        known = math.prod(x.substitute(ones).static_shape)
+        sizes = ones | {symbol: count // max(known, 1)}
+        if math.prod(x.substitute(sizes).static_shape) == count:
+            return sizes
+    return None
+
+
+def _multiplied(node: Node) -> dict[str, Dim]:
+    """The unknown sizes of a product's operands that the other operand has: rows of b, and leading axes."""
+    if node.op.name not in ("MatMul", "FusedMatMul"):
+        return {}
+    a, b = (tuple(v.tensor.shape or ()) for v in node.operands[:2])
+    if len(a) < 2 or len(b) < 2:
+        return {}
+    columns, rows = -2 if getattr(node.op, "transA", False) else -1, -1 if getattr(node.op, "transB", False) else -2
+    pairs = [(a[columns], b[rows]), *zip(a[-3::-1], b[-3::-1], strict=False)]
+    found: dict[str, Dim] = {}
+    for one, other in (*pairs, *(pair[::-1] for pair in pairs)):
+        if isinstance(one, DimExpr) and isinstance(other, int):
+            found.update(dict.fromkeys(one.symbols, other))
+    return found
 
 
 def _channels(node: Node) -> dict[str, Dim]:

@@ -459,3 +459,28 @@ def test_expand_along_an_axis_that_a_run_finds_of_size_one(columns: int) -> None
     rng = np.random.default_rng(0)
     run(draw(rng, 3, 4), draw(rng, 5, 4), np.array([columns]), np.array([3]))
     assert not run.executor.plan.fallbacks
+
+
+def test_reshape_of_a_run_time_size_to_a_known_shape() -> None:
+    """One unknown size of the operand takes the elements that the others leave."""
+    x, keep = value("x", 3, "n", 4), value("keep", "n", dtype="bool")
+    run = Native([x, keep], [F.reshape(F.compress(x, keep, axis=1), np.array([2, 5, 6]))])
+    rng = np.random.default_rng(0)
+    for n in (5, 9):
+        run(draw(rng, 3, n, 4), np.arange(n) < 5)
+    assert not run.executor.plan.fallbacks
+    with pytest.raises(RuntimeFailure, match=r"Reshape|reshape"):
+        run(draw(rng, 3, 5, 4), np.arange(5) < 4)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_products_of_run_time_sizes(swapped: bool) -> None:
+    """Of an unknown size that is also the other operand's, in batches or in what is summed over, that one is taken."""
+    x, w = value("x", 9, 7, 11), value("w", 3, 5, 8)
+    batches, terms = value("batches", 9, dtype="bool"), value("terms", 11, dtype="bool")
+    some = F.compress(F.compress(x, batches, axis=0), terms, axis=2)  # [?, 7, ?]
+    other = [F.transpose(w, perm=[0, 2, 1]), F.transpose(some, perm=[0, 2, 1])] if swapped else [some, w]
+    run = Native([x, batches, terms, w], [F.mat_mul(*other)])
+    rng = np.random.default_rng(0)
+    run(draw(rng, 9, 7, 11), np.arange(9) < 3, np.arange(11) % 2 == 1, draw(rng, 3, 5, 8))
+    assert not run.executor.plan.fallbacks
