@@ -14,10 +14,13 @@ from graphkit.models._registry import network
 from graphkit.models._tables import dense, hidden_widths, table_inputs
 from graphkit.ops import F
 
+# Of the Census Income data: the sizes of its columns, and TensorFlow's crosses for it.
+_SIZES, _CROSSES = (9, 17, 8, 15, 7, 6, 3, 42), (1, 3, 7, 3)
+
 
 @network
 def wide_and_deep(
-    numbers: int = 6, sizes: tuple[int, ...] = (9, 17, 8, 15, 7, 6, 3, 42), crosses: tuple[int, ...] = (1, 3, 7, 3),
+    numbers: int = 6, sizes: tuple[int, ...] = _SIZES, crosses: tuple[int, ...] | None = None,
     width: int = 32, hidden: tuple[int, ...] = (1024, 512, 256), classes: int = 1, dropout: float = 0.0,
 ) -> Model:  # fmt: skip
     """logits = W_wide [x, one-hot(categories), crosses] + W_deep a + b: equation 3 of the paper.
@@ -27,14 +30,16 @@ def wide_and_deep(
     odds. `crosses`: pairs of columns, one pair behind the other, whose pairs of values are features of the wide part
     (equation 1), each with a weight of its own. a: ReLU layers of the widths `hidden` above x and a row of `width`
     numbers for each category. `dropout`: ratio behind each of them, in training. The defaults are the paper's
-    widths, with the columns of the Census Income data and TensorFlow's crosses for it: education with occupation,
-    country with occupation.
+    widths and the columns of the Census Income data. For these columns, the default crosses are TensorFlow's:
+    education with occupation, country with occupation. For other columns, there are none by default.
     Parameters wide_x_weight [classes, numbers], wide<i>_weight [sizes[i], classes], wide<i>x<j>_weight
     [sizes[i] * sizes[j], classes], embed<i>_weight [sizes[i], width], fc<n>_weight, fc<n>_bias.
     """
     positive("wide_and_deep", width=width, classes=classes)
     widths = hidden_widths("wide_and_deep", "hidden", hidden)
     x, columns = table_inputs("wide_and_deep", numbers, sizes)
+    if crosses is None:
+        crosses = _CROSSES if tuple(sizes) == _SIZES else ()
     pairs = _pairs(crosses, len(sizes))
     wide = [nn.embedding(c, sizes[i], classes, init="zeros", name=f"wide{i}") for i, c in enumerate(columns)]
     for i, j in pairs:

@@ -64,6 +64,12 @@ def test_wide_and_deep_is_its_equation():
     assert gk.verify(net, feeds).passed
 
 
+def test_default_crosses_are_those_of_the_default_columns():
+    crosses = [{n for n in gk.models.build("wide_and_deep", **options).params if "x" in n and n != "wide_x_weight"}
+               for options in ({}, {"sizes": [9, 17, 8, 15, 7, 6, 3, 42]}, TABLE, {"sizes": [2]})]  # fmt: skip
+    assert crosses == [{"wide1x3_weight", "wide7x3_weight"}] * 2 + [set()] * 2
+
+
 def test_crosses_remember_pairs_that_columns_alone_do_not_tell():
     """The class is a coin of each pair of values: a linear model needs the cross."""
     rng = np.random.default_rng(0)
