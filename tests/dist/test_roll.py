@@ -12,7 +12,7 @@ import pytest
 from jobs import STEPS, finish
 
 from graphkit import config
-from graphkit.dist.job import launch, roll
+from graphkit.dist.job import ending, launch, roll
 from graphkit.errors import RuntimeFailure
 
 LAUNCH = "import sys; from graphkit.dist.job import launch; sys.exit(launch.run_processes(2, []))"
@@ -120,6 +120,27 @@ def test_a_rank_that_says_why_it_failed_is_not_named_twice(started):
     status, _, errors = finish(started("steps(1)\nif kv.rank == 1: raise gk.errors.InputError('bad')\nsteps(10**9)"))
     assert (status, "left before" in errors) == (2, False)
     assert "graphkit: rank 1: bad; this ends the job" in errors
+
+
+def test_a_rank_that_fails_while_mpi_starts_says_so(monkeypatch):
+    said = []
+
+    def refuse(servers, replicated):
+        raise RuntimeFailure("no MPI")
+
+    monkeypatch.setattr(roll, "join", lambda: None)
+    monkeypatch.setattr(roll, "say", lambda word, rank: said.append((word, rank)))
+    monkeypatch.setattr(ending, "told_rank", lambda: 3)
+    monkeypatch.setattr(ending, "MpiCommunicator", refuse)
+    with pytest.raises(RuntimeFailure, match="no MPI"):
+        ending._begun(0, 60.0, False)
+    assert said == [(roll.BEGUN, 3), (roll.FAILED, 3)]
+
+
+def test_a_command_without_standard_error_says_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with roll.Roll(2) as ranks:
+        assert launch._judged(0, ranks) == RuntimeFailure.exit_code
 
 
 def gone(process):

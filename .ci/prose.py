@@ -1,0 +1,169 @@
+"""Find phrases that make prose hard to read, and docstrings of another form, in what a user reads.
+
+    python .ci/prose.py            everything; exit code 1 where something is found
+    python .ci/prose.py PART...    what lies in paths that begin with one of these
+
+A user reads the pages, the texts of the command line, messages of errors and warnings, and the docstrings of public
+names: those that docs/reference/api lists, operators, and networks. A line that must have a phrase, such as one that
+quotes it, says `prose: ok` in a comment.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Phrases, and what to do instead.
+PHRASES = {
+    r"^(?:What|Who|Whoever|Whatever)\b[^?]*[.:;]$": "begin with the subject: the user, the command, the file",
+    r"\bthere is nobody\b|\bnobody\b": "say who acts",
+    r"\bby way of\b": "through, or with",
+    r"\bin the place of\b": "instead of",
+    r"\b(?:has|have|having) to do with\b": "concerns",
+    r"\b(?:goes|go|going|went) on\b": "continues, resumes, runs",
+    r"\bso many\b": "give the number or its name",
+    r"\bsigns? of life\b": "heartbeat",
+    r"\b(?:stand|stands|standing|stood) in for\b": "replaces; a placeholder",
+    r"\b[Cc]ards?\b": "GPU",
+    r"\bhalf floats?\b": "float16 or bfloat16",
+}
+_PHRASES = {re.compile(pattern): advice for pattern, advice in PHRASES.items()}
+_REFERENCE = "docs/reference/api/*.md"
+_CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`|<!--.*?-->|\]\([^)\s]*\)|<a id[^>]*>", re.MULTILINE | re.DOTALL)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\[])")
+# Measurements keep the words of the day on which they were made.
+_LEFT_OUT = ("bench/results/",)
+# Functions whose strings are read: of the command line, and warnings.
+_SAYS = {"warn", "echo", "say", "_say", "secho"}
+
+
+class Text(NamedTuple):
+    path: Path
+    line: int
+    text: str
+    is_docstring: bool = False
+
+
+def git_files(*patterns: str) -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z", "--", *patterns], capture_output=True, text=True, check=True)
+    return [Path(name) for name in done.stdout.split("\0") if name and not name.startswith(_LEFT_OUT)]
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def paragraphs(path: Path) -> Iterator[Text]:
+    """The paragraphs of a page, table cells and list items apart, without code."""
+    plain = _CODE.sub(lambda match: re.sub(r"[^\n]", "_", match[0]), path.read_text("utf-8"))
+    line = 1
+    for part in re.split(r"(\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?))", plain):
+        for cell in part.split("|"):
+            if cell.strip():
+                yield Text(path, line, cell.strip().lstrip("-*# "))
+        line += part.count("\n")
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def documented() -> Iterator[tuple[Path, str | None]]:
+    """File and name of all that the reference lists; the name is None for a whole module."""
+    for page in git_files(_REFERENCE):
+        for path in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE):
+            home, _, name = path.rpartition(".")
+            for parts, named in ((path, None), (home, name)):
+                places = [Path(parts.replace(".", "/")).with_suffix(".py"), Path(parts.replace(".", "/")) / "__init__.py"]
+                if place := next((p for p in places if p.exists()), None):
+                    yield place, named
+                    break
+
+
+def docstrings(path: Path, names: set[str | None]) -> Iterator[Text]:
+    """Of the named classes and functions of a module, or of all its public ones, with the methods of the classes."""
+    tree = ast.parse(path.read_text("utf-8"))
+    if None in names:
+        yield from _docstring(path, tree)
+    for node in tree.body:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            continue
+        listed = node.name in names or (None in names and not node.name.startswith("_"))
+        decorated = {ast.unparse(d).partition("(")[0] for d in node.decorator_list}
+        if not listed and decorated.isdisjoint({"op", "network"}):
+            continue
+        yield from _docstring(path, node)
+        for member in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
+                yield from _docstring(path, member)
+
+
+def _docstring(path: Path, node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[Text]:
+    found = ast.get_docstring(node)
+    if found:
+        yield Text(path, node.body[0].lineno, found, True)
+
+
+def messages(path: Path) -> Iterator[Text]:
+    """Strings of errors and warnings; on the command line, all that are no docstrings of its own helpers."""
+    tree = ast.parse(path.read_text("utf-8"))
+    whole = path.parts[0] == "cli" or path.parts[:2] == ("graphkit", "report")
+    helpers = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+        and not any("command" in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
+    }
+    for node in ast.walk(tree):
+        says = isinstance(node, ast.Raise) or (
+            isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _SAYS
+        )
+        for inner in ast.walk(node) if says or (whole and isinstance(node, ast.Module)) else ():
+            if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and id(inner) not in helpers:
+                yield Text(path, inner.lineno, inner.value)
+
+
+def shown() -> Iterator[Text]:
+    """All that a user reads."""
+    for page in git_files("*.md"):
+        yield from paragraphs(page)
+    names: dict[Path, set[str | None]] = {path: set() for path in git_files("graphkit/ops/*.py", "models/*.py")}
+    for path, name in documented():
+        names.setdefault(path, set()).add(name)
+    for path, listed in names.items():
+        yield from docstrings(path, listed)
+    for path in git_files("graphkit/*.py", "cli/*.py", "models/*.py"):
+        yield from messages(path)
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def complaints(shown: Text) -> Iterator[str]:
+    lines = shown.path.read_text("utf-8").splitlines()
+    if "prose: ok" in lines[shown.line - 1]:
+        return
+    summary, *rest = shown.text.split("\n")
+    if shown.is_docstring and (not summary.endswith((".", "?", ":")) or (rest and rest[0].strip())):
+        yield f"{shown.path}:{shown.line}: {summary!r}: the summary is one line, a sentence, with an empty line behind it"
+    for sentence in _SENTENCE.split(re.sub(r"\s*\n\s*", " ", re.sub(r"`[^`\n]*`", "_", shown.text))):
+        for pattern, advice in _PHRASES.items():
+            if match := pattern.search(sentence):
+                near = sentence[max(match.start() - 30, 0) : match.start() + 60]
+                yield f"{shown.path}:{shown.line}: {near!r}: {match[0][:20]!r}: {advice}"
+
+
+def main() -> int:
+    parts = tuple(sys.argv[1:] or [""])
+    wrong = sorted({line for text in shown() for line in complaints(text) if line.startswith(parts)})
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
