@@ -1,7 +1,7 @@
-"""What `mkdocs build` needs beside mkdocs.yml.
+"""Hooks of `mkdocs build`.
 
-Pages of the repository that lie outside of docs/, the README first, become pages of the site, and links between files
-are made links between pages, so that they lead on in both places. Patterns in the navigation become the pages that fit.
+Files outside of docs/, such as the README, become pages of the site. Links between files become links between pages, so
+they work in the repository and in the site. Patterns in the navigation are replaced by the pages that match.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("mkdocs.hooks.graphkit")
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = "docs"
-# Files outside of docs/ by path or pattern, and the page that one is; whatever is not listed keeps its path.
+# Files outside of docs/ that become pages, by path or pattern. They keep their path unless RENAMED lists them.
 OUTSIDE = (
     "README.md",
     "CHANGELOG.md",
@@ -35,21 +35,21 @@ OUTSIDE = (
 RENAMED = {"README.md": "index.md"}
 SHOWN = {".md", ".svg", ".png"}
 
-# Code is left as it is; the rest is a link: its text, what it leads to, and the place there.
+# Matches code, which stays unchanged, or a link: its text, its target and its anchor.
 _LINK = re.compile(
     r"^```.*?^```$|`[^`]+`|(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s#]+)(#[^()\s]*)?\)", re.MULTILINE | re.DOTALL
 )
 
 
 def outside() -> dict[str, str]:
-    """Files of the repository that are no files of docs/: path from the root to path in the site."""
+    """Map files outside of docs/, as paths from the root, to their paths in the site."""
     found = [p for pattern in OUTSIDE for p in sorted(ROOT.glob(pattern)) if p.suffix in SHOWN]
     names = [p.relative_to(ROOT).as_posix() for p in found]
     return {name: RENAMED.get(name, name) for name in names}
 
 
 def pages_like(pattern: str) -> list[str]:
-    """The pages that a pattern of the navigation means, in order of their names."""
+    """Return the pages that match a pattern of the navigation, sorted by name."""
     inside = [p.relative_to(ROOT / DOCS).as_posix() for p in (ROOT / DOCS).glob(pattern)]
     others = fnmatch.filter(outside().values(), pattern)
     found = sorted({*inside, *(p for p in others if p.endswith(".md"))})
@@ -59,7 +59,7 @@ def pages_like(pattern: str) -> list[str]:
 
 
 def expanded(nav: Any) -> Any:
-    """The navigation with lists of pages in the place of patterns."""
+    """Return the navigation with patterns replaced by lists of pages."""
     if isinstance(nav, list):
         parts = [expanded(item) for item in nav]
         return [page for part in parts for page in (part if isinstance(part, list) else [part])]
@@ -69,9 +69,10 @@ def expanded(nav: Any) -> Any:
 
 
 def relinked(text: str, source: str, page: str) -> str:
-    """The text of the file `source`, a path from the root, as that of `page`: links to files lead to their pages.
+    """Return the text of the file `source` (a path from the root) for `page`, with links to pages instead of files.
 
-    A link to a file that has no page keeps its text alone; one to nothing is a warning, which fails a strict build.
+    A link to a file without a page is replaced by its text. A link to a missing file is a warning, which fails a strict
+    build.
     """
     known = outside()
 

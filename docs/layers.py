@@ -1,4 +1,4 @@
-"""Draws docs/layers.svg from the import contracts in pyproject.toml, which `.ci/run` holds the package to.
+"""Draw docs/layers.svg from the import contracts in pyproject.toml, which `.ci/run` enforces.
 
 python docs/layers.py
 """
@@ -18,7 +18,7 @@ WIDTH, ROW, GAP, MARGIN = 760, 34, 8, 16
 
 
 def layers(name: str, package: str) -> list[list[str]]:
-    """The rows of one contract from top to bottom, each the modules beside each other, without `package`."""
+    """Return the rows of one contract from top to bottom. A row lists its modules, without the prefix `package`."""
     document = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))
     contracts = document["tool"]["importlinter"]["contracts"]
     (contract,) = (c for c in contracts if c["type"] == "layers" and c["name"].startswith(name))
@@ -37,7 +37,7 @@ def _boxes(rows: Sequence[Sequence[str]], top: float) -> Iterator[str]:
 
 
 def picture() -> str:
-    """The picture as SVG: whoever lies higher may import what lies lower, and nothing else."""
+    """Return the picture as SVG. A module may only import modules in lower rows."""
     parts: list[str] = []
     y: float = MARGIN
     for title, name, package in (

@@ -1,4 +1,4 @@
-"""Text of docstrings and terminals as Markdown, for the pages that scripts write."""
+"""Convert text of docstrings and terminals to Markdown, for pages that scripts write."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _PLAIN = {"\\": "\\\\", "<": "&lt;", "*": "\\*", "|": "&#124;"}
 
 
 def code(text: str) -> str:
-    """Code that may stand in a table."""
+    """Return code that is valid in a cell of a table."""
     return f"<code>{text.replace('<', '&lt;').replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
 def prose(text: str) -> str:
-    """A paragraph: code stays code, nothing else is markup."""
+    """Return a paragraph in which only code spans are markup; all other markup is escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     return "".join(p if p.startswith("`") else "".join(_PLAIN.get(c, c) for c in p) for p in parts)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells of Markdown as a table."""
+    """Return a Markdown table of these cells."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

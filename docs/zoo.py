@@ -1,11 +1,11 @@
-"""Writes docs/models/NAME.md: what each network of the zoo is, takes, gives, and costs.
+"""Write docs/models/NAME.md: a page for each network of gk.models with its inputs, outputs, options and costs.
 
-python docs/zoo.py                  every page
-python docs/zoo.py lenet resnet     these
-python docs/zoo.py --times          measure as well; times.json keeps what was measured
-python docs/zoo.py --check          exit code 1, and the names, where a page is not what would be written
+python docs/zoo.py                  write all pages
+python docs/zoo.py lenet resnet     write these pages
+python docs/zoo.py --times          measure times too, and store them in times.json
+python docs/zoo.py --check          list pages that are out of date; exit code 1 if there are any
 
-Sizes follow from the code alone, so that everybody gets the same pages; times are only ever read from times.json.
+Sizes are computed from the code, so the pages do not depend on the machine. Times are read from times.json.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import importlib
 import json
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ TIMES = FOLDER / "times.json"
 Options = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
-# Steps of sequences, by the names that inputs give them.
+# Lengths of sequences, by the name of the symbolic dimension.
 STEPS: dict[str, dict[str, int]] = {
     "bert": {"T": 128},
     "lstm_lm": {"T": 35},
@@ -50,11 +51,11 @@ STEPS: dict[str, dict[str, int]] = {
     "text_cnn": {"T": 50},
     "transformer_lm": {"T": 128},
 }
-# Samples of a training step; 32 where nothing is said.
+# Batch sizes of a training step; 32 for networks that are not listed.
 BATCHES = {"bert": 8, "dlrm": 128, "lstm_lm": 20, "ncf": 256, "ssd": 4, "unet": 4, "vgg": 16, "vit": 8}
-# A time of a training step would take minutes.
+# Networks whose training step takes too long to measure: minutes.
 UNTIMED = {"bert", "ssd", "unet", "vgg", "vit"}
-# What each is trained with; softmax cross entropy where nothing is said, by the trainer of two for None.
+# Losses; softmax cross entropy for networks that are not listed. None: AdversarialTrainer has its own.
 LOSSES: dict[str, str | None] = {
     "dlrm": "sigmoid_binary_cross_entropy",
     "dqn": "huber",
@@ -66,7 +67,7 @@ LOSSES: dict[str, str | None] = {
     "vae": "negative_elbo",
     "wide_and_deep": "sigmoid_binary_cross_entropy",
 }
-# Other forms that have names of their own.
+# Variants that get a row of their own in the table of sizes.
 FORMS: dict[str, list[dict[str, Any]]] = {
     "densenet": [{"layers": n} for n in (161, 169, 201)],
     "dqn": [{"dueling": True}],
@@ -82,17 +83,17 @@ FORMS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-# --- what a network costs -----------------------------------------------------------------------------
+# --- sizes ------------------------------------------------------------------------------------------
 
 
 def shapes_of(name: str, net: gk.Model, batch: int) -> Shapes:
-    """Shapes of the inputs for so many samples, and sequences of STEPS."""
+    """Return the shapes of the inputs for a batch size, with the sequence lengths of STEPS."""
     sizes = {"N": batch, **STEPS.get(name, {})}
     return {key: tuple(sizes.get(str(d), d) for d in kind.shape) for key, kind in net.input_types.items()}
 
 
 def trainer_of(name: str, net: gk.Model, **options: Any) -> gk.Trainer | None:
-    """A trainer with the loss that belongs to the network; None where two networks train each other."""
+    """Return a trainer with the loss of the network, or None for two networks that train each other."""
     loss: Any = LOSSES.get(name, "softmax_cross_entropy")
     if loss is None:
         return None
@@ -106,12 +107,12 @@ def trainer_of(name: str, net: gk.Model, **options: Any) -> gk.Trainer | None:
     elif name == "unet":
         loss = lambda logits, target: gk.softmax_cross_entropy_loss(logits, target)[0]  # noqa: E731
         targets = {"target": gk.TensorType("int64", ["N", *net.output_types["logits"].shape[2:]])}
-    # So small a rate that measuring changes hardly anything.
+    # The rate is so small that measuring hardly changes the parameters.
     return gk.Trainer(net, loss, gk.optim.Adam(1e-6), targets=targets, **options)
 
 
 class Size(NamedTuple):
-    """Of one form of a network. Bytes of activations are those that live at one step, at most."""
+    """Costs of one variant of a network. `inference` and `training` are peak bytes of live activations."""
 
     parameters: int
     flops: str
@@ -120,7 +121,7 @@ class Size(NamedTuple):
 
 
 def size_of(name: str, options: Options, batch: int) -> Size:
-    """The costs of one sample, and the activations of inference of one and of a training step of `batch`."""
+    """Return FLOPs and activations of inference with one sample, and activations of a training step with `batch`."""
     net = gk.models.build(name, **options)
     one = shapes_of(name, net, 1)
     sized, _ = specialise_subgraphs(bind(net.graph, one))
@@ -129,7 +130,7 @@ def size_of(name: str, options: Options, batch: int) -> Size:
     if found.open_loops:
         flops += " with one token"
     inference = net.compile(shapes=one, threads=1).plan.activation_bytes
-    # Networks that write sequences by themselves are not trained.
+    # Networks that generate sequences themselves are not trained.
     trainer = None if options.get("decode") else trainer_of(name, net, threads=1)
     training = None
     if trainer is not None:
@@ -142,14 +143,14 @@ def size_of(name: str, options: Options, batch: int) -> Size:
 
 
 def milliseconds(call: Any) -> float:
-    """The median of the runs of two seconds, behind two runs that prepare."""
+    """Return the median time of runs within two seconds, after two warm-up runs."""
     call()
     call()
     return 1e3 * timing.summarise(timing.interleave({"run": call}, 10, seconds=0.2)["run"]).p50
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Milliseconds of a run with one sample, and of a training step with BATCHES."""
+    """Return milliseconds of a run with one sample, and of a training step with the batch size of BATCHES."""
     net = gk.models.build(name)
     executor = net.compile()
     feeds = make_feeds(net, shapes=shapes_of(name, net, 1)).arrays
@@ -168,7 +169,7 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """What times depend on besides the network."""
+    """Describe the machine and versions that times depend on."""
     facts = cpu.describe()
     features = [f for f in facts["cpu features"].split(", ") if f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")]
     kind = f"{platform.machine()} ({', '.join(features)})" if features else platform.machine()
@@ -183,7 +184,7 @@ def machine() -> str:
 
 
 def source_of(name: str) -> str:
-    """What the file of the network says first: what it is, and from whom."""
+    """Return the first paragraph of the network's module: its name and its paper."""
     text = importlib.import_module(gk.models.find(name).__module__).__doc__ or ""
     return text.split("\n\n")[0]
 
@@ -201,52 +202,72 @@ def sizes(name: str, batch: int) -> Iterator[tuple[str, ...]]:
         yield label or "defaults", f"{size.parameters:,}", size.flops, human(size.inference), training
 
 
+def _ms(time: float) -> str:
+    """Return milliseconds with three digits."""
+    return f"{time:,.0f} ms" if time >= 100 else f"{time:.3g} ms"
+
+
 def times_of(name: str, batch: int, record: Mapping[str, Any]) -> Iterator[str]:
     found = record.get("networks", {}).get(name)
     if found is None:
         return
-    rows = [("a run with 1 sample", f"{found['inference']:.3g} ms")]
+    rows = [("a run with 1 sample", _ms(found["inference"]))]
     if "training" in found:
         per_second = 1e3 * batch / found["training"]
-        rows.append(
-            (f"a training step with {batch}", f"{found['training']:.3g} ms ({per_second:,.0f} samples a second)")
-        )
+        rows.append((f"a training step with {batch}", f"{_ms(found['training'])} ({per_second:,.0f} samples a second)"))
     yield "## Time"
     yield table(("", "median"), rows)
     yield f"Measured on {found['machine']}."
 
 
+# A paragraph of a network's documentation that belongs to a section of its page begins with one of these words.
+_LABEL = re.compile(r"(Inputs|Outputs|Inputs and outputs|Options|Parameters): ")
+
 _SIZE = """\
-FLOPs are those of one sample{steps}: two for each multiply-add of products, convolutions and recurrent layers.
-Activations are the most that lives at one step, but for results, as planned, of inference with one sample{training}."""
-_TRAINING = """\
- and of a training step with
-{batch} by `{loss}` and Adam; parameters, and two slots for each, come on top"""
+FLOPs are for one sample{steps}: two for each multiply-add of matrix products, convolutions and recurrent layers.
+Activations are the planned peak of live intermediate values, without results. Inference has one sample.{training}"""
+_TRAINING = """
+Training has a batch of {batch}, `{loss}` and Adam.
+Parameters, and two optimizer states for each, need additional memory."""
+
+
+def description(name: str) -> dict[str, list[str]]:
+    """Return the paragraphs of a network's documentation as Markdown, by label; "" for those without one."""
+    found: dict[str, list[str]] = {}
+    for paragraph in gk.models.describe(name).split("\n\n"):
+        label = _LABEL.match(paragraph)
+        text = paragraph[label.end() :] if label else paragraph
+        found.setdefault(label[1] if label else "", []).append(prose(text))
+    return found
 
 
 def page(name: str, record: Mapping[str, Any]) -> str:
-    """The page of one network; `record` is what times.json has."""
+    """Return the page of one network. `record` is the content of times.json."""
     net = gk.models.build(name)
     batch = BATCHES.get(name, 32)
     ends = [("input", net.input_types), ("output", net.output_types)]
     steps = "".join(f", {k} = {v}" for k, v in STEPS.get(name, {}).items())
     loss = LOSSES.get(name, "softmax_cross_entropy")
     training = "" if loss is None else _TRAINING.format(batch=batch, loss=loss)
+    texts = description(name)
     options = [(code(o.name), code(o.type), shown(o.default)) for o in gk.models.options(name)]
     blocks = [
         f"# {name}",
         prose(source_of(name)),
-        *(prose(part) for part in gk.models.describe(name).split("\n\n")),
+        *texts.get("", ()),
         f"```sh\ngraphkit build {name} -o {name}.onnx\n```",
         "## Options",
         table(("option", "type", "default"), options),
+        *texts.get("Options", ()),
         "## Inputs and outputs",
         table(("", "name", "type"), [(kind, code(n), code(str(t))) for kind, types in ends for n, t in types.items()]),
+        *(text for label in ("Inputs", "Outputs", "Inputs and outputs") for text in texts.get(label, ())),
         "## Size",
         _SIZE.format(steps=steps, training=training),
         table(("", "parameters", "FLOPs", "activations, inference", "activations, training"), sizes(name, batch)),
+        *(f"Parameters: {text}" for text in texts.get("Parameters", ())),
         *times_of(name, batch, record),
-        "All networks: [models](../models.md). This page is written by `python docs/zoo.py`; a test compares.",
+        "See [all networks](../models.md). `python docs/zoo.py` writes this page, and a test checks it.",
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -256,7 +277,7 @@ def recorded() -> dict[str, Any]:
 
 
 def stale(names: Sequence[str]) -> list[str]:
-    """The networks whose pages are not what would be written."""
+    """Return the networks whose pages are out of date."""
     record = recorded()
     paths = {name: FOLDER / f"{name}.md" for name in names}
     return [n for n, path in paths.items() if not path.exists() or path.read_text("utf-8") != page(n, record)]
@@ -266,8 +287,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="networks (default: all)")
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--check", action="store_true", help="compare, and write nothing")
-    action.add_argument("--times", action="store_true", help="measure times as well")
+    action.add_argument("--check", action="store_true", help="list pages that are out of date, and write nothing")
+    action.add_argument("--times", action="store_true", help="measure times too")
     chosen = parser.parse_args(arguments)
     names = chosen.names or gk.models.names()
     if chosen.check:

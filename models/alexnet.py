@@ -19,9 +19,13 @@ def alexnet(
 ) -> Model:
     """Five convolutions with ReLU, three of them with 3x3 max pooling of stride 2, then two layers of `hidden` units.
 
-    x: float32 [N, *image], at least 63 pixels a side; logits: [N, classes]. `dropout`: ratio before each of the two
-    hidden layers, in training. Parameters conv1_weight, conv1_bias, ..., fc1_weight, ..., fc3_bias: 61,100,840 for the
-    default options.
+    Inputs: x is float32 [N, *image], at least 63 pixels per side.
+
+    Outputs: logits is [N, classes].
+
+    Options: `dropout` is the dropout ratio before each of the two hidden layers, in training.
+
+    Parameters: conv1_weight, conv1_bias, ..., fc1_weight, ..., fc3_bias. 61,100,840 with the default options.
     """
     channels, height, width = image_shape("alexnet", image)
     positive("alexnet", classes=classes, hidden=hidden)

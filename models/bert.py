@@ -30,11 +30,15 @@ def bert(
 ) -> Model:
     """An encoder of bidirectional attention and feed-forward layers of 4 * width, each normalised after (post-norm).
 
-    x: int64 [N, T], T <= length, the tokens; segments: int64 [N, T], 0 or 1; mask: int64 [N, T], 0 at padding.
-    logits: float32 [N, classes], of the sequence, from tanh(linear) of its first token. `dropout`: ratio after
-    embedding, attention, feed-forward layer and pooling, in training.
-    Parameters token_weight, position_weight, segment_weight, norm_*, block0/qkv_weight, ..., pool_*, fc_*: with the
-    default options 109,482,240 as in BERT-base, and 1,538 of the classifier.
+    Inputs: x is int64 [N, T], T <= length, the tokens. segments is int64 [N, T], 0 or 1. mask is int64 [N, T], 0 at
+    padding.
+
+    Outputs: logits is float32 [N, classes]. It classifies the sequence by tanh(linear) of its first token.
+
+    Options: `dropout` is the dropout ratio after embedding, attention, feed-forward layer and pooling, in training.
+
+    Parameters: token_weight, position_weight, segment_weight, norm_*, block0/qkv_weight, ..., pool_*, fc_*. With the
+    default options, 109,482,240 as in BERT-base, and 1,538 of the classifier.
     """
     positive("bert", vocab=vocab, width=width, heads=heads, layers=layers, length=length, classes=classes)
     head_width("bert", width, heads)

@@ -18,11 +18,17 @@ def dqn(
 ) -> Model:
     """The expected discounted return of every action, from fully connected layers with ReLU between them.
 
-    x: float32 [N, observations]; q: [N, actions]. `hidden`: the width of each hidden layer. With `dueling`, q is
-    v + a - mean(a), v the value of the state and a the advantage of each action. The defaults fit
-    `graphkit.models.grid_world.GridWorld`; `graphkit.train.q_learning.QLearner` trains it.
-    Parameters fc1_weight, fc1_bias, ..., and with `dueling` value_* and advantage_* in place of the last layer:
-    6,084 for the default options; 17,410 for (4, 2, (128, 128)), the network of PyTorch's tutorial for CartPole.
+    Inputs: x is float32 [N, observations].
+
+    Outputs: q is [N, actions].
+
+    Options: `hidden` gives the width of each hidden layer. With `dueling`, q is v + a - mean(a). v is the value of the
+    state, and a is the advantage of each action. The defaults fit `graphkit.models.grid_world.GridWorld`.
+
+    Training: Use `graphkit.train.q_learning.QLearner`.
+
+    Parameters: fc1_weight, fc1_bias, ... With `dueling`, value_* and advantage_* replace the last layer. 6,084 with the
+    default options; 17,410 for (4, 2, (128, 128)), the network of PyTorch's tutorial for CartPole.
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     if any(not isinstance(width, int) or width < 1 for width in widths):

@@ -1,4 +1,4 @@
-"""A recurrent language model (Zaremba, Sutskever and Vinyals 2014)."""
+"""A recurrent language model with LSTM layers (Zaremba, Sutskever and Vinyals 2014)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ def lstm_lm(
     vocab: int = 10000, hidden: int = 200, layers: int = 2, embedding: int | None = None, dropout: float = 0.0,
     tied: bool = False, stateful: bool = False,
 ) -> Model:  # fmt: skip
-    """An embedding, LSTM layers of `hidden` units, and a linear layer; the defaults are the paper's small network.
+    """An embedding, LSTM layers of `hidden` units, and a linear layer. The defaults are the paper's small network.
 
-    x: int64 [T, N], below `vocab`; logits: float32 [T, N, vocab], of the next token. `embedding`: width of the token
-    table (default: hidden); `tied`: the table makes the logits too. `dropout`: ratio before, between and after the LSTM
-    layers, in training. `stateful`: the first state comes in as h, c: float32 [layers, N, hidden], the last one goes
-    out as last_h, last_c, for text in pieces: training carries it over (`carry`), and a caller feeds it back.
-    Parameters token_weight, lstm0_weight, lstm0_recurrent, lstm0_bias, ..., fc_weight, fc_bias: 4,653,200 for the
-    default options, as torch.nn.Embedding, LSTM and Linear have together.
+    Inputs: x is int64 [T, N], below `vocab`.
+
+    Outputs: logits is float32 [T, N, vocab], for the next token.
+
+    Options: `embedding` is the width of the token table; the default is `hidden`. With `tied`, the table is also the
+    output layer. `dropout` is the dropout ratio before, between and after the LSTM layers, in training. With
+    `stateful`, a text can be processed in pieces. The first state is an input (h, c: float32 [layers, N, hidden]), and
+    the last one is an output (last_h, last_c). Training carries the state from batch to batch (`carry`); a caller feeds
+    it back.
+
+    Parameters: token_weight, lstm0_weight, lstm0_recurrent, lstm0_bias, ..., fc_weight, fc_bias. 4,653,200 with the
+    default options, as in torch.nn.Embedding, LSTM and Linear together.
     """
     positive("lstm_lm", vocab=vocab, hidden=hidden, layers=layers)
     width = hidden if embedding is None else embedding

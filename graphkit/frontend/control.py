@@ -12,7 +12,7 @@ What the loops share:
   computed again: memory for T / k + k iterations. "sqrt" chooses k near sqrt(T), for a T that is known. The results
   are the same. What is saved of a block of 1 is its state.
 - `swap_memory`: on a card, what the loop saves for the backward pass may wait in the host's memory until it is read, as
-  `gk.attr_scope(swap_memory=True)` says of other nodes (see docs/cards.md). Elsewhere it means nothing. The results are
+  `gk.attr_scope(swap_memory=True)` says of other nodes (see docs/gpu.md). Elsewhere it means nothing. The results are
   the same bits.
 - `parallel_iterations`: a bound on the iterations in flight, as TensorFlow has it. Iterations run one after the other
   here, each on all threads, which keeps any bound; the results are the same for every number.

@@ -78,13 +78,13 @@ class Trainer:
     recompute: "sqrt" to compute most activations again in the backward pass in place of keeping them, or the number of
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
     swap_memory: on a card, what the forward pass saves may wait in the host's memory until the backward pass reads it
-    (see docs/cards.md); without, what `gk.attr_scope(swap_memory=True)` marks. On the processor it means nothing.
+    (see docs/gpu.md); without, what `gk.attr_scope(swap_memory=True)` marks. On the processor it means nothing.
     precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
     slots and all else are float32. On a card, "f16" does the same with float16, and multiplies losses before the
     backward pass (see `train.loss_scale`): an update whose gradients are not finite is skipped, and the factor halved,
     as long as it is above 1; "tf32" multiplies float32 elements by their leading 11 bits; "fp8" is "bf16" with operands
-    of matrix products in 8 bits (see docs/cards.md).
+    of matrix products in 8 bits (see docs/gpu.md).
     device: "cuda" is for each process of a host the card of its number, and the first one again where there are fewer;
     names by group, `{"first": "cuda:0", "second": "cuda:1"}`, run the groups of `gk.attr_scope(ctx_group=...)` on
     devices of one process (see docs/training.md).
