@@ -24,7 +24,7 @@ _PACKAGES = (
 @click.command()
 @json_option
 def command(as_json: bool) -> int:
-    """Report versions, the native engine, the card, MPI and settings. Exit code 5: the native engine is missing."""
+    """Report versions, the native engine, the GPU, MPI and settings. Exit code 5: the native engine is missing."""
     facts = collect()
     if as_json:
         print_json("doctor", facts)
@@ -36,7 +36,7 @@ def command(as_json: bool) -> int:
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """What `doctor` prints, by section."""
+    """Return the facts that `doctor` prints, by section."""
     return {
         "system": {
             "python": sys.version.split()[0],
@@ -51,7 +51,7 @@ def collect() -> dict[str, dict[str, Any]]:
 
 
 def package_version(package: str) -> str:
-    """The version of an installed package; `graphkit` is this one, whatever its distribution is called."""
+    """Return the version of an installed package. `graphkit` is this package, whatever its distribution is called."""
     if package == "graphkit":
         return distribution.version() if distribution.is_installed() else "not installed"
     try:
@@ -85,7 +85,7 @@ def _engine() -> dict[str, Any]:
     except GraphkitError as error:
         return {"native": False, "reason": str(error)}
     if not native:
-        return {"native": False, "reason": "this source tree is not installed; operators are interpreted"}
+        return {"native": False, "reason": "graphkit is not installed (pip install .): operators are interpreted"}
     from graphkit.executor.devices import cpu
 
     return {"native": True, "threads": config.num_threads(), **cpu.describe()}
