@@ -109,7 +109,7 @@ def _count(array: np.ndarray, known: int | None) -> int | None:
 
 
 def _probabilities(model: Model, name: str, array: np.ndarray) -> np.ndarray:
-    """Return probabilities, float64 [..., classes]: those of a final Softmax or Sigmoid, else a softmax of the output."""
+    """Return probabilities, float64 [..., classes]: of a final Softmax or Sigmoid, else the softmax of the output."""
     values = _flat(array).astype(np.float64)
     value = model.graph.outputs[model.outputs.index(name)]
     operator = value.node.op.name if value.node is not None and not value.node.op.domain else ""

@@ -176,8 +176,8 @@ def callbacks(o: Mapping[str, Any]) -> list[Callback]:
     plateau = o["lr_schedule"] == _PLATEAU
     if o["monitor"] != defaults.MONITOR and not (o["early_stop"] or o["keep_best"] or plateau):
         raise UsageError(
-            f"--monitor {o['monitor']} has no effect without --early-stop, --keep-best or --lr-schedule plateau; add one "
-            "of them"
+            f"--monitor {o['monitor']} has no effect without --early-stop, --keep-best or --lr-schedule plateau; add "
+            "one of them"
         )
     if o["min_delta"] and not o["early_stop"]:
         raise UsageError(
