@@ -73,7 +73,7 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync --place a=0 --place b=1 --micro-batches 8
     graphkit train net.json --data sentences:reviews/ --optimizer adam -o run/
     graphkit train net.json -o run/ --resume
-    graphkit train net.json --data text:book.txt --recurrent-state h=last_h --recurrent-state c=last_c -o run/
+    graphkit train lm.json --data text:book.txt --output-name logits --recurrent-state h=last_h -o run/
     graphkit train config.toml --lr 0.02 -o run/
     graphkit train run/config.toml -o again/
     """

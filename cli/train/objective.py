@@ -51,6 +51,14 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
     from graphkit.train import losses
 
     names = loss_names(o["loss_specs"])
+    if isinstance(names, str):
+        if len(net.outputs) > 1 and o["output_name"] is None:
+            raise UsageError(
+                f"--loss {names}: the model has several outputs ({', '.join(net.outputs)}). Choose one with "
+                "--output-name, or give each its loss: --loss OUTPUT=NAME"
+            )
+        if o["loss_weights"]:
+            raise UsageError("--loss-weight only works if losses have outputs: --loss OUTPUT=NAME")
     by_output = {o["output_name"] or net.outputs[0]: names} if isinstance(names, str) else names
     made = {output: losses.get(name) for output, name in by_output.items()}
     options: dict[str, dict[str, Any]] = {output: {} for output in made}

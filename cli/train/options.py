@@ -127,7 +127,8 @@ _LOSS = (
     ),
     option(
         "--output-name", "output_name", group=LOSS,
-        help="Output that the loss and the metrics use, if the model has several. Default: the first one.",
+        help="Output that the loss and the metrics use. Needed if the model has several outputs, and "
+        "--loss names none.",
     ),
     option(
         "--metric", "metric_names", group=LOSS, multiple=True,

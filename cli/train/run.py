@@ -104,8 +104,8 @@ def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
         log(f"not trained: {shown}. To train one of them: --train NAME")
     if count := batch_norms(trainer.graph):
         log(
-            f"BatchNormalization ({count} nodes): normalises by the statistics of each batch and updates the running "
-            "statistics. To normalise by the running statistics and keep them: --batch-norm frozen"
+            f"BatchNormalization ({count} node{'s' * (count != 1)}): normalises by the statistics of each batch and "
+            "updates the running statistics. To normalise by the running statistics and keep them: --batch-norm frozen"
         )
 
 
