@@ -229,7 +229,7 @@ def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> 
         click.echo(f"graphkit is {ratio.median:.2f} times as fast (95% interval {ratio.low:.2f} to {ratio.high:.2f})")
     if training is not None:
         speed, arena = training["samples_per_second"], human(training["arena_bytes"])
-        click.echo(f"{speed:.4g} samples per second; memory arena {arena}")
+        click.echo(f"{speed:.4g} samples per second; arena {arena}")
     for report in reports or ():
         click.echo(f"output {report}")
     if recorded is not None:
