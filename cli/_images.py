@@ -33,7 +33,7 @@ def image_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--image-scale, --image-mean, --image-std, --image-layout as image_... arguments: see `images_of`."""
     command = option(
         "--image-layout", group=IMAGES, type=click.Choice(["NCHW", "NHWC"]),
-        help="Memory layout of images. Default: from the model's metadata or the shape of the input.",
+        help="Order of the axes of images. Default: from the model's metadata, else from the shape of the input.",
     )(command)  # fmt: skip
     command = option(
         "--image-std", group=IMAGES, type=_Numbers(),

@@ -84,7 +84,7 @@ def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "CPU.",
     )(command)  # fmt: skip
     return option(
-        "--recompute", group=PRECISION, type=Recompute(),
+        "--recompute", group=PRECISION, type=Recompute(), metavar="sqrt | MEMORY",
         help="Activation checkpointing: recompute activations in the backward pass instead of storing them. sqrt: "
         "recompute most of them; an amount such as 500MB: recompute until activations fit into it.",
     )(command)  # fmt: skip

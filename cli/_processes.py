@@ -25,7 +25,7 @@ _OPTIONS = (
         "than local.",
     ),
     option(
-        "--kvstore", group=PROCESSES, default="local", show_default=True,
+        "--kvstore", group=PROCESSES, metavar="TYPE", default="local", show_default=True,
         help="How processes share parameters. local: one process. dist_sync: all-reduce the gradients of all "
         "processes. With parameter servers: dist_async (asynchronous), dist_bounded (bounded staleness), elastic "
         "(elastic averaging).",

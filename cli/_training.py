@@ -50,11 +50,11 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--training with its options: --loss, --optimizer, --recompute, --swap-memory."""
     command = memory_options(command)
     command = option(
-        "--optimizer", group=TRAINING_STEP, default="sgd", show_default=True,
+        "--optimizer", group=TRAINING_STEP, metavar="NAME", default="sgd", show_default=True,
         help="Optimizer of the training step; sgd has momentum 0.9.",
     )(command)  # fmt: skip
     command = option(
-        "--loss", group=TRAINING_STEP, default="softmax_cross_entropy", show_default=True,
+        "--loss", group=TRAINING_STEP, metavar="NAME", default="softmax_cross_entropy", show_default=True,
         help="Loss function of the training step.",
     )(command)  # fmt: skip
     return option(

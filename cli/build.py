@@ -34,6 +34,7 @@ from graphkit.user_code import function_of, running
     "--data",
     "--dataset",
     "dataset",
+    metavar="DATA",
     help="Data set (digits, a folder, a file, ...) that gives the model its sizes: image size, number of inputs and "
     "classes, vocabulary, columns of a table, users and items.",
 )

@@ -20,16 +20,16 @@ from graphkit.errors import UsageError
 @click.argument("model")
 @input_options
 @option(
-    "--loss", group=GRADIENT,
+    "--loss", group=GRADIENT, metavar="NAME",
     help="Add this loss function (softmax_cross_entropy, mse, ...) to the model, with an input `target` and an output "
     "`loss`.",
 )  # fmt: skip
 @option(
-    "--of", "of", group=GRADIENT, multiple=True,
+    "--of", "of", group=GRADIENT, multiple=True, metavar="NAME",
     help="Output to differentiate; several are summed. Default: the loss (--loss), else all outputs. Repeatable.",
 )  # fmt: skip
 @option(
-    "--wrt", "wrt", group=GRADIENT, multiple=True,
+    "--wrt", "wrt", group=GRADIENT, multiple=True, metavar="NAME",
     help="Input, parameter or internal value to differentiate with respect to. Default: all trainable parameters. "
     "Repeatable.",
 )  # fmt: skip

@@ -33,8 +33,8 @@ _READ = {"rule": "rewritten on import", "function": "by its definition"}
 def command(
     model: str | None, shapes: tuple[str, ...], markdown: bool, external_root: str | None, as_json: bool
 ) -> int:
-    """List all operators. With MODEL (.onnx or .json), list the operators that it uses, how each is supported, and its
-    cost.
+    """List all operators. With MODEL (.onnx or .json), list the operators that it uses, how each is supported, and what
+    it costs.
 
     "runs" says whether an operator has a native kernel; only --markdown runs the kernels. A multiply-add of a matrix
     product, convolution, recurrent layer or attention counts as two FLOPs. Bytes are those of operands and results, as

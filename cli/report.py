@@ -27,9 +27,14 @@ _REFRESH = 10
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="Output file, .html.")
-@click.option("--data", "spec", help="Data set whose validation part is predicted. Default: the data of each run.")
 @click.option(
-    "--valid", "valid_spec", help="Data set that is predicted completely. Default: the validation data of each run."
+    "--data", "spec", metavar="DATA", help="Data set whose validation part is predicted. Default: the data of each run."
+)
+@click.option(
+    "--valid",
+    "valid_spec",
+    metavar="DATA",
+    help="Data set that is predicted completely. Default: the validation data of each run.",
 )
 @data_option
 @click.option(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     help="Write the outputs to this .npz file. Names such as /y and ../y are written as %2Fy and %2E%2E/y.",
 )  # fmt: skip
 @option(
-    "--output-name", "names", group=OUTPUT, multiple=True,
+    "--output-name", "names", group=OUTPUT, multiple=True, metavar="NAME",
     help="Compute only this output, or this internal value. Repeatable.",
 )  # fmt: skip
 @option(

@@ -31,7 +31,7 @@ _SETTINGS = """\
 ## Settings
 
 These environment variables change how graphkit runs. `graphkit doctor` prints the values in effect. In Python, they are
-in `gk.config`.
+in `gk.config`. Instead of 1 and 0, you may write true and false, yes and no, or on and off.
 """
 
 
@@ -113,8 +113,15 @@ def section(name: str, command: click.Command, depth: int = 2) -> Iterator[str]:
         yield from section(f"{name} {part}", found, depth + 1)
 
 
+def shown_default(value: Any) -> str:
+    """Return a default as it is typed in the environment; empty if there is none."""
+    return (
+        "" if value is None else code(value if isinstance(value, str) else f"{value:g}" if value < 1e6 else f"{value}")
+    )
+
+
 def settings() -> str:
-    rows = [(code(k.name), "" if k.default is None else code(str(k.default)), prose(k.help)) for k in config.KNOBS]
+    rows = [(code(k.name), shown_default(k.default), prose(k.help)) for k in config.KNOBS]
     return _SETTINGS + "\n" + table(("variable", "default", "meaning"), rows)
 
 

@@ -27,13 +27,13 @@ Command = Callable[..., Any]
 
 _DATA = (
     option(
-        "--data", "data_spec", group=DATA,
+        "--data", "data_spec", group=DATA, metavar="DATA",
         help="Training data: digits (built in), a folder of images or of MNIST idx files, an .npz, .csv, .tsv, "
         ".parquet or .rec file, ratings:FOLDER, cifar:FOLDER, sentences:FOLDER, text:FILE, or FILE.py:FUNCTION, which "
         "returns the data.",
     ),
     option(
-        "--valid", "valid_spec", group=DATA,
+        "--valid", "valid_spec", group=DATA, metavar="DATA",
         help="Validation data. Training then uses all of --data, except a test part that --data itself defines. "
         "Default: the part of --data that is held out for testing.",
     ),
@@ -126,12 +126,12 @@ _LOSS = (
         "or .npy file with one number per class, or the numbers themselves.",
     ),
     option(
-        "--output-name", "output_name", group=LOSS,
+        "--output-name", "output_name", group=LOSS, metavar="NAME",
         help="Output that the loss and the metrics use. Needed if the model has several outputs, and "
         "--loss names none.",
     ),
     option(
-        "--metric", "metric_names", group=LOSS, multiple=True,
+        "--metric", "metric_names", group=LOSS, multiple=True, metavar="NAME",
         help="Metric to report: accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae. Default: what fits the loss. "
         "Repeatable.",
     ),
@@ -145,7 +145,8 @@ _LOSS = (
 
 _OPTIMIZER = (
     option(
-        "--optimizer", "optimizer_name", group=OPTIMISATION, default=defaults.OPTIMIZER, show_default=True,
+        "--optimizer", "optimizer_name", group=OPTIMISATION, metavar="NAME", default=defaults.OPTIMIZER,
+        show_default=True,
         help="Optimizer: sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
     ),
     option(
@@ -226,13 +227,13 @@ _RUN = (
         help="Stop if --monitor has not improved for this number of epochs.",
     ),
     option(
-        "--monitor", group=EPOCHS, default=defaults.MONITOR, show_default=True,
-        help="Quantity that --early-stop, --keep-best and --lr-schedule plateau watch: loss or a metric, with the "
-        "prefix valid_ for that of the validation data.",
+        "--monitor", group=EPOCHS, metavar="NAME", default=defaults.MONITOR, show_default=True,
+        help="Quantity that --early-stop, --keep-best and --lr-schedule plateau watch: loss or the name of a "
+        "metric; with the prefix valid_, on the validation data.",
     ),
     option(
         "--min-delta", group=EPOCHS, type=click.FloatRange(0), default=0.0, show_default=True,
-        help="For --early-stop, --monitor has improved only if it changed by more than this.",
+        help="Improvement of --monitor that --early-stop ignores: only a larger one counts.",
     ),
     option(
         "--keep-best/--no-keep-best", group=EPOCHS,
@@ -253,8 +254,8 @@ _RUN = (
     ),
     option(
         "--resume", group=OUTPUT, is_flag=True,
-        help="Continue the run in the output folder from its checkpoint. Options that you leave out, --processes and "
-        "--kvstore included, keep the values that the run has.",
+        help="Continue the run in the output folder from its checkpoint. Options that you leave out, including "
+        "--processes and --kvstore, keep the values of the run.",
     ),
     trust_option,
     option("--overwrite", group=OUTPUT, is_flag=True, help="Replace the run in the output folder by a new one."),
@@ -271,7 +272,8 @@ _RUN = (
     ),
     option(
         "--deterministic/--no-deterministic", group=PRECISION,
-        help="Compute bit-identical results for any number of threads.",
+        help="Compute bit-identical results for any number of threads. Several processes sum gradients in the order of "
+        "their ranks.",
     ),
 )  # fmt: skip
 

@@ -144,7 +144,8 @@ def test_equal_curves_are_both_visible(browse, run_folder, records, tmp_path):
     runs = read_runs([run_folder("first", lines), run_folder("second", lines)])
     script = """
     const svg = document.querySelector('.chart[data-key="loss"] > svg');
-    const lines = [...svg.querySelectorAll("path.train")], dots = [...svg.querySelectorAll('circle[data-part="train"]')];
+    const lines = [...svg.querySelectorAll("path.train")];
+    const dots = [...svg.querySelectorAll('circle[data-part="train"]')];
     result = lines.map(line => [line.style.strokeDasharray, line.style.strokeDashoffset]);
     result.push(dots.map(dot => Number(dot.getAttribute("r"))));
     """
