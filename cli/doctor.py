@@ -20,6 +20,9 @@ _PACKAGES = (
     "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 
+# Names of facts that text shows otherwise than JSON.
+_SHOWN = {"card": "GPU"}
+
 
 @click.command()
 @json_option
@@ -30,7 +33,7 @@ def command(as_json: bool) -> int:
         print_json("doctor", facts)
     else:
         for title, table in facts.items():
-            print_table(title, ["", ""], [(k, v) for k, v in table.items()])
+            print_table(_SHOWN.get(title, title), ["", ""], [(_SHOWN.get(k, k), v) for k, v in table.items()])
             click.echo()
     return 0 if facts["engine"]["native"] else 5
 
@@ -85,7 +88,7 @@ def _engine() -> dict[str, Any]:
     except GraphkitError as error:
         return {"native": False, "reason": str(error)}
     if not native:
-        return {"native": False, "reason": "graphkit is not installed (pip install .): operators are interpreted"}
+        return {"native": False, "reason": "graphkit is not installed, so all operators are interpreted"}
     from graphkit.executor.devices import cpu
 
     return {"native": True, "threads": config.num_threads(), **cpu.describe()}
