@@ -16,7 +16,11 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.text import human
 
-_PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
+# Name in JSON, name in the table, whether steps work in place, whether values share memory.
+_PLANNERS = (
+    ("naive", "neither", False, False), ("in-place", "in-place steps", True, False),
+    ("co-share", "shared memory", False, True), ("both", "both", True, True),
+)  # fmt: skip
 
 
 @click.command(cls=GroupedCommand)
@@ -123,7 +127,7 @@ def command(
             label: Executor(graph, executor.params, inplace=inplace, share=share, **switches)
             .specialise(bound)
             .arena_bytes
-            for label, inplace, share in _PLANNERS
+            for label, _, inplace, share in _PLANNERS
         }
     if measured:
         result |= _measure(subject, executor, bound)
@@ -132,7 +136,8 @@ def command(
         return
     print_table(title, ["memory", ""], _rows(plan, result))
     if compare:
-        print_table("arena with", ["planner", "size"], [(k, human(v)) for k, v in result["compare"].items()])
+        rows = [(shown, human(result["compare"][label])) for label, shown, *_ in _PLANNERS]
+        print_table("arena with", ["", "size"], rows)
     if steps:
         show(str(plan))
 

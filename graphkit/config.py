@@ -54,17 +54,27 @@ def _level(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
         raise ValueError("expected a number of seconds above 0")
     return value
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _integer(text)
     if value < 1:
         raise ValueError("expected a positive integer")
     return value
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("expected an integer") from None
 
 
 def memory_size(text: str) -> int | None:
@@ -105,7 +115,7 @@ DEBUG = Knob(
 CHECK_PASSES = Knob(
     "GRAPHKIT_CHECK_PASSES", _flag, False, "1: check after every graph pass that the graph is as the pass declares"
 )
-SEED = Knob("GRAPHKIT_SEED", int, 0, "default seed of initial parameters, training and random operators")
+SEED = Knob("GRAPHKIT_SEED", _integer, 0, "default seed of initial parameters, training and random operators")
 CACHE: Knob[str | None] = Knob(
     "GRAPHKIT_CACHE",
     str,
