@@ -225,4 +225,4 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         return read_arrays(path)
     except InputError as error:
-        raise InputError(f"{error} (nor has it the suffix of an image)") from None
+        raise InputError(f"{error} (its suffix is not that of an image either)") from None

@@ -72,9 +72,10 @@ def train(
             _announce(trainer, parts, o)
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
+            longer = trainer.position.until - trainer.position.start + 1
             log(
                 f"nothing left to train: the run in {folder} {_done(trainer)}. With --resume, --epochs is "
-                f"the length of the whole run: --epochs {trainer.epoch - trainer.position.start + 1} trains one more"
+                f"the length of the whole run: --epochs {longer} continues it"
             )
         classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
         if resume:

@@ -98,7 +98,7 @@ def test_resume_takes_the_options_of_the_run(call, task, tmp_path):
     assert (code, out) == (0, "")
     assert "has finished its 3 epochs" in err
     assert "wrote" not in err
-    assert "--epochs 4 trains one more" in err
+    assert "the length of the whole run: --epochs 4 continues it" in err
 
 
 def test_resume_says_what_changes_and_refuses_what_cannot(call, task, tmp_path):
