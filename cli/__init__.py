@@ -1,4 +1,4 @@
-"""The `graphkit` command. What runs before everything else is loaded is here; the commands are in `_commands`."""
+"""Entry point of the `graphkit` command. It handles interrupts while modules load; `_commands` has the commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# Objects that a command makes before Python's cyclic collector looks at the young ones, and how often it looks at all.
-# What a command imports and builds stays until it ends.
+# Thresholds of Python's garbage collector (gc.set_threshold). Collections are rare, because most objects that a command
+# creates live until it ends.
 _COLLECT_AFTER = (50_000, 20, 100)
 
 
@@ -18,21 +18,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: run a command and exit with its code."""
     try:
         code = _guarded(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:  # while modules were loading, or before the command has begun
+    except KeyboardInterrupt:  # while modules were loading, or before the command began
         if sys.stderr is not None:
-            with contextlib.suppress(Exception):  # there is nowhere to say that this cannot be said
+            with contextlib.suppress(Exception):  # standard error may be closed
                 print("graphkit: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
     if signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN):
-        # All is done: what Python does at its end is not worth a traceback.
+        # The work is done: an interrupt while Python shuts down must not print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The system takes back what is left: Python need not look through all of it for cycles before it ends.
+    # Skip the last garbage collection: the system frees the memory of the process anyway.
     gc.freeze()
     sys.exit(code)
 
 
 def _guarded(argv: Sequence[str]) -> int:
-    """Run a command, with streams and an interrupt that end it by an exit code, and not by a traceback."""
+    """Run a command. Interrupts and closed output streams end it with an exit code instead of a traceback."""
     gc.set_threshold(*_COLLECT_AFTER)
     from graphkit.cli import _interrupts, _streams
 
@@ -42,7 +42,7 @@ def _guarded(argv: Sequence[str]) -> int:
 
 
 def invoke(argv: Sequence[str]) -> int:
-    """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
+    """Run one command line and return the exit code. In a job of several ranks, a failure ends all of them."""
     from graphkit.cli import _commands
 
     return _commands.invoke(argv)

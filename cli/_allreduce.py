@@ -22,7 +22,7 @@ _ELEMENT = 4
 
 
 class _Sizes(click.ParamType):
-    """Amounts of memory after commas, each of whole float32 elements."""
+    """Amounts of memory separated by commas, each a multiple of one float32 element."""
 
     name = "SIZES"
 
@@ -33,9 +33,11 @@ class _Sizes(click.ParamType):
         for text in value.split(","):
             size = config.memory_size(text.strip())
             if size is None:
-                self.fail(f"{text!r} is no amount of memory such as 64KiB or 16MB", param, ctx)
+                self.fail(f"{text!r} is not an amount of memory such as 64KiB or 16MB", param, ctx)
             if size == 0 or size % _ELEMENT:
-                self.fail(f"{text!r} is no array of float32 elements: {size} bytes, of {_ELEMENT} each", param, ctx)
+                self.fail(
+                    f"{text!r}: expected a positive multiple of {_ELEMENT} bytes (float32), not {size}", param, ctx
+                )
             found.append(size)
         return tuple(found)
 
@@ -43,24 +45,32 @@ class _Sizes(click.ParamType):
 @click.command()
 @click.pass_context
 @click.option(
-    "--sizes", type=_Sizes(), default=_SIZES, show_default=True, help="Bytes of the arrays, in KiB, MB, ..., by commas."
+    "--sizes",
+    type=_Sizes(),
+    default=_SIZES,
+    show_default=True,
+    help="Sizes of the arrays, separated by commas, in bytes, KiB, MB, ...",
 )
-@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Turns of each of the two.")
 @click.option(
-    "--processes", type=click.IntRange(1), default=2, show_default=True,
-    help="Start that many MPI processes, where none are started by mpiexec.",
+    "--rounds", type=click.IntRange(1), default=9, show_default=True,
+    help="Number of measurements of each implementation, which take turns.",
 )  # fmt: skip
 @click.option(
-    "--compression", metavar="TYPE[:NUMBER]", help="Of pushpull: float16, bfloat16, 2bit[:threshold], top_k[:ratio]."
-)
+    "--processes", type=click.IntRange(1), default=2, show_default=True,
+    help="Number of MPI processes to start, unless mpiexec started this command.",
+)  # fmt: skip
+@click.option(
+    "--compression", metavar="TYPE[:NUMBER]",
+    help="Gradient compression of graphkit's all-reduce: float16, bfloat16, 2bit[:threshold] or top_k[:ratio].",
+)  # fmt: skip
 @json_option
 def command(
     context: click.Context, sizes: tuple[int, ...], rounds: int, processes: int, compression: str | None, as_json: bool
 ) -> int:
-    """Time sums over processes: KVStore.pushpull beside MPI's own Allreduce, in turns.
+    """Time the all-reduce over processes: graphkit's KVStore.pushpull and MPI's Allreduce take turns.
 
-    A call of either sums one float32 array of each process into a given one. Times are medians over rounds of the
-    slowest process's mean. GB/s are bytes of the array by time. Both sums are compared before anything is timed.
+    Each call sums one float32 array of every process. A time is the median, over rounds, of the mean time of the
+    slowest process. GB/s is the size of the array divided by the time. Both results are compared before timing begins.
 
     \b
     graphkit bench allreduce --processes 4
@@ -92,13 +102,13 @@ def _report(result: dict[str, Any], as_json: bool) -> None:
         ratio = paired_ratio([[a / b for a, b in zip(row["seconds"]["mpi"], row["seconds"]["graphkit"], strict=True)]])
         row["ratio"] = ratio.as_dict()
         rates = (f"{row['bytes_per_second'][name] / 1e9:.3g}" for name in times)
-        beyond = times["graphkit"] - times["mpi"]
-        microseconds = (f"{1e6 * t:.1f}" for t in (times["mpi"], times["graphkit"], beyond))
+        overhead = times["graphkit"] - times["mpi"]
+        microseconds = (f"{1e6 * t:.1f}" for t in (times["mpi"], times["graphkit"], overhead))
         rows.append((human(row["bytes"]), *microseconds, *rates, str(ratio), human(row["sent_bytes"])))
     if as_json:
         print_json("bench.allreduce", result)
         return
     count, fewer = result["processes"], result["compression"]
-    title = f"sums of float32 arrays over {count} process{'es' * (count != 1)}; {result['library']}"
-    head = ["array", "MPI us", "graphkit us", "beyond us", "MPI GB/s", "graphkit GB/s", "MPI / graphkit", "sent"]
+    title = f"all-reduce of float32 arrays, {count} process{'es' * (count != 1)}; {result['library']}"
+    head = ["array", "MPI us", "graphkit us", "overhead us", "MPI GB/s", "graphkit GB/s", "MPI / graphkit", "sent"]
     print_table(title + (f"; compression {fewer}" if fewer else ""), head, rows)

@@ -1,4 +1,4 @@
-"""The best classes of an output, by name where the model's metadata has names."""
+"""The most probable classes of an output, with their names if the model's metadata has names."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
-# Without --top, so many classes of so many samples are shown when they have names.
+# Without --top, if classes have names: how many classes are shown, and of how many samples at most.
 SHOWN, SAMPLES = 5, 8
 
-# Operators whose results are probabilities, or their logarithms.
+# Operators whose results are probabilities (False) or log-probabilities (True).
 _PROBABILITIES = {"Softmax": False, "Sigmoid": False, "LogSoftmax": True}
 
 
 def best(
     model: Model, results: Mapping[str, np.ndarray], count: int | None, files: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """The `count` best classes of every sample in an output, as `--json` shows them. files: what the samples are of.
+    """Return the most probable classes of every sample in an output, in the form that `--json` prints.
 
-    count: None for what is shown unasked, which is nothing for a
-    model without class names. Raises UsageError when no output gives classes.
+    Args:
+        model: The model, whose metadata may have class names.
+        results: Its outputs by name.
+        count: Classes per sample (--top). None: a default number for models with class names, otherwise nothing.
+        files: The files of the samples, if the inputs were images.
+
+    Raises:
+        UsageError: --top is given, and no output, or more than one, can be scores of classes.
     """
     if count is None and model.classes is None:
         return None
@@ -48,7 +54,7 @@ def best(
 
 
 def table(found: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Columns and rows: sample, class, name, probability."""
+    """Return columns and rows of a table: sample, class, name, probability."""
     rows: list[Sequence[str]] = [
         (_sample(s), str(c["class"]), c["name"] or "", f"{c['probability']:.4f}")
         for s in found["samples"]
@@ -58,7 +64,7 @@ def table(found: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]
 
 
 def _sample(found: Mapping[str, Any]) -> str:
-    """The file of a sample and its place in that, or its place in the batch."""
+    """Return the label of a sample: its file and the index in it, or its index in the batch."""
     place = [str(i) for i in found["sample"]]
     return ",".join([found["file"], *place[1:]] if "file" in found else place)
 
@@ -68,7 +74,7 @@ def _name(model: Model, index: int) -> str | None:
 
 
 def _output(model: Model, results: Mapping[str, np.ndarray], asked: bool) -> str | None:
-    """The output that classes are read from; None where none was asked for and it is not clear."""
+    """Return the output with the scores of classes; None if that is unclear and --top is not given."""
     known = None if model.classes is None else len(model.classes)
     fits = [n for n, a in results.items() if _count(a, known) is not None]
     named = [n for n in fits if known is not None and _count(results[n], known) == known]
@@ -78,20 +84,24 @@ def _output(model: Model, results: Mapping[str, np.ndarray], asked: bool) -> str
     if not asked:
         return None
     if fits:
-        raise UsageError(f"several outputs could be classes ({', '.join(fits)}); say which: --output-name")
+        raise UsageError(
+            f"--top: several outputs may be class scores ({', '.join(fits)}); choose one with --output-name"
+        )
     shapes = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in results.items())
-    raise UsageError(f"--top needs an output of floats with one number for each class; there is {shapes}")
+    raise UsageError(
+        f"--top needs a floating-point output with one score per class in its last axis; the outputs are {shapes}"
+    )
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-    """[N, C] of [N, C, 1, 1], as convolutions give it."""
+    """Drop trailing axes of size 1, such as those of a convolution's output: [N, C, 1, 1] becomes [N, C]."""
     while array.ndim > 2 and array.shape[-1] == 1:
         array = array[..., 0]
     return array
 
 
 def _count(array: np.ndarray, known: int | None) -> int | None:
-    """How many classes an output tells apart; None when it tells none."""
+    """Return the number of classes of an output; None if it cannot be class scores."""
     if array.dtype.kind not in "fV" or not array.ndim or not array.size:
         return None
     size = _flat(array).shape[-1]
@@ -99,7 +109,7 @@ def _count(array: np.ndarray, known: int | None) -> int | None:
 
 
 def _probabilities(model: Model, name: str, array: np.ndarray) -> np.ndarray:
-    """float64 [..., classes]: what the output is when a Softmax or Sigmoid gives it, else the softmax of it."""
+    """Return probabilities, float64 [..., classes]: of a final Softmax or Sigmoid, else the softmax of the output."""
     values = _flat(array).astype(np.float64)
     value = model.graph.outputs[model.outputs.index(name)]
     operator = value.node.op.name if value.node is not None and not value.node.op.domain else ""
@@ -115,5 +125,5 @@ def _probabilities(model: Model, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _sum_to_one(values: np.ndarray) -> bool:
-    """Whether an output is probabilities already, whatever gave them."""
+    """Whether values are probabilities already: not negative, with a sum of 1."""
     return bool((values >= 0).all() and np.allclose(values.sum(axis=-1), 1.0, atol=1e-3))

@@ -1,4 +1,4 @@
-"""All commands: one file per sub-command, loaded when it is called; what becomes of their errors."""
+"""The group of all commands, and the handling of their errors. Each sub-command is a module, imported when called."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from graphkit.errors import GraphkitWarning, RuntimeFailure, did_you_mean
 # Sub-command -> one line of help; the module of the same name defines `command`.
 COMMANDS = {
     "quickstart": "Build, train, export, run and verify LeNet on handwritten digits.",
-    "build": "Write a model of the zoo, or one defined in a Python file.",
+    "build": "Build a model of the zoo, or one that a Python file defines.",
     "train": "Train a model on a data set.",
-    "report": "Write a page with curves and predictions of runs.",
-    "export": "Write a model as standard ONNX, and verify it.",
-    "run": "Run a model and write its outputs.",
-    "verify": "Compare graphkit with ONNX Runtime on one model.",
-    "grad": "Write the gradient graph of a model, or check it numerically.",
-    "inspect": "Show what is in a model.",
+    "report": "Write an HTML report of training runs: curves, predictions, settings.",
+    "export": "Write a model as standard ONNX, and verify it in ONNX Runtime.",
+    "run": "Run a model, and show or save its outputs.",
+    "verify": "Compare the outputs of graphkit and ONNX Runtime for a model.",
+    "grad": "Write the gradient graph of a model, or check gradients numerically.",
+    "inspect": "Show nodes, inputs, outputs and parameters of a model.",
     "plan": "Show the memory plan of a model.",
-    "records": "Pack pictures into a record file, list or check one.",
-    "ops": "List operators, and how a model's operators are supported.",
-    "bench": "Time a model, side by side with ONNX Runtime.",
-    "doctor": "Report on this installation and machine.",
+    "records": "Pack images into a RecordIO file (.rec), list or check one.",
+    "ops": "List operators, and how those of a model are supported.",
+    "bench": "Time a model, and compare with ONNX Runtime.",
+    "doctor": "Report versions, devices and settings of this installation.",
 }
 
 
 class _Commands(click.Group):
-    """Finds commands by name without importing the others, and suggests the closest name."""
+    """Imports a command when it is called, and suggests the closest name for one that does not exist."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[ARGUMENTS] = tuple(args)  # for commands that start others like themselves
+        ctx.meta[ARGUMENTS] = tuple(args)  # for commands that start further processes
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:  # click would take it for that of standard output, and end without a word
-            raise RuntimeFailure(f"another process has closed a pipe that this one writes to: {error}") from error
+        except BrokenPipeError as error:  # click would take it for a closed standard output, and exit silently
+            raise RuntimeFailure(f"another process closed a pipe that this process writes to: {error}") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -60,7 +60,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}", ctx)
+            raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -77,21 +77,27 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--traceback", "whole", is_flag=True, help="Show where an error was raised, down to the line of Python.")
+@click.option("--traceback", "whole", is_flag=True, help="Show the Python traceback of an error.")
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
 )
 def cli(whole: bool) -> None:
-    """Define or import a network, differentiate, run and train it, and prove what it exports.
+    """Build or import neural networks, train, run and differentiate them, and export verified ONNX.
 
-    Results go to stdout, everything else to stderr. Exit codes: 0 ok, 1 a check failed, 2 usage, 3 unsupported
-    operator, 4 invalid or unsafe model, 5 runtime failure, 130 Ctrl-C, 141 stdout closed, 143 SIGTERM. With --json an
-    error is an object on stdout too.
+    Results go to stdout, messages to stderr. With --json, errors are also printed to stdout, as a JSON object.
+
+    Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 unsupported operator, 4 invalid or unsafe model, 5 runtime
+    failure, 130 interrupted (Ctrl-C), 141 stdout was closed, 143 terminated (SIGTERM).
     """
 
 
 def invoke(argv: Sequence[str]) -> int:
-    """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
+    """Run one command line and return the exit code. In a job of several ranks, a failure ends all of them."""
     from graphkit.dist.job import ending
 
     with ending.abort_on_error():
@@ -136,7 +142,7 @@ def _command(argv: Sequence[str], raise_errors: Callable[[], bool]) -> int:
             error = _failure.Interrupted(came, error)
         if raise_errors() and not isinstance(error, click.ClickException):
             _failure.print_error(error, argv)
-            if isinstance(error, click.Abort):  # that is what click makes of an interruption
+            if isinstance(error, click.Abort):  # click raises it for an interrupt
                 code = getattr(error, "exit_code", _failure.INTERRUPTED)
                 said = (str(error),) if isinstance(error, _failure.Interrupted) else ()
                 raise (KeyboardInterrupt(*said) if code == _failure.INTERRUPTED else SystemExit(code)) from None

@@ -1,4 +1,4 @@
-"""FLOPs and bytes by operator, for `ops` and `inspect`."""
+"""FLOPs and bytes per operator, for `graphkit ops` and `graphkit inspect --costs`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from graphkit.text import human, si
 
 
 class Sized(NamedTuple):
-    """The costs of a model, and the shapes of inputs that they are for."""
+    """The costs of a model, and the input shapes for which they are computed."""
 
     costs: Costs
     shapes: dict[str, tuple[int, ...]]
 
 
 def model_costs(net: Model, texts: tuple[str, ...]) -> Sized:
-    """Costs for the shapes that NAME:SHAPE texts tell; guessed dimensions are announced on stderr.
+    """Return the costs for the input shapes of NAME:SHAPE texts. Dimensions that are not given are guessed and logged.
 
-    Where no guess fits, and no shape was given, costs are expressions in the names of dimensions.
+    If no guess fits and no shape is given, costs are expressions in the names of symbolic dimensions.
     """
     given = parse_shapes(texts)
     try:
@@ -35,7 +35,7 @@ def model_costs(net: Model, texts: tuple[str, ...]) -> Sized:
     except InputError as error:
         if given:
             raise
-        log(f"costs are told in names of dimensions: {error}")
+        log(f"costs are shown as expressions in the symbolic dimensions, because {error}. Give shapes: NAME:SHAPE")
         return Sized(costs(net.graph), {})
     if guesses:
         log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
@@ -44,26 +44,26 @@ def model_costs(net: Model, texts: tuple[str, ...]) -> Sized:
 
 
 def label(domain: str, name: str) -> str:
-    """An operator as tables call it."""
+    """Return the name of an operator for tables: with its domain, if it is not ai.onnx."""
     return f"{domain}.{name}" if domain else name
 
 
 def cost_cells(cost: Cost) -> list[str]:
-    """FLOPs and bytes of one row; nothing where none of its nodes has sizes that are known."""
+    """Return FLOPs and bytes of one row; "?" if the sizes of all its nodes are unknown."""
     if cost.nodes and cost.unknown == cost.nodes:
         return ["?", "?"]
     return [_text(cost.flops, si) if cost.flops != 0 else "", _text(cost.bytes, human) if cost.bytes != 0 else ""]
 
 
 def notes(sized: Sized) -> list[str]:
-    """What the sums leave out."""
+    """Return sentences about what the totals leave out."""
     unknown = sized.costs.total.unknown
-    left_out = [f"{unknown} nodes whose sizes only a run tells are not counted"] if unknown else []
-    return [*left_out, *(f"of loop {name!r} one iteration is counted" for name in sized.costs.open_loops)]
+    left_out = [f"not counted: {unknown} nodes with data-dependent shapes"] if unknown else []
+    return [*left_out, *(f"loop {name!r}: only one iteration is counted" for name in sized.costs.open_loops)]
 
 
 def as_json(cost: Cost) -> dict[str, Any]:
-    """Numbers; of costs in names of dimensions the text."""
+    """Return costs as numbers, or as text if they depend on symbolic dimensions."""
     return {"flops": _plain(cost.flops), "bytes": _plain(cost.bytes), "unknown_nodes": cost.unknown}
 
 

@@ -1,4 +1,4 @@
-"""How a command fails: a line on stderr and an exit code; with --json also an object on stdout."""
+"""How a command reports an error: a line on stderr, an exit code, and with --json an object on stdout."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ INTERRUPTED = 130
 
 
 class Interrupted(click.Abort):
-    """A signal has asked the command to end; `error` is what failed after that.
+    """A signal asked the command to stop; `error` was raised after that.
 
-    An ImportError is not mentioned: an interrupt that comes while modules are loading turns into one.
+    An ImportError is not mentioned, because an interrupt during an import may turn into one.
     """
 
     def __init__(self, number: int, error: Exception):
@@ -32,13 +32,13 @@ class Interrupted(click.Abort):
 
 
 _NAME = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-# The first node of a message, as Node.describe and the importer write it, or as a list of operators names it.
+# Finds the first node in a message of Node.describe, of the importer, or in a list of operators.
 _NODE = re.compile(rf"(?:node (?:of )?(?P<name>{_NAME})|unnamed node) \(?(?P<operator>[\w.]+)[()]")
 _LISTED = re.compile(rf"^  (?P<operator>[\w.]+): (?P<name>{_NAME})", re.MULTILINE)
 
 
 def report(error: BaseException, argv: Sequence[str], whole: bool = False) -> int:
-    """Say what went wrong; return the exit code. `whole`: with the traceback."""
+    """Print the error and return the exit code. whole: with the traceback."""
     kind, code, message = _kind(error), exit_code_of(error), printable(_message(error))
     expected = isinstance(error, (GraphkitError, click.ClickException, click.Abort))
     if whole or not (expected or isinstance(error, (MemoryError, OSError))):
@@ -52,13 +52,13 @@ def report(error: BaseException, argv: Sequence[str], whole: bool = False) -> in
     elif expected or isinstance(error, OSError):
         click.echo(f"graphkit: {message}", err=True)
     else:
-        click.echo(f"graphkit: a fault in graphkit itself, please report it: {kind}: {message}", err=True)
+        click.echo(f"graphkit: internal error, please report it: {kind}: {message}", err=True)
     print_error(error, argv)
     return code
 
 
 def print_error(error: BaseException, argv: Sequence[str]) -> None:
-    """The error as JSON on stdout, where the command line asks for JSON."""
+    """Print the error as JSON on stdout, if the command line has --json."""
     if "--json" in argv:
         message = _message(error)
         command = next((a for a in argv if not a.startswith("-")), None)
@@ -82,7 +82,7 @@ def _kind(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a command that has ended with this error."""
+    """Return the exit code of a command that ended with this error."""
     if isinstance(error, click.Abort):
         return int(getattr(error, "exit_code", INTERRUPTED))
     if isinstance(error, (GraphkitError, click.ClickException)):
@@ -91,7 +91,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def _place(message: str) -> dict[str, Any]:
-    """The node and the operator that a message names; None where it names none."""
+    """Return the node and the operator that a message names, or None for both."""
     found = _NODE.search(message) or _LISTED.search(message)
     if found is None:
         return {"node": None, "operator": None}

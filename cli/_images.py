@@ -1,4 +1,4 @@
-"""Options that say how pictures become numbers."""
+"""Options for the preprocessing of images."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.cli._groups import IMAGES, option
+
 if TYPE_CHECKING:
     from graphkit.data.images.feeding import Said
 
 
 class _Numbers(click.ParamType):
-    """Numbers with commas between them."""
+    """Numbers separated by commas."""
 
     name = "X,..."
 
@@ -23,29 +25,34 @@ class _Numbers(click.ParamType):
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers such as 0.485,0.456,0.406", param, ctx)
         if not np.isfinite(numbers).all() or (param is not None and param.name == "image_std" and 0 in numbers):
-            self.fail(f"{value!r} holds a number that cannot be used", param, ctx)
+            self.fail(f"{value!r}: every number must be finite, and those of --image-std not 0", param, ctx)
         return numbers
 
 
 def image_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--image-scale, --image-mean, --image-std, --image-layout as image_... arguments: see `images_of`."""
-    command = click.option(
-        "--image-layout", type=click.Choice(["NCHW", "NHWC"]),
-        help="Layout of pictures, where neither the model's metadata nor the shape say it.",
+    command = option(
+        "--image-layout", group=IMAGES, type=click.Choice(["NCHW", "NHWC"]),
+        help="Order of the axes of images. Default: from the model's metadata, else from the shape of the input.",
     )(command)  # fmt: skip
-    command = click.option("--image-std", type=_Numbers(), help="Divide by this, per channel (default: 1).")(command)
-    command = click.option(
-        "--image-mean", type=_Numbers(), help="Then subtract this, one number or one per channel (default: 0)."
-    )(command)
-    return click.option(
-        "--image-scale", type=float,
-        help="Multiply pixels (0 to 255) of pictures by this, for inputs of floats (default: what the model's metadata "
-        "say, as for the other options of pictures; else 1/255).",
+    command = option(
+        "--image-std", group=IMAGES, type=_Numbers(),
+        help="Divisor after the mean: one number, or one per channel. Default: from the model's metadata, else 1.",
+    )(command)  # fmt: skip
+    command = option(
+        "--image-mean", group=IMAGES, type=_Numbers(),
+        help="Mean to subtract after scaling: one number, or one per channel. Default: from the model's metadata, "
+        "else 0.",
+    )(command)  # fmt: skip
+    return option(
+        "--image-scale", group=IMAGES, type=float,
+        help="Factor on pixel values (0 to 255), for floating-point inputs. Default: from the model's metadata, else "
+        "1/255.",
     )(command)  # fmt: skip
 
 
 def images_of(options: dict[str, Any]) -> Said:
-    """What `image_options` gave."""
+    """Return the values of the options that `image_options` adds."""
     from graphkit.data.images.feeding import Said
 
     return Said(options["image_scale"], options["image_mean"], options["image_std"], options["image_layout"])

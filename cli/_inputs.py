@@ -1,4 +1,4 @@
-"""Inputs on the command line: NAME:SHAPE (filled), NAME=FILE (.npy, .npz, or a picture), pictures or a table alone."""
+"""Inputs on the command line: NAME:SHAPE (filled), NAME=FILE (.npy, .npz or an image), or an image or table alone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
 
-# Any tensor's: the element type is checked where it is fed.
+# A placeholder for any tensor type: the element type is checked when the model runs.
 _TENSOR = TensorType("float32")
 
 
 def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Said) -> Feeds:
-    """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
+    """Return arrays for every input of `model`. Inputs and dimensions that are not given are generated, and logged."""
     given, shapes = parse_inputs(model.input_types, texts, images, model.meta)
     feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
     if feeds.announcement:
@@ -37,8 +37,10 @@ def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images
 
 @dataclass(frozen=True)
 class Batch:
-    """What the command line says about the arrays of one batch: texts and images as for `parse_inputs`, the size of
-    symbolic leading dimensions, and how the rest is filled."""
+    """What the command line says about the arrays of one batch.
+
+    texts and images: see `parse_inputs`. size: of symbolic leading dimensions. fill, seed: values of all other inputs.
+    """
 
     texts: tuple[str, ...]
     images: Said
@@ -47,9 +49,9 @@ class Batch:
     seed: int
 
     def arrays(self, subject: Any, names: Sequence[str], *, zero_or_one: Sequence[str] = ()) -> dict[str, Any]:
-        """Arrays for the inputs `names` of a Model or Trainer; guessed dimensions are announced on stderr.
+        """Return arrays for the inputs `names` of a Model or Trainer. Guessed dimensions are logged.
 
-        zero_or_one: inputs that are filled with these numbers alone, by the signs of those that `fill` makes.
+        zero_or_one: inputs that only get 0 and 1, depending on the signs of the numbers that `fill` makes.
         """
         types = {subject.graph.name_of(v): v.type for v in subject.graph.inputs}
         kinds = {name: types[name] for name in names}
@@ -70,12 +72,15 @@ class Batch:
 def parse_inputs(
     inputs: Mapping[str, Type], texts: tuple[str, ...], images: Said, meta: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Arrays and shapes by input name.
+    """Return arrays, and shapes, by input name.
 
-    `NAME=FILE.npz` takes the array of that name, or the only one in the file; `FILE.npz` alone takes every array whose
-    name is an input's, a table (.csv, .tsv, .parquet) its columns; pictures (see `picture_files`) are decoded as
-    `images` says, and else the model's metadata. A sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements;
-    `NAME=` an empty sequence or optional.
+    - `NAME:SHAPE`: only a shape.
+    - `NAME=FILE.npy`: the array in the file.
+    - `NAME=FILE.npz`: the array of that name, or the only one in the file.
+    - `FILE.npz`: every array in the file whose name is an input's.
+    - `FILE.csv`, `.tsv`, `.parquet`: the columns of a table.
+    - Images: see `picture_files`. `images` says how they are decoded, otherwise the model's metadata.
+    - `NAME=FILE,FILE,...`, or an .npz file of its elements: a sequence. `NAME=`: an empty sequence or optional.
     """
     given: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -83,7 +88,7 @@ def parse_inputs(
 
     def once(name: str, text: str) -> None:
         if name in first:
-            raise UsageError(f"input {name!r} is given twice: {first[name]} and {text}")
+            raise UsageError(f"input {name!r} is given twice, by {first[name]} and by {text}; give it once")
         first[name] = text
 
     for name, paths in picture_files(inputs, texts).items():
@@ -110,7 +115,10 @@ def parse_inputs(
                 once(n, text)
                 given[n] = _from_file(n, inputs[n], arrays, text)
             if not found:
-                raise InputError(f"{text} holds {', '.join(arrays) or 'nothing'}; the inputs are {', '.join(inputs)}")
+                raise InputError(
+                    f"{text}: no array has the name of an input. Its arrays are {', '.join(arrays) or 'none'}; the "
+                    f"inputs of the model are {', '.join(inputs)}. To choose the input: NAME={text}"
+                )
         else:
             name, shape = _shape(text)
             once(name, text)
@@ -119,10 +127,10 @@ def parse_inputs(
 
 
 def picture_files(inputs: Mapping[str, Type], texts: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The pictures among texts, by the input that they are for.
+    """Return the image files among texts, by input.
 
-    `NAME=FILE.png` is one, `NAME=FOLDER` all that lie in a folder; without a name files and folders together are the
-    batch of the only input that takes pictures.
+    `NAME=FILE.png` is one image, `NAME=FOLDER` all images in a folder. Files and folders without a name together are
+    the batch of the only input that takes images.
     """
     found: dict[str, list[Path]] = {}
     for text in texts:
@@ -130,14 +138,14 @@ def picture_files(inputs: Mapping[str, Type], texts: tuple[str, ...]) -> dict[st
             continue
         name, path = named
         if name is not None and name in found:
-            raise UsageError(f"input {name!r} is given twice: {found[name][0]} and {path}")
+            raise UsageError(f"input {name!r} is given twice, by {found[name][0]} and by {path}; give it once")
         name = picture_input(inputs) if name is None else name
         found.setdefault(name, []).extend(_below(path) if path.is_dir() else [path])
     return found
 
 
 def _pictures(inputs: Mapping[str, Type], text: str) -> tuple[str | None, Path] | None:
-    """(input or None, file or folder) where a text is of pictures."""
+    """Return (input or None, file or folder) if a text names images, else None."""
     name, separator, path = text.partition("=")
     if separator and name in inputs:
         fits = isinstance(inputs[name], TensorType) and _names_pictures(path)
@@ -152,15 +160,18 @@ def _names_pictures(path: str) -> bool:
 def _below(folder: Path) -> list[Path]:
     found = pictures_in(folder)
     if not found:
-        raise InputError(f"{folder}: there is no picture in it; known: {', '.join(sorted(SUFFIXES))}")
+        raise InputError(f"{folder}: the folder contains no image; known suffixes: {', '.join(sorted(SUFFIXES))}")
     return found
 
 
 def _rows(path: Path, meta: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The inputs that the rows of a table are, as the model's metadata have it."""
+    """Return the inputs that the rows of a table become, as described in the model's metadata."""
     encoding = encoding_of(meta)
     if encoding is None:
-        raise InputError(f"{path}: the model's metadata do not say what the columns of a table become; give arrays")
+        raise InputError(
+            f"{path}: the model's metadata do not describe how columns of a table become inputs, because it was not "
+            "trained on a table. Give arrays: NAME=FILE.npy"
+        )
     return encoding.read(path)
 
 
@@ -168,7 +179,7 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in map(_shape, texts):
         if name in shapes:
-            raise UsageError(f"two shapes for input {name!r}")
+            raise UsageError(f"input {name!r} has two shapes; give one")
         shapes[name] = shape
     return shapes
 
@@ -176,7 +187,9 @@ def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, separator, sizes = text.rpartition(":")
     if not separator or not name:
-        raise UsageError(f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, FILE.npz, or a picture")
+        raise UsageError(
+            f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, FILE.npz, a table or an image"
+        )
     try:
         shape = tuple(int(part) for part in sizes.strip("[]() ").replace("x", ",").split(",") if part.strip())
     except ValueError:
@@ -192,7 +205,7 @@ def _array(path: Path, name: str) -> np.ndarray:
 
 
 def _nested(name: str, kind: Type, paths: str) -> Any:
-    """A sequence or an optional of what the files hold, which commas separate."""
+    """Return a sequence or an optional of the arrays in files, which are separated by commas."""
     files = [_read(Path(path)) for path in paths.split(",") if path]
     if not files:
         return empty(name, kind)
@@ -212,4 +225,4 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         return read_arrays(path)
     except InputError as error:
-        raise InputError(f"{error} (nor is it a picture by its name)") from None
+        raise InputError(f"{error} (its suffix is not that of an image either)") from None

@@ -1,7 +1,7 @@
-"""Whether a signal has asked the command to end.
+"""Records whether a signal asked the command to stop.
 
-An interrupt that comes while modules are loading may come out as another exception, as some extensions turn whatever
-is raised while they are loaded into an ImportError. So a command that fails after a signal counts as interrupted.
+An interrupt during an import may turn into another exception: some extensions raise ImportError for any exception while
+they load. Therefore a command that fails after a signal counts as interrupted.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-# The number of the signal that has come; None without one.
+# The number of the signal that was received, or None.
 _came: int | None = None
 
 
 def note() -> None:
-    """From now on Ctrl-C is noted, and raises KeyboardInterrupt as before; not where it is ignored, or handled."""
+    """Record Ctrl-C from now on; it still raises KeyboardInterrupt. No effect if SIGINT is ignored or has a handler."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
 
 
 def has_come(number: int) -> None:
-    """A signal has asked the command to end."""
+    """Record that this signal asked the command to stop."""
     global _came
     _came = number
 
 
 def came() -> int | None:
-    """The number of the signal that has asked the command to end; None without one."""
+    """Return the number of the signal that asked the command to stop, or None."""
     return _came
 
 

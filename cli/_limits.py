@@ -1,7 +1,7 @@
-"""What a command may take: options for memory, time and iterations, and how they are enforced.
+"""Options that limit memory, time and iterations of a command, and how they are enforced.
 
-Beside the checks in the library (`graphkit.ir.limits`) the system holds the process to the memory, and a thread that
-needs no interpreter ends it behind the time, where a kernel or another library does not come back.
+The library checks the limits itself (`graphkit.ir.limits`). In addition, the operating system limits the memory of the
+process (RLIMIT_DATA). A native thread ends the process after the time limit, even if a kernel never returns.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import Any, NoReturn
 import click
 
 from graphkit import config
+from graphkit.cli._groups import LIMITS, option
 from graphkit.errors import InvalidModel, LimitReached, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 from graphkit.ir import limits
 
-# Of a loop, where neither --max-iterations nor GRAPHKIT_MAX_ITERATIONS says it.
+# Iterations of a loop, if neither --max-iterations nor GRAPHKIT_MAX_ITERATIONS is given.
 DEFAULT_ITERATIONS = 10_000_000
 
-# Behind the time, in seconds: how long a step that does not ask about it may go on; how often the others are told.
+# Seconds after the time limit until the native thread ends the process; seconds between two alarms until then.
 _GRACE = 5.0
 _AGAIN = 1.0
 
@@ -39,29 +40,30 @@ class Memory(click.ParamType):
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         size = value if isinstance(value, int) else config.memory_size(value)
         if not size:
-            self.fail(f"{value!r} is no amount of memory such as 500MB", param, ctx)
+            self.fail(f"{value!r} is not an amount of memory such as 500MB", param, ctx)
         return size
 
 
 _OPTIONS = (
-    click.option(
-        "--max-memory", type=Memory(), metavar="MEMORY",
-        help="What the command may take, such as 4GB (default: GRAPHKIT_MAX_MEMORY, else what the machine has left).",
+    option(
+        "--max-memory", group=LIMITS, type=Memory(), metavar="MEMORY",
+        help="Memory limit of the command, such as 4GB. Default: GRAPHKIT_MAX_MEMORY, else the free memory of the "
+        "machine.",
     ),
-    click.option(
-        "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help="Fail when the command has not ended within so many seconds (default: never).",
+    option(
+        "--timeout", group=LIMITS, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+        help="Time limit of the command in seconds. Default: none.",
     ),
-    click.option(
-        "--max-iterations", type=click.IntRange(1), metavar="N",
-        help="Fail when a Loop or Scan goes on for longer (default: GRAPHKIT_MAX_ITERATIONS, else "
-        f"{DEFAULT_ITERATIONS:,}).",
+    option(
+        "--max-iterations", group=LIMITS, type=click.IntRange(1), metavar="N",
+        help="Limit on the iterations of a Loop or Scan. Default: GRAPHKIT_MAX_ITERATIONS, else "
+        f"{DEFAULT_ITERATIONS:,}.",
     ),
 )  # fmt: skip
 
 
 def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of limits; the command runs under them and does not see them."""
+    """Add the options of limits. The command runs within the limits and does not get the options as arguments."""
 
     @functools.wraps(command)
     def within(
@@ -72,8 +74,8 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         with _named(model), _limited(what, max_memory, timeout, max_iterations):
             return command(*args, **kwargs)
 
-    for option in reversed(_OPTIONS):
-        within = option(within)
+    for add in reversed(_OPTIONS):
+        within = add(within)
     return within
 
 
@@ -92,7 +94,7 @@ def _limited(what: str, memory: int | None, seconds: float | None, iterations: i
 
 @contextlib.contextmanager
 def _named(model: str | None) -> Iterator[None]:
-    """What fails while a model runs names nodes; here the file comes before them."""
+    """Put the name of the file in front of errors that only name a node."""
     try:
         yield
     except (InvalidModel, RuntimeFailure) as error:
@@ -103,7 +105,7 @@ def _named(model: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held_to_memory(memory: int | None) -> Iterator[None]:
-    """The system refuses memory beyond the limit, which is an error that can be told; to be killed is none."""
+    """Let the system refuse memory beyond the limit: the command then reports an error and is not killed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = limits.private_memory() + (limits.available_memory() if memory is None else memory)
     if soft != resource.RLIM_INFINITY and soft <= most:
@@ -120,14 +122,14 @@ def _held_to_memory(memory: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_in_time(what: str, seconds: float | None) -> Iterator[None]:
-    """Raise LimitReached behind the time, in whatever Python code the main thread is then, again until it ends.
+    """Raise LimitReached in the main thread after the time limit, and again every second until the command ends.
 
-    The library asks for the time as well, which may come first; what it raises is told the same way.
+    The library checks the time as well, and may be first: its error gets the same message.
     """
     if seconds is None:
         yield
         return
-    message = f"{what}: not done within {seconds:g} s (--timeout)"
+    message = f"{what}: not finished within {seconds:g} s (--timeout)"
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise LimitReached(message)

@@ -1,6 +1,6 @@
-"""What a click.Context's `meta` has of the command line."""
+"""Keys of a click.Context's `meta`."""
 
 from __future__ import annotations
 
-# All arguments, for commands that start others like themselves.
+# All arguments of the command line, for commands that start further processes with them.
 ARGUMENTS = "graphkit.arguments"

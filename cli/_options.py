@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from graphkit import config, models
+from graphkit.cli._groups import DATA, INPUTS, LIMITS, PRECISION, REPORTING, option
 from graphkit.cli._output import log
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
@@ -20,7 +21,9 @@ _TRUSTED = "graphkit.trust_run_folder"
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
+    return option(
+        "--json", "as_json", group=REPORTING, is_flag=True, help="Print the result, or the error, as JSON on stdout."
+    )(command)
 
 
 def _permitted(ctx: click.Context, parameter: click.Parameter, threads: int | None) -> int | None:
@@ -28,27 +31,33 @@ def _permitted(ctx: click.Context, parameter: click.Parameter, threads: int | No
 
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option(
-        "--threads",
-        type=click.IntRange(1),
-        callback=_permitted,
-        help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores).",
-    )(command)
-    return click.option(
-        "--device", default="cpu", show_default=True, metavar="DEVICE | GROUP=DEVICE,...",
-        help="Where to run: cpu, cuda, or cuda:1 for the second card; with a=cuda:0,b=cuda:1,cpu, groups of nodes, and "
-        "what is in none.",
+    command = option(
+        "--threads", group=PRECISION, type=click.IntRange(1), callback=_permitted,
+        help="Number of CPU threads. Default: GRAPHKIT_NUM_THREADS, else one per core that the process may use.",
+    )(command)  # fmt: skip
+    return option(
+        "--device", group=PRECISION, default="cpu", show_default=True, metavar="DEVICE | GROUP=DEVICE,...",
+        help="Device: cpu, cuda (a GPU; each process of a host uses its own) or cuda:1 (the second GPU). "
+        "a=cuda:0,b=cuda:1,cpu puts the groups of nodes a and b (ctx_group) on their own GPUs, all other nodes on the "
+        "CPU.",
     )(command)  # fmt: skip
 
 
 def device_of(text: str) -> str | dict[str | None, str]:
-    """What `--device` says: a name, or names by group, None for nodes in no group. Raises UsageError."""
+    """Parse `--device`.
+
+    Returns:
+        The name of a device, or a dict of device names by group of nodes; its key None is for nodes without a group.
+
+    Raises:
+        UsageError: There are two devices without a group, or the text is malformed.
+    """
     parts = text.split(",")
     if len(parts) == 1 and "=" not in text:
         return text
     alone = [part for part in parts if "=" not in part]
     if len(alone) > 1:
-        raise UsageError(f"--device {text!r}: {' and '.join(alone)} are both for nodes in no group")
+        raise UsageError(f"--device {text!r}: {' and '.join(alone)} are both without a group; give one as GROUP=DEVICE")
     default: dict[str | None, str] = {None: alone[0]} if alone else {}
     return default | dict(key_values(tuple(part for part in parts if "=" in part), "--device").items())
 
@@ -63,53 +72,67 @@ class Recompute(click.ParamType):
             return value
         size = config.memory_size(value)
         if size is None:
-            self.fail(f"{value!r} is neither 'sqrt' nor an amount of memory such as 500MB", param, ctx)
+            self.fail(f"{value!r} is neither sqrt nor an amount of memory such as 500MB", param, ctx)
         return size
 
 
 def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--recompute and --swap-memory: what a training step does for less memory."""
-    command = click.option(
-        "--swap-memory", is_flag=True,
-        help="On a card, what the forward pass saves waits in the host's memory, copied beside the steps.",
+    """--recompute and --swap-memory, which reduce the memory of a training step."""
+    command = option(
+        "--swap-memory", group=PRECISION, is_flag=True,
+        help="On a GPU: offload activations to host memory until the backward pass needs them. Without effect on the "
+        "CPU.",
     )(command)  # fmt: skip
-    return click.option(
-        "--recompute", type=Recompute(),
-        help="Compute activations again in the backward pass: most (sqrt), or as many as the memory asks for.",
+    return option(
+        "--recompute", group=PRECISION, type=Recompute(), metavar="sqrt | MEMORY",
+        help="Activation checkpointing: recompute activations in the backward pass instead of storing them. sqrt: "
+        "recompute most of them; an amount such as 500MB: recompute until activations fit into it.",
     )(command)  # fmt: skip
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs.")(command)
-    command = click.option(
-        "--fill", type=click.Choice(["random", "ones", "zeros", "arange"]), default="random", show_default=True,
-        help="Values of inputs that are not given as files.",
+    command = option(
+        "--seed", group=INPUTS, type=int, default=0, show_default=True, help="Seed of inputs that are filled at random."
+    )(command)
+    command = option(
+        "--fill", group=INPUTS, type=click.Choice(["random", "ones", "zeros", "arange"]), default="random",
+        show_default=True, help="Values of inputs that are not read from a file.",
     )(command)  # fmt: skip
-    return click.argument("inputs", nargs=-1, metavar="[NAME:SHAPE | NAME=FILE | PICTURE]...")(command)
+    return click.argument("inputs", nargs=-1, metavar="[NAME:SHAPE | NAME=FILE | IMAGE]...")(command)
 
 
 def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--allow-external-root", "external_root", type=click.Path(exists=True, file_okay=False), default=None,
-        help="Folder that external data of an ONNX file may also come from.",
+    return option(
+        "--allow-external-root", "external_root", group=LIMITS, type=click.Path(exists=True, file_okay=False),
+        default=None,
+        help="Another folder from which an ONNX file may read external data. Default: only the folder of the file.",
     )(command)  # fmt: skip
 
 
 def model_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a command may read beside MODEL: --allow-external-root, and --trust-run-folder, which `read_model` asks."""
+    """--allow-external-root, and --trust-run-folder for `read_model`: which other files a command may read."""
     return external_root_option(trust_option(command, expose=False))
 
 
 def read_model(source: str, external_root: str | None = None, *, best: bool = False) -> Model:
-    """Load a path, or a model from stdin for `-`; raises UsageError, which says how to build one of the zoo.
+    """Load a model.
 
-    best: of a run folder that has its best model (--keep-best), take that one, and say so.
+    Args:
+        source: A path, or `-` for stdin.
+        external_root: Another folder from which external data may be read.
+        best: Load the best model (--keep-best) of a run folder that has one, and log this.
+
+    Raises:
+        UsageError: There is no such file, but a model of the zoo with that name: the message says how to build it.
     """
     if source == "-":
         data = sys.stdin.buffer.read()
         return load(data, external_root=external_root)
     if not Path(source).exists() and source in models.names():
-        raise UsageError(f"there is no file {source!r}; `graphkit build {source} -o {source}.json` makes one")
+        raise UsageError(
+            f"there is no file {source!r}. To build the model {source} of the zoo: "
+            f"graphkit build {source} -o {source}.json"
+        )
     path = Path(source)
     external_root = external_root or trusted_root()
     if path.is_dir():
@@ -121,17 +144,17 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
             return load(path, external_root=external_root)
         found = load(path / BEST, external_root=external_root)
         epoch = found.meta.get("best_epoch", "unknown")
-        log(f"{source}: the best model, of epoch {epoch}; the last one is {path / MODEL}")
+        log(f"{source}: using the best model, of epoch {epoch}. The last one is {path / MODEL}")
         return found
     return load(path, external_root=external_root)
 
 
 def trust_option(command: Callable[..., Any], expose: bool = True) -> Callable[..., Any]:
     """--trust-run-folder, for `check_run_folder`. expose: whether the command gets it as `trust_run_folder`."""
-    return click.option(
-        "--trust-run-folder", is_flag=True, expose_value=expose, callback=_trusted,
-        help="Read files, and call functions of files, that the run folder names and the command does not, also by "
-        "symbolic links. For folders of your own.",
+    return option(
+        "--trust-run-folder", group=LIMITS, is_flag=True, expose_value=expose, callback=_trusted,
+        help="Follow what the run folder refers to: read data files, follow symbolic links that lead out of it, and "
+        "run Python functions that it names. Only use it for folders that you made.",
     )(command)  # fmt: skip
 
 
@@ -141,13 +164,13 @@ def _trusted(ctx: click.Context, parameter: click.Parameter, value: bool) -> boo
 
 
 def trusted_root() -> str | None:
-    """The folder that links of a trusted run folder may lead into: any; None without --trust-run-folder."""
+    """Return the folder that symbolic links of a run folder may lead to: any, or None without --trust-run-folder."""
     context = click.get_current_context(silent=True)
     return os.sep if context is not None and context.meta.get(_TRUSTED) else None
 
 
 def check_run_folder(folder: str | Path) -> None:
-    """Refuse a run folder with links that lead out of it, unless the command line trusts it (see `check_links`)."""
+    """Raise an error if symbolic links lead out of a run folder, unless --trust-run-folder is given."""
     from graphkit.train.run_folder import check_links
 
     if trusted_root() is None:
@@ -155,25 +178,25 @@ def check_run_folder(folder: str | Path) -> None:
 
 
 def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--data-option", "data_options", multiple=True, metavar="NAME=VALUE",
-        help="Options of the data, such as size=64 and augment=crop,flip of pictures, level=char of text; repeat.",
+    return option(
+        "--data-option", "data_options", group=DATA, multiple=True, metavar="NAME=VALUE",
+        help="Option of the data, such as size=64 or augment=crop,flip for images, level=char for text. Repeatable.",
     )(command)  # fmt: skip
 
 
 def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`--data-option` texts as keywords of `data.load`: numbers where they are numbers."""
+    """Return `--data-option` texts as keywords of `data.load`; whole numbers become int."""
     return {k: int(v) if v.isdecimal() else v for k, v in key_values(pairs, "--data-option").items()}
 
 
 def key_values(pairs: tuple[str, ...], option: str) -> dict[str, str]:
-    """`name=value` texts as a dict; raises UsageError, also for a name that comes twice."""
+    """Return `name=value` texts as a dict. Raises UsageError for other texts, and for a name that is given twice."""
     table: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise UsageError(f"{option} {pair!r}: expected name=value")
+            raise UsageError(f"{option} {pair!r}: expected NAME=VALUE")
         if name in table:
-            raise UsageError(f"{option} {name} is given twice: {table[name]} and {value}")
+            raise UsageError(f"{option} {name} is given twice, as {table[name]} and as {value}; give it once")
         table[name] = value
     return table

@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 
 
 def print_json(kind: str, result: Mapping[str, Any]) -> None:
-    """One JSON object on stdout: `{"schema": "graphkit.<kind>", "version": 1, ...}`; NaN and infinities as strings."""
+    """Print a JSON object: `{"schema": "graphkit.<kind>", "version": 1, ...}`. NaN and infinities become strings."""
     click.echo(json.dumps({"schema": f"graphkit.{kind}", "version": SCHEMA_VERSION, **_plain(result)}, indent=1))
 
 
@@ -34,12 +34,12 @@ def _plain(value: Any) -> Any:
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal to draw on; it may be closed."""
+    """Whether standard output is a terminal that can draw. False if it is closed."""
     return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on stdout: drawn by rich on a terminal that can, aligned columns otherwise."""
+    """Print a table to stdout: with borders on a terminal, with aligned columns elsewhere."""
     cells = [[printable(str(c), line=True) for c in row] for row in rows]
     title = printable(title, line=True)
     if is_terminal():
@@ -55,10 +55,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
 
 def log(message: str) -> None:
-    """A line on stderr."""
+    """Print a line to stderr."""
     click.echo(printable(message), err=True)
 
 
 def show(text: str) -> None:
-    """Text on stdout, in which there may be names of a file."""
+    """Print text to stdout. Control characters, which may be in names from a file, are escaped."""
     click.echo(printable(text))

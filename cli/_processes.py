@@ -1,4 +1,4 @@
-"""The processes of a training: their options, and how they are started, again after a failure if so wanted."""
+"""The processes of a training: their options, and how they are started and restarted after a failure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from graphkit import config
+from graphkit.cli._groups import PROCESSES, option
 from graphkit.dist.job import launch
 from graphkit.dist.kvstore import REMOTE
 from graphkit.dist.rounds.channel import OVERLAPS
@@ -18,68 +19,78 @@ if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
 
 _OPTIONS = (
-    click.option(
-        "--processes", type=click.IntRange(1), default=1, show_default=True,
-        help="Start that many MPI processes that train; needs a --kvstore of several processes.",
+    option(
+        "--processes", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,
+        help="Number of worker processes to start on this machine, through MPI. More than one needs a --kvstore other "
+        "than local.",
     ),
-    click.option(
-        "--kvstore", default="local", show_default=True,
-        help="local; dist_sync: sum gradients over all processes; with servers: dist_async, dist_bounded, elastic.",
+    option(
+        "--kvstore", group=PROCESSES, metavar="TYPE", default="local", show_default=True,
+        help="How processes share parameters. local: one process. dist_sync: all-reduce the gradients of all "
+        "processes. With parameter servers: dist_async (asynchronous), dist_bounded (bounded staleness), elastic "
+        "(elastic averaging).",
     ),
-    click.option(
-        "--servers", type=click.IntRange(1), metavar="N",
-        help="Processes that hold parameters, beside those of --processes, or the last ones of mpiexec. Default: 1.",
+    option(
+        "--servers", group=PROCESSES, type=click.IntRange(1), metavar="N",
+        help="Number of parameter servers: processes in addition to --processes, or the last N of mpiexec. "
+        "Default: GRAPHKIT_SERVERS, else 1.",
     ),
-    click.option(
-        "--replicate-servers", is_flag=True,
-        help="Keep the state of each server on another one too, and go on when a server is lost; needs two --servers.",
+    option(
+        "--replicate-servers", group=PROCESSES, is_flag=True,
+        help="Keep a copy of the state of each parameter server on another one, so that training survives the loss of "
+        "one. Needs at least two --servers.",
     ),
-    click.option(
-        "--staleness", type=click.IntRange(0), metavar="STEPS",
-        help="How far a process may be ahead of the slowest one. Default: 3. With --kvstore dist_bounded.",
+    option(
+        "--staleness", group=PROCESSES, type=click.IntRange(0), metavar="STEPS",
+        help="With --kvstore dist_bounded: number of steps that a process may be ahead of the slowest one. Default: 3.",
     ),
-    click.option(
-        "--elastic-period", type=click.IntRange(1), metavar="UPDATES",
-        help="Updates of a process between two exchanges with the centre. Default: 10. With --kvstore elastic.",
+    option(
+        "--elastic-period", group=PROCESSES, type=click.IntRange(1), metavar="UPDATES",
+        help="With --kvstore elastic: updates of a process between two exchanges with the centre variable. "
+        "Default: 10.",
     ),
-    click.option(
-        "--elastic-strength", type=click.FloatRange(0, 1, min_open=True), metavar="NUMBER",
-        help="How far processes and centre move together in an exchange, over all of them. Default: 0.9. With "
-        "--kvstore elastic.",
+    option(
+        "--elastic-strength", group=PROCESSES, type=click.FloatRange(0, 1, min_open=True), metavar="NUMBER",
+        help="With --kvstore elastic: moving rate (beta), 0 to 1: how far workers and centre variable move together "
+        "in an exchange, over all workers. Default: 0.9.",
     ),
-    click.option(
-        "--rank-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-        help="End the job when a process gives no sign, does not go on while others wait (in a callback, for example), "
-        "has not started MPI, or all processes wait for each other, for so long. Default: 60.",
+    option(
+        "--rank-timeout", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+        help="Stop the job if, for this number of seconds, a process sends no heartbeat, stays in one place (such as a "
+        "callback) while others wait, does not start MPI, or if all processes wait for each other. "
+        "Default: GRAPHKIT_RANK_TIMEOUT, else 60.",
     ),
-    click.option(
-        "--max-restarts", type=click.IntRange(0), default=0, show_default=True,
-        help="With --processes, go on from the last checkpoint so many times when the job fails.",
+    option(
+        "--max-restarts", group=PROCESSES, type=click.IntRange(0), default=0, show_default=True,
+        help="With --processes or --servers: number of times that a failed job is restarted from its last checkpoint.",
     ),
-    click.option(
-        "--compression", metavar="TYPE[:NUMBER]",
-        help="Send gradients as float16, bfloat16, 2bit[:threshold], top_k[:ratio]. With --kvstore dist_sync.",
+    option(
+        "--compression", group=PROCESSES, metavar="TYPE[:NUMBER]",
+        help="With --kvstore dist_sync: gradient compression, one of float16, bfloat16, 2bit[:threshold] or "
+        "top_k[:ratio].",
     ),
-    click.option(
-        "--overlap", type=click.Choice(OVERLAPS), default="chained", show_default=True,
-        help="How sums of gradients go on during the backward pass: not, one by one, or together.",
+    option(
+        "--overlap", group=PROCESSES, type=click.Choice(OVERLAPS), default="chained", show_default=True,
+        help="Overlap of the all-reduce with the backward pass. funnelled: none. chained: one bucket of gradients at a "
+        "time. concurrent: several buckets at a time.",
     ),
-    click.option(
-        "--bucket-mb", type=click.FloatRange(0, min_open=True), metavar="MB",
-        help="Sum so many megabytes of gradients at once. Default: as the network's latency asks for.",
+    option(
+        "--bucket-mb", group=PROCESSES, type=click.FloatRange(0, min_open=True), metavar="MB",
+        help="Size of a bucket of gradients for the all-reduce, in megabytes. Default: chosen by the measured latency "
+        "of the network.",
     ),
 )  # fmt: skip
 
 
 def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that `Job` is made of."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for add in reversed(_OPTIONS):
+        command = add(command)
     return command
 
 
 class Job(NamedTuple):
-    """What a command line says of processes."""
+    """The options of a command line that are about processes."""
 
     processes: int
     kvstore: str
@@ -96,22 +107,30 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Job:
-        """Made of the options of a command; raises UsageError for those that do not go together."""
+        """Return the job of a command's options. Raises UsageError for options that contradict each other."""
         job = cls(**{name: options[name] for name in cls._fields})
         if job.processes > 1 and job.kvstore == "local":
             raise UsageError(
-                "--processes needs --kvstore dist_sync, or one with servers: with a local store every process would "
-                "train alone"
+                f"--processes {job.processes} with --kvstore local would train {job.processes} separate models. Add "
+                f"--kvstore dist_sync (or {', '.join(REMOTE)}, with parameter servers)"
             )
         if job.servers is not None and job.kvstore not in REMOTE:
-            raise UsageError(f"--servers: {job.kvstore!r} has none; {', '.join(REMOTE)} do")
-        for option, given in (("period", job.elastic_period), ("strength", job.elastic_strength)):
+            raise UsageError(
+                f"--servers {job.servers}: --kvstore {job.kvstore} has no parameter servers. Use --kvstore "
+                f"{' or '.join(REMOTE)}, or leave out --servers"
+            )
+        for name, given in (("period", job.elastic_period), ("strength", job.elastic_strength)):
             if given is not None and job.kvstore != "elastic":
-                raise UsageError(f"--elastic-{option} is of --kvstore elastic, not of {job.kvstore!r}")
+                raise UsageError(
+                    f"--elastic-{name} only works with --kvstore elastic, not with --kvstore {job.kvstore}"
+                )
         if job.replicate_servers and (job.kvstore not in REMOTE or job.server_count < 2):
-            raise UsageError(f"--replicate-servers needs two servers at least, of --kvstore {', '.join(REMOTE)}")
+            raise UsageError(f"--replicate-servers needs --servers 2 or more, and --kvstore {' or '.join(REMOTE)}")
         if job.max_restarts and job.processes == 1 and job.servers is None:
-            raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
+            raise UsageError(
+                "--max-restarts needs --processes or --servers: graphkit can only restart processes that it starts. "
+                "If mpiexec or srun starts them, restart that command with --resume"
+            )
         return job
 
     @property
@@ -120,14 +139,14 @@ class Job(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Processes that train, and servers."""
+        """Number of workers and servers."""
         if self.kvstore not in REMOTE:
             return self.processes
         return self.processes + self.server_count
 
     @property
     def server_count(self) -> int:
-        """Where the store has servers, how many."""
+        """Number of parameter servers, if the store has them."""
         return config.SERVERS.get() if self.servers is None else self.servers
 
     def run(self, arguments: Sequence[str], folder: str | None) -> int:
@@ -135,7 +154,7 @@ class Job(NamedTuple):
         return run_job(self.size, arguments, folder, self.max_restarts, self.replicate_servers)
 
     def store(self) -> KVStore:
-        """The store of this process, which is one of the job's."""
+        """Return the store of this process."""
         from graphkit.dist import kvstore
         from graphkit.dist.job.start import check_alone
 
@@ -155,12 +174,18 @@ class Job(NamedTuple):
 
 
 def run_job(processes: int, arguments: Sequence[str], folder: str | None, restarts: int, survives: bool = False) -> int:
-    """Run `graphkit ARGUMENTS` in so many processes, of which the others go on, if so wanted, when one is lost; return
-    the exit status.
+    """Run `graphkit ARGUMENTS` in several processes, restart it after failures, and return the exit status.
 
-    A job that ends with a runtime failure (a process that died, stopped or stalled among them) goes on from the
-    checkpoint in `folder`, up to so many times. One that fails while the folder still has the run that it was to
-    replace is started again as it was.
+    If the job ends with a runtime failure (also if a process dies, stops or stalls), it is restarted with `--resume`
+    from the checkpoint in `folder`. If it fails while the folder still holds the run that it replaces, it is restarted
+    with the same arguments.
+
+    Args:
+        processes: Number of workers and servers.
+        arguments: Of the command line.
+        folder: Output folder of the run.
+        restarts: Maximum number of restarts.
+        survives: Whether the other processes continue if one is lost.
     """
     from graphkit.cli._output import log
     from graphkit.errors import RuntimeFailure
@@ -173,20 +198,20 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
         if status != RuntimeFailure.exit_code or restarts == 0:
             return status
         if folder is None or not (Path(folder) / MANIFEST).exists():
-            log("the job failed before its first checkpoint: there is nothing to go on from")
+            log("the job failed before its first checkpoint, so it cannot be restarted (--max-restarts)")
             return status
         restarts -= 1
         if not resumes and _run_in(folder) == before:
-            log(f"the job failed before its run began; starting it again ({restarts} restarts left)")
+            log(f"the job failed before training began; restarting it ({restarts} restarts left)")
             continue
-        log(f"the job failed; going on from its last checkpoint ({restarts} restarts left)")
+        log(f"the job failed; restarting it from its last checkpoint ({restarts} restarts left)")
         given = [a for a in given if a != "--overwrite"]
         if "--resume" not in given:
             given.append("--resume")
 
 
 def _run_in(folder: str | None) -> str | None:
-    """The name of the run whose checkpoint is in a folder; None without one that can be read."""
+    """Return the name of the run whose checkpoint is in a folder; None if there is no readable checkpoint."""
     from graphkit.errors import InvalidModel, UsageError
     from graphkit.train import checkpoint
 

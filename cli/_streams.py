@@ -1,4 +1,4 @@
-"""Standard output and standard error: if one cannot be written, the command ends with an exit code of its own."""
+"""Errors of standard output and standard error: the command ends with its own exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NAMES = {1: "standard output", 2: "standard error"}
 
 
 class OutputLost(Exception):
-    """A standard stream cannot be written: its reader has closed it (`| head -1`), or the disk is full.
+    """A standard stream cannot be written, because its reader closed it (`| head -1`) or the disk is full.
 
-    It is not an OSError, as libraries handle those of a pipe, nor a GraphkitError, to which commands add names.
+    Not an OSError, because libraries catch those of pipes. Not a GraphkitError, because commands add file names to it.
     """
 
     def __init__(self, descriptor: int, error: OSError):
@@ -27,10 +27,10 @@ class OutputLost(Exception):
 
 
 class _Raw(io.FileIO):
-    """A standard stream. What comes after an error goes nowhere, so that the command can end in order."""
+    """A standard stream. After an error, all further output is dropped, so that the command can end cleanly."""
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
-        if not len(data):  # click asks so what takes bytes; devices may refuse even nothing
+        if not len(data):  # click writes b"" to find binary streams; some devices refuse even that
             return 0
         try:
             return super().write(data)
@@ -44,12 +44,12 @@ class _Raw(io.FileIO):
 
 
 def watch() -> None:
-    """From now on, what is written to a standard stream and cannot be raises OutputLost."""
+    """From now on, raise OutputLost if a standard stream cannot be written."""
     sys.stdout, sys.stderr = _watched(sys.stdout, 1), _watched(sys.stderr, 2)
 
 
 def _watched(stream: TextIO, descriptor: int) -> TextIO:
-    """The same stream; not where somebody has replaced it, or it was closed before the start."""
+    """Return a stream that raises OutputLost. A stream that was replaced or closed before is returned unchanged."""
     if not isinstance(stream, io.TextIOWrapper) or stream not in (sys.__stdout__, sys.__stderr__):
         return stream
     stream.flush()
@@ -62,7 +62,7 @@ def _watched(stream: TextIO, descriptor: int) -> TextIO:
 
 
 def flushed(code: int) -> int:
-    """Write out what the streams hold; return the exit code of the command, or another one if that is not possible."""
+    """Flush the streams. Return the exit code of the command, or another one if flushing fails."""
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -73,7 +73,7 @@ def flushed(code: int) -> int:
 
 
 def told(lost: OutputLost) -> int:
-    """Say that a stream is lost, unless its reader has closed it; return the exit code."""
+    """Report that a stream cannot be written, unless its reader closed it. Return the exit code."""
     if not lost.is_closed and sys.stderr is not None:
         with contextlib.suppress(OutputLost):  # standard error may be lost as well
             print(f"graphkit: {lost}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Optimizers by options, and the training step that `graphkit plan` and `graphkit bench` look at with --training."""
+"""Optimizers from options, and the training step that `graphkit plan` and `graphkit bench` examine with --training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
+from graphkit.cli._groups import TRAINING_STEP, option
 from graphkit.cli._inputs import Batch
 from graphkit.cli._options import memory_options
 from graphkit.errors import UsageError
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from graphkit.train.optim import Optimizer
     from graphkit.train.trainer import Trainer
 
-# So small that parameters hardly change, however many steps are made on the one batch.
+# Learning rate of the measured step: so small that parameters hardly change over many steps on one batch.
 _RATE = 1e-6
 
 
 def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Optimizer:
-    """An optimizer by name, with its defaults (see `optim.get`) for what is None; `texts` are further options."""
+    """Return an optimizer by name. None: the optimizer's default (see `optim.get`). texts: further options."""
     from graphkit.train import optim
 
     fields: dict[str, Any] = {k: _number(v) for k, v in texts.items()}
@@ -32,7 +32,7 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: d
         fields["lr"] = lr
     if momentum is not None:
         if name not in ("sgd", "lars", "rmsprop"):
-            raise UsageError(f"--momentum is an option of sgd, lars and rmsprop, not of {name}")
+            raise UsageError(f"--momentum only works with --optimizer sgd, lars or rmsprop; {name} has no momentum")
         fields.setdefault("momentum", momentum)
     return optim.get(name, **fields)
 
@@ -43,26 +43,31 @@ def _number(text: str) -> Any:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"optimizer option {text!r} is not a number") from None
+        raise UsageError(f"--optimizer-option: {text!r} is not a number, true or false") from None
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--training, and what else makes its step: --loss, --optimizer, --recompute, --swap-memory."""
+    """--training with its options: --loss, --optimizer, --recompute, --swap-memory."""
     command = memory_options(command)
-    command = click.option(
-        "--optimizer", default="sgd", show_default=True, help="The optimizer, with --training; sgd has momentum 0.9."
-    )(command)
-    command = click.option(
-        "--loss", default="softmax_cross_entropy", show_default=True, help="The loss, with --training."
-    )(command)
-    return click.option("--training", is_flag=True, help="A training step in place of inference.")(command)
+    command = option(
+        "--optimizer", group=TRAINING_STEP, metavar="NAME", default="sgd", show_default=True,
+        help="Optimizer of the training step; sgd has momentum 0.9.",
+    )(command)  # fmt: skip
+    command = option(
+        "--loss", group=TRAINING_STEP, metavar="NAME", default="softmax_cross_entropy", show_default=True,
+        help="Loss function of the training step.",
+    )(command)  # fmt: skip
+    return option(
+        "--training", group=TRAINING_STEP, is_flag=True,
+        help="Use a training step (forward, backward, update) instead of inference.",
+    )(command)  # fmt: skip
 
 
 def check_training(training: bool, recompute: str | int | None, swap_memory: bool) -> None:
-    """Raises UsageError for what only a training step has."""
-    for option, is_given in (("--recompute", recompute is not None), ("--swap-memory", swap_memory)):
+    """Raise UsageError for options that only a training step has."""
+    for name, is_given in (("--recompute", recompute is not None), ("--swap-memory", swap_memory)):
         if is_given and not training:
-            raise UsageError(f"{option} is for a training step: add --training")
+            raise UsageError(f"{name} only works with --training")
 
 
 def trainer_of(net: Model, loss: str, optimizer: str, **options: Any) -> Trainer:

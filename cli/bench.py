@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.cli._groups import COMPARISON, INPUTS, REPORTING, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._inputs import Batch
 from graphkit.cli._limits import limit_options
@@ -29,7 +30,7 @@ from graphkit.text import human
 if TYPE_CHECKING:
     from graphkit.executor.run.profile import Profile
 
-# Rounds that are compared pairwise; without --runs each engine has about SECONDS of timed runs.
+# Number of rounds, whose medians are compared in pairs. Without --runs, each engine is timed for about _SECONDS in all.
 _ROUNDS = 20
 _SECONDS = 3.0
 _TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime"}
@@ -37,12 +38,12 @@ _TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime"}
 Calls = dict[str, Callable[[], object]]
 
 
-# What is measured in place of a model, where its name comes first.
+# First argument that selects the benchmark of the all-reduce instead of a model.
 _ALLREDUCE = "allreduce"
 
 
-class _Bench(click.Command):
-    """The benchmark of a model, or the one that the first argument names."""
+class _Bench(GroupedCommand):
+    """The benchmark of a model, or of the all-reduce if that is the first argument."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -57,23 +58,33 @@ class _Bench(click.Command):
 @click.command(cls=_Bench)
 @click.argument("model")
 @input_options
-@click.option(
-    "--against", type=click.Choice(["onnxruntime", "nothing"]), default=None,
-    help="The engine to compare with, run by run in turns (default: onnxruntime; with --training there is none).",
+@option(
+    "--against", group=COMPARISON, type=click.Choice(["onnxruntime", "nothing"]), default=None,
+    help="Engine to compare with. Default: onnxruntime; with --training: nothing.",
 )  # fmt: skip
-@click.option("--batch", type=click.IntRange(1), help="Size of the first dimension of inputs, where it is symbolic.")
-@click.option(
-    "--runs", type=click.IntRange(1), help="Timed runs of each engine, at least (default: as many as take 3 seconds)."
+@option(
+    "--batch",
+    group=INPUTS,
+    type=click.IntRange(1),
+    help="Batch size: the first dimension of inputs, if it is symbolic.",
 )
+@option(
+    "--runs", group=COMPARISON, type=click.IntRange(1),
+    help="Minimum number of timed runs of each engine. Default: as many as take about 3 seconds.",
+)  # fmt: skip
 @training_options
-@click.option(
-    "--profile",
-    "trace",
-    type=click.Path(dir_okay=False),
-    help="Also write a trace for Perfetto or Chrome to this .json file, and print the time of each operator.",
-)
-@click.option("--rtol", type=click.FloatRange(min=0), default=None, help="Relative tolerance of the outputs.")
-@click.option("--atol", type=click.FloatRange(min=0), default=None, help="Absolute tolerance of the outputs.")
+@option(
+    "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
+    help="Also record one run as a trace for Perfetto or Chrome in this .json file, and print the time per operator.",
+)  # fmt: skip
+@option(
+    "--rtol", group=COMPARISON, type=click.FloatRange(min=0), default=None,
+    help="Relative tolerance for the comparison of outputs. Default: by element type, 1e-4 for float32.",
+)  # fmt: skip
+@option(
+    "--atol", group=COMPARISON, type=click.FloatRange(min=0), default=None,
+    help="Absolute tolerance for the comparison of outputs. Default: by element type, 1e-5 for float32.",
+)  # fmt: skip
 @image_options
 @device_options
 @model_file_options
@@ -85,14 +96,14 @@ def command(
     trace: str | None, rtol: float | None, atol: float | None, device: str, threads: int | None,
     external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
-    """Time MODEL: percentiles of graphkit's runs and of ONNX Runtime's, and how many times as fast graphkit is.
+    """Time MODEL in graphkit and in ONNX Runtime: percentiles of both, and how many times as fast graphkit is.
 
-    The engines take turns in rounds, each warmed up before it is timed; the ratio is the median over rounds of paired
-    medians, with its 95% interval. Outputs are compared first. Exit code 1: they differ.
+    The engines take turns in rounds, with a warm-up before each timing. The ratio is the median, over rounds, of the
+    ratio of medians, with its 95% confidence interval. The outputs are compared first. Exit code 1: they differ.
 
-    With --training a run is a step of training on one batch: forward, backward and update.
+    With --training, a run is a training step on one batch: forward, backward and update.
 
-    `graphkit bench allreduce` times sums over processes; it has options of its own.
+    `graphkit bench allreduce` times the all-reduce over processes; it has its own options and --help.
 
     \b
     graphkit bench net.onnx --batch 16 --threads 4
@@ -102,7 +113,7 @@ def command(
     from graphkit import config
 
     if training and against == "onnxruntime":
-        raise UsageError("--training is for graphkit alone: leave --against out")
+        raise UsageError("--training only times graphkit: leave out --against onnxruntime")
     check_training(training, recompute, swap_memory)
     memory = {"recompute": recompute, "swap_memory": swap_memory}
     net = read_model(model, external_root)
@@ -114,7 +125,7 @@ def command(
     else:
         calls = _inference(net, result, given, None if against == "nothing" else model, rtol, atol)
     if result["fallbacks"]:
-        log(f"without a native kernel: {', '.join(result['fallbacks'])}")
+        log(f"interpreted, without a native kernel: {', '.join(result['fallbacks'])}")
     recorded = _time(calls, result, runs, trace)
     _report(result, recorded, as_json)
     return 1 if any(not o.passed for o in result.get("outputs") or ()) else 0
@@ -123,7 +134,7 @@ def command(
 def _inference(
     net: Model, result: dict[str, Any], batch: Batch, other_source: str | None, rtol: float | None, atol: float | None
 ) -> Calls:
-    """A run of each engine; `result` learns of what is run, and of the outputs compared."""
+    """Return a run of each engine. Adds the inputs and the comparison of outputs to `result`."""
     from graphkit.checks.verify import compare_outputs, random_nodes
 
     feeds = batch.arrays(net, net.inputs)
@@ -139,7 +150,7 @@ def _inference(
         calls["onnxruntime"] = other.bound(feeds)
         result["onnxruntime"] = runtime_version()
         if drawing := random_nodes(net):
-            log(f"outputs are not compared, because random numbers are drawn: {', '.join(drawing)}")
+            log(f"outputs are not compared, because these nodes draw random numbers: {', '.join(drawing)}")
             result["outputs"] = None
         else:
             result["outputs"] = compare_outputs(outputs, other.run(feeds), rtol, atol)
@@ -149,7 +160,7 @@ def _inference(
 def _training(
     net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, memory: dict[str, Any]
 ) -> Calls:
-    """A step of training; `result` learns of it. memory: options of a Trainer for less of it."""
+    """Return a training step, and add its settings to `result`. memory: options of a Trainer that reduce memory."""
     switches = {"device": device_of(result["device"]), "threads": result["threads"], "seed": batch.seed, **memory}
     step = training_step(net, loss, optimizer, batch, **switches)
     result["inputs"] = {n: list(a.shape) for n, a in step.feeds.items()}
@@ -162,13 +173,13 @@ def _training(
         "arena_bytes": step.plan.arena_bytes,
         "activation_bytes": step.plan.activation_bytes,
     }
-    # The first one also pays for fresh memory.
+    # Warm-up: the first step also allocates memory.
     step.run()
     return {"graphkit": step.run}
 
 
 def _time(calls: Calls, result: dict[str, Any], runs: int | None, trace: str | None) -> Profile | None:
-    """Add the times to `result`; with `trace` record one more run of graphkit in a file of that name."""
+    """Add the times to `result`. trace: file in which one more run of graphkit is recorded."""
     from graphkit.checks import timing
     from graphkit.executor.run.profile import profile
 
@@ -222,4 +233,4 @@ def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> 
     for report in reports or ():
         click.echo(f"output {report}")
     if recorded is not None:
-        print_table("time by operator", *recorded.table())
+        print_table("time per operator", *recorded.table())

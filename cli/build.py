@@ -25,26 +25,34 @@ from graphkit.user_code import function_of, running
 
 @click.command()
 @click.argument("model")
-@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write: .json or .onnx.")
-@click.option("-p", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the model; repeat.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Output file, .json or .onnx.")
+@click.option(
+    "-p", "--option", "options", multiple=True, metavar="NAME=VALUE",
+    help="Option of the model, such as layers=50. Repeatable.",
+)  # fmt: skip
 @click.option(
     "--data",
     "--dataset",
     "dataset",
-    help="Take image size, inputs, classes, vocabulary, columns of a table, users and items from a data set (digits, a "
-    "folder, ...).",
+    metavar="DATA",
+    help="Data set (digits, a folder, a file, ...) that gives the model its sizes: image size, number of inputs and "
+    "classes, vocabulary, columns of a table, users and items.",
 )
 @data_option
 @partial(trust_option, expose=False)
-@click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
-@click.option("--seed", type=int, default=None, help="Seed of the initialisers (default: GRAPHKIT_SEED).")
+@click.option(
+    "--weights", metavar="MODEL",
+    help="Copy parameters of the same names from this model: a .json or .onnx file, or a run folder.",
+)  # fmt: skip
+@click.option("--seed", type=int, default=None, help="Seed of the initial values. Default: GRAPHKIT_SEED, else 0.")
 @limit_options
 @json_option
 def command(
     model: str, output: str, options: tuple[str, ...], dataset: str | None, data_options: tuple[str, ...],
     weights: str | None, seed: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write MODEL: a name of the zoo (`mlp`, `lenet`, `resnet`, ...), or FILE.py:FUNCTION, which returns a gk.Model.
+    """Build MODEL and write it to a file. MODEL is the name of a model in the zoo (`mlp`, `lenet`, `resnet`, ...), or
+    FILE.py:FUNCTION, a function that returns a gk.Model.
 
     \b
     graphkit build lenet --dataset digits -o net.json
@@ -69,9 +77,15 @@ def command(
 
 
 def build_model(name: str, options: dict[str, str], train: data.Dataset | None, seed: int | None) -> Model:
-    """The model, with options from the data set first and from texts after; seed: of the initialisers.
+    """Build a model.
 
-    The names of classes, and the vocabulary of a text, go along in the model's metadata.
+    The names of classes, and the vocabulary of text, are stored in the model's metadata.
+
+    Args:
+        name: Of a model in the zoo, or FILE.py:FUNCTION.
+        options: Options of the model as text. They override those from the data set.
+        train: Data set that gives the model its sizes.
+        seed: Of the initial values. None: GRAPHKIT_SEED.
     """
     path, separator, attribute = name.rpartition(":")
     function = function_of(path, attribute) if separator else models.find(name)
@@ -85,16 +99,18 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         chosen[key] = models.Option(key, None, _kind(known[key])).parse(text)
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:
-        raise UsageError(f"model {name!r} needs {', '.join(f'-p {k}=...' for k in missing)}")
+        raise UsageError(
+            f"model {name!r} has no default for {', '.join(missing)}; add {' '.join(f'-p {k}=...' for k in missing)}"
+        )
     with running(path) if separator else contextlib.nullcontext(), _seeded(seed):
         built = function(**chosen)
     if not isinstance(built, Model):
-        raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
+        raise UsageError(f"{name} returned {type(built).__name__}; expected a gk.Model")
     return built if train is None else data.described(built, train)
 
 
 def _facts(train: data.Dataset) -> dict[str, Any]:
-    """What a data set says of the options of networks, by their names in the zoo."""
+    """Return the options of models in the zoo that a data set determines, by name."""
     facts: dict[str, Any] = {
         "image": train.shape,
         "inputs": train.shape[0] if len(train.shape) == 1 else train.shape,
@@ -110,14 +126,14 @@ def _facts(train: data.Dataset) -> dict[str, Any]:
 
 
 def _outputs(train: data.Dataset) -> int | None:
-    """How many numbers a network gives for a sample: one per class, or those of a target that is a float."""
+    """Return the number of outputs per sample: the number of classes, or of numbers in a floating-point target."""
     if train.num_classes is not None or train.targets is None:
         return train.num_classes
     return int(np.prod(train.targets.shape[1:])) if train.targets.ndim <= 2 else None
 
 
 def _kind(parameter: inspect.Parameter) -> str:
-    """The type of an option: as annotated, else that of the default; a text where neither says it."""
+    """Return the type of an option: its annotation, else the type of its default, else str."""
     if parameter.annotation is not parameter.empty:
         kind = parameter.annotation
     else:
@@ -128,23 +144,26 @@ def _kind(parameter: inspect.Parameter) -> str:
 
 
 def with_weights(model: Model, source: Model) -> Model:
-    """The model with the parameters that `source` has by the same names, and its metadata.
+    """Return the model with the parameters of the same names in `source`, and its metadata.
 
-    Raises InputError for shapes that differ, UsageError when no name is the same.
+    Raises InputError for shapes that differ, UsageError if no name is the same.
     """
     shared = [name for name in model.params if name in source.params]
     if not shared:
-        raise UsageError(f"{source.name} has no parameter of {model.name}: {', '.join(list(model.params)[:5])}, ...")
+        raise UsageError(
+            f"--weights: {source.name} and {model.name} have no parameter name in common; {model.name} has "
+            f"{', '.join(list(model.params)[:5])}, ..."
+        )
     for name in shared:
         model.params[name] = source.params.entry(name)
     if missing := [name for name in model.params if name not in source.params]:
-        log(f"parameters that keep their initial values: {', '.join(missing)}")
+        log(f"not in {source.name}, so these parameters keep their initial values: {', '.join(missing)}")
     return Model.from_graph(model.graph, model.params.entries(), meta={**source.meta, **model.meta})
 
 
 @contextlib.contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Models that are made within are initialised from `seed`; None: from what the environment says."""
+    """Initialise models that are built inside from `seed`. None: from GRAPHKIT_SEED."""
     before = os.environ.get(config.SEED.name)
     if seed is not None:
         os.environ[config.SEED.name] = str(seed)

@@ -20,23 +20,26 @@ _PACKAGES = (
     "mpi4py", "mpich", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
 
+# Names of facts that text shows otherwise than JSON.
+_SHOWN = {"card": "GPU"}
+
 
 @click.command()
 @json_option
 def command(as_json: bool) -> int:
-    """Report versions, the native engine, the card, MPI and settings. Exit code 5: the native engine is missing."""
+    """Report versions, the native engine, the GPU, MPI and settings. Exit code 5: the native engine is missing."""
     facts = collect()
     if as_json:
         print_json("doctor", facts)
     else:
         for title, table in facts.items():
-            print_table(title, ["", ""], [(k, v) for k, v in table.items()])
+            print_table(_SHOWN.get(title, title), ["", ""], [(_SHOWN.get(k, k), v) for k, v in table.items()])
             click.echo()
     return 0 if facts["engine"]["native"] else 5
 
 
 def collect() -> dict[str, dict[str, Any]]:
-    """What `doctor` prints, by section."""
+    """Return the facts that `doctor` prints, by section."""
     return {
         "system": {
             "python": sys.version.split()[0],
@@ -51,7 +54,7 @@ def collect() -> dict[str, dict[str, Any]]:
 
 
 def package_version(package: str) -> str:
-    """The version of an installed package; `graphkit` is this one, whatever its distribution is called."""
+    """Return the version of an installed package. `graphkit` is this package, whatever its distribution is called."""
     if package == "graphkit":
         return distribution.version() if distribution.is_installed() else "not installed"
     try:
@@ -85,7 +88,7 @@ def _engine() -> dict[str, Any]:
     except GraphkitError as error:
         return {"native": False, "reason": str(error)}
     if not native:
-        return {"native": False, "reason": "this source tree is not installed; operators are interpreted"}
+        return {"native": False, "reason": "graphkit is not installed, so all operators are interpreted"}
     from graphkit.executor.devices import cpu
 
     return {"native": True, "threads": config.num_threads(), **cpu.describe()}

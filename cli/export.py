@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._groups import COMPARISON, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import input_options, json_option, model_file_options, read_model
@@ -17,23 +18,23 @@ from graphkit.model import Model
 from graphkit.passes.training.to_training import to_inference
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("model")
 @input_options
-@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="The .onnx file to write.")
-@click.option(
-    "--opset", type=int, default=None, help="Target opset, 13 or newer (default: the first from 21 on that is enough)."
-)
-@click.option(
-    "--for",
-    "purpose",
-    type=click.Choice(["inference"]),
-    default=None,
-    help="inference: put BatchNormalization and Dropout into inference mode (default: as they are in MODEL).",
-)
-@click.option(
-    "--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime."
-)
+@option("-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True, help="Output file, .onnx.")
+@option(
+    "--opset", group=OUTPUT, type=int, default=None,
+    help="Target opset, 13 or newer. Default: the lowest one, from 21 on, that has all operators of the model.",
+)  # fmt: skip
+@option(
+    "--for", "purpose", group=OUTPUT, type=click.Choice(["inference"]), default=None,
+    help="inference: switch BatchNormalization and Dropout to inference mode. Default: keep the mode that they have in "
+    "MODEL.",
+)  # fmt: skip
+@option(
+    "--verify/--no-verify", "check", group=COMPARISON, default=True, show_default=True,
+    help="Run the file in ONNX Runtime and compare the outputs.",
+)  # fmt: skip
 @image_options
 @model_file_options
 @limit_options
@@ -42,9 +43,10 @@ def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
     check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
-    """Write MODEL (.json, .onnx or a training folder) as standard ONNX, and prove that it computes the same.
+    """Write MODEL (.json, .onnx or a run folder) as standard ONNX, and verify the file in ONNX Runtime.
 
-    The inputs are those of the proof; what is not given is filled.
+    The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1: the outputs
+    differ.
 
     \b
     graphkit export run/ -o net.onnx
@@ -53,7 +55,7 @@ def command(
     graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
     """
     if not output.endswith(".onnx"):
-        raise UsageError(f"{output}: the file to export to ends in .onnx")
+        raise UsageError(f"-o {output}: the name of the output file must end in .onnx")
     net = read_model(model, external_root, best=True)
     if purpose == "inference":
         net = Model.from_graph(to_inference(net.graph), net.params.entries())

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._groups import GRADIENT, NETWORK, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import input_options, json_option, model_file_options, read_model
@@ -15,36 +16,49 @@ from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UsageError
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("model")
 @input_options
-@click.option(
-    "--loss", help="Attach this loss (softmax_cross_entropy, mse, ...) with an input `target`; its output is `loss`."
-)
-@click.option(
-    "--of", "of", multiple=True, help="Outputs to differentiate (default: the loss, else all outputs, summed)."
-)
-@click.option(
-    "--wrt", "wrt", multiple=True, help="Inputs, parameters or internal values (default: trainable parameters)."
-)
-@click.option(
-    "--suffix", default="_grad", show_default=True, help="The gradient in NAME is called NAME and this suffix."
-)
-@click.option(
-    "--straight-through",
-    is_flag=True,
-    help="Give rounding (Round, Floor, Ceil, Sign, casts to integers and back) the gradient of the identity.",
-)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the gradient graph: .json or .onnx.")
-@click.option("--constants", is_flag=True, help="Take the weights that the file has as Constant nodes as parameters.")
-@click.option(
-    "--together",
-    is_flag=True,
-    help="With --check: all of --wrt along common directions at once, for networks of many parameters.",
-)
-@click.option(
-    "--check", is_flag=True, help="Compare with numeric differentiation in float64. Exit code 1: they differ."
-)
+@option(
+    "--loss", group=GRADIENT, metavar="NAME",
+    help="Add this loss function (softmax_cross_entropy, mse, ...) to the model, with an input `target` and an output "
+    "`loss`.",
+)  # fmt: skip
+@option(
+    "--of", "of", group=GRADIENT, multiple=True, metavar="NAME",
+    help="Output to differentiate; several are summed. Default: the loss (--loss), else all outputs. Repeatable.",
+)  # fmt: skip
+@option(
+    "--wrt", "wrt", group=GRADIENT, multiple=True, metavar="NAME",
+    help="Input, parameter or internal value to differentiate with respect to. Default: all trainable parameters. "
+    "Repeatable.",
+)  # fmt: skip
+@option(
+    "--suffix", group=GRADIENT, default="_grad", show_default=True,
+    help="Suffix of the names of gradients: that of NAME is called NAME_grad.",
+)  # fmt: skip
+@option(
+    "--straight-through", group=GRADIENT, is_flag=True,
+    help="Straight-through estimator: give rounding (Round, Floor, Ceil, Sign, casts to integers and back) the "
+    "gradient of the identity.",
+)  # fmt: skip
+@option(
+    "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False),
+    help="Write the gradient graph to this .json or .onnx file.",
+)  # fmt: skip
+@option(
+    "--constants", group=NETWORK, is_flag=True,
+    help="Treat the weights that the file stores as Constant nodes as parameters.",
+)  # fmt: skip
+@option(
+    "--joint-directions", "--together", "together", group=GRADIENT, is_flag=True,
+    help="With --check: perturb all of --wrt at once, along random directions, instead of one after the other. Faster "
+    "for many parameters.",
+)  # fmt: skip
+@option(
+    "--check", group=GRADIENT, is_flag=True,
+    help="Compare the gradients with numeric differentiation in float64. Exit code 1: they differ.",
+)  # fmt: skip
 @image_options
 @model_file_options
 @limit_options
@@ -65,9 +79,12 @@ def command(
     from graphkit.train.losses import with_loss
 
     if output is None and not check:
-        raise UsageError("nothing to do: give -o FILE, --check, or both")
+        raise UsageError("nothing to do: give -o FILE to write the gradient graph, --check to check it, or both")
     if check and straight_through:
-        raise UsageError("--check compares with the true derivative of rounding, which --straight-through replaces")
+        raise UsageError(
+            "--check and --straight-through contradict each other: numeric differentiation finds the true derivative "
+            "of rounding, which is 0. Leave out one of them"
+        )
     net = read_model(model, external_root)
     if constants:
         net = constants_to_parameters(net)
@@ -103,5 +120,5 @@ def command(
             "gradients against central differences in float64", ["value", "max error", "max relative", "result"], rows
         )
         if report.verdict == "NOT TESTED":
-            show("no gradient was compared: the inputs have no elements")
+            show("no gradient was compared, because the inputs have no elements: give other shapes, as NAME:SHAPE")
     return 0 if report.passed else 1

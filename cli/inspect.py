@@ -29,21 +29,23 @@ from graphkit.train.imported import float_constants
 @click.command()
 @click.argument("model")
 @click.argument("shapes", nargs=-1, metavar="[NAME:SHAPE]...")
-@click.option("--text", "form", flag_value="text", help="Print every node.")
-@click.option("--dot", "form", flag_value="dot", help="Print Graphviz source.")
-@click.option("--passes", "form", flag_value="passes", help="Print what each pass for inference does to the graph.")
+@click.option("--text", "form", flag_value="text", help="Print every node, as text.")
+@click.option("--dot", "form", flag_value="dot", help="Print the graph as Graphviz source.")
+@click.option("--passes", "form", flag_value="passes", help="Print what each graph pass for inference changes.")
 @click.option(
-    "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes (the default)."
+    "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes. This is the default."
 )
-@click.option("--costs", "form", flag_value="costs", help="Print FLOPs and bytes by operator, for inputs of SHAPE.")
+@click.option(
+    "--costs", "form", flag_value="costs", help="Print FLOPs and bytes per operator, for inputs of the given shapes."
+)
 @model_file_options
 @limit_options
 @json_option
 def command(model: str, shapes: tuple[str, ...], form: str, external_root: str | None, as_json: bool) -> None:
-    """Show what is in MODEL: nodes, inputs, outputs, opset and producer of the file, and the parameters by the names
-    that `graphkit train --train` and `--freeze` take.
+    """Show the nodes, inputs, outputs and parameters of MODEL, and the opset and producer of the file.
 
-    Of a file that graphkit cannot run, the default form shows what the file says of itself.
+    The names of parameters are those for --train and --freeze of `graphkit train`. If graphkit cannot run a file, the
+    default view shows what the file declares.
 
     \b
     graphkit inspect net.onnx
@@ -52,7 +54,7 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
     graphkit inspect net.onnx --costs x:1,3,224,224
     """
     if shapes and form != "costs":
-        raise UsageError(f"{shapes[0]}: shapes are for --costs")
+        raise UsageError(f"{shapes[0]}: input shapes only work with --costs")
     try:
         net = read_model(model, external_root)
     except UnsupportedError as error:
@@ -94,7 +96,7 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
 
 
 def _print_facts(net: Model) -> None:
-    """What is behind the table of nodes: where the model is from, its inputs and outputs, the names for `--train`."""
+    """Print what follows the table of nodes: producer, inputs, outputs, names of parameters, groups."""
     _print_file(net.meta.get("onnx.opset", ""), _producer(net))
     for kind, types in (("input", net.input_types), ("output", net.output_types)):
         for name, held in types.items():
@@ -102,31 +104,31 @@ def _print_facts(net: Model) -> None:
     left = frozen(net.graph)
     stored = [(name, net.params.type_of(name), _training(name, net, left)) for name in net.params]
     if stored:
-        print_table("parameters, by the names that --train and --freeze take", ("name", "type", "training"), stored)
+        print_table("parameters, with their names for --train and --freeze", ("name", "type", "training"), stored)
     if constants := _constants(net):
         names = listed(constants, len(constants), 8)
-        show(f"constants that train --train NAME takes by their names (--constants: all weights): {names}")
+        show(f"constants that `graphkit train --train NAME` can train (--constants: all of them): {names}")
     if found := groups(net):
         print_table("groups", ("group", "nodes", "parameters"), [(n, *f.values()) for n, f in found.items()])
 
 
 def _print_file(opset: str, producer: str) -> None:
     if opset:
-        show(f"file: ONNX, opset {opset}, written by {producer or 'an unnamed program'}")
+        show(f"file: ONNX, opset {opset}, written by {producer or 'an unknown program'}")
 
 
 def _producer(net: Model) -> str:
-    """The program that wrote the file, with its version; empty if the file does not say it."""
+    """Return the program that wrote the file, with its version. Empty if the file does not name it."""
     return " ".join(filter(None, (net.meta.get(f"onnx.producer_{part}", "") for part in ("name", "version"))))
 
 
 def _constants(net: Model) -> list[str]:
-    """The floating-point constants with axes, which may be weights that an exporter left in the graph."""
+    """Return the floating-point constants that are not scalars: exporters may have stored weights in them."""
     return [name for name, value in float_constants(net.graph).items() if value.rank]
 
 
 def _training(name: str, net: Model, left: Mapping[str, str]) -> str:
-    """What training does with a stored tensor."""
+    """Return what training does with a stored tensor."""
     if name in net.trainable:
         return "trained"
     if net.value(name).role == "state":
@@ -135,13 +137,15 @@ def _training(name: str, net: Model, left: Mapping[str, str]) -> str:
 
 
 def groups(net: Model) -> dict[str, dict[str, int]]:
-    """By group (ctx_group): its nodes, inside of branches and loops too, and the elements of the parameters that it is
-    the first to read."""
+    """Count nodes and parameters of each group (ctx_group).
+
+    Nodes in branches and loops count. A parameter counts in the first group that reads it.
+    """
     found: dict[str, dict[str, int]] = {}
     counted: set[Value] = set()
 
     def count(graph: Graph, known: Mapping[Value, Value]) -> None:
-        """known: what stands in the graph for parameters of the model, and these."""
+        """known: values of the graph that are parameters of the model."""
         for node in graph.nodes:
             bodies = node.op.subgraphs().values() if is_control(node) else ()
             for body in bodies:
@@ -173,7 +177,7 @@ def _print_costs(net: Model, shapes: tuple[str, ...], as_json: bool) -> None:
 
 
 def _print_outline(path: str, why: UnsupportedError, as_json: bool) -> None:
-    """What the file says, and on stderr why there is no more."""
+    """Print what the file declares, and on stderr why graphkit cannot run it."""
     found = outline(path)
     if as_json:
         facts = found._asdict() | {"model": found.name, "nodes": len(found.nodes), "unsupported": str(why)}
@@ -186,7 +190,7 @@ def _print_outline(path: str, why: UnsupportedError, as_json: bool) -> None:
             show(f"{kind} {name}: {told or 'of unknown type'}")
     print_table(found.name or "unnamed", Entry._fields, found.nodes)
     click.echo(f"stored: {len(found.stored)} tensors, {human(found.stored_bytes)}")
-    log(f"the types are those that the file declares, since graphkit cannot run it: {why}")
+    log(f"graphkit cannot run this file, so the types are those that it declares: {why}")
 
 
 def _print_passes(net: Model, as_json: bool) -> None:
@@ -196,7 +200,7 @@ def _print_passes(net: Model, as_json: bool) -> None:
         return
     rows = [(e.name, e.nodes, e.fixed, e.change) for e in found]
     print_table(
-        f"{net.name}: passes for inference (nodes on parameters alone run once, not with every input)",
-        ("pass", "nodes", "on parameters", "change"),
+        f"{net.name}: passes for inference (nodes that only depend on parameters run once, not in every run)",
+        ("pass", "nodes", "run once", "change"),
         rows,
     )

@@ -17,34 +17,35 @@ from graphkit.executor.devices.registry import has_factory, has_string_function
 from graphkit.onnx_io.outline import Outline, outline
 from graphkit.ops import registry
 
-# Regions of the native program, with gradients of their own.
+# Operators that the native program executes as regions, with their own gradients.
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-# By what an operator of a file is carried out, where it is none of the registry.
-_READ = {"rule": "in terms of others", "function": "by its definition"}
+# How an operator of a file runs, if the registry does not have it.
+_READ = {"rule": "rewritten on import", "function": "by its definition"}
 
 
 @click.command()
 @click.argument("model", required=False)
 @click.argument("shapes", nargs=-1, metavar="[NAME:SHAPE]...")
-@click.option("--markdown", is_flag=True, help="Write the page docs/operator_table.md: every operator is tried out.")
+@click.option("--markdown", is_flag=True, help="Print the page docs/operator_table.md, which runs every operator.")
 @model_file_options
 @limit_options
 @json_option
 def command(
     model: str | None, shapes: tuple[str, ...], markdown: bool, external_root: str | None, as_json: bool
 ) -> int:
-    """List every operator; with MODEL (.onnx or .json), those it uses, how each is supported, and what it costs.
+    """List all operators. With MODEL (.onnx or .json), list the operators that it uses, how each is supported, and what
+    it costs.
 
-    A row says whether a native kernel of that operator exists; `--markdown` tries them. FLOPs are two for each
-    multiply-add of products, convolutions, recurrent layers and attention; bytes are operands and results, as if
-    nothing were fused. Operators that the import writes in terms of others are listed on their own. Files that
-    cannot be run are listed as well, without costs.
+    "runs" says whether an operator has a native kernel; only --markdown runs the kernels. A multiply-add of a matrix
+    product, convolution, recurrent layer or attention counts as two FLOPs. Bytes are those of operands and results, as
+    if nothing were fused. Operators that are rewritten as others on import have their own table. A file that cannot be
+    run is listed without costs.
 
     Exit code 3: the model uses an operator that graphkit does not know.
     """
     if markdown:
         if model is not None or as_json:
-            raise UsageError("--markdown lists all operators: it takes no MODEL, and is no JSON")
+            raise UsageError("--markdown lists all operators: leave out MODEL and --json")
         from graphkit.checks import operator_table
 
         click.echo(operator_table.markdown(operator_table.operator_rows()), nl=False)
@@ -60,7 +61,7 @@ def command(
         if written is None:
             raise
         _print_written(model, written, as_json)
-        log(f"it cannot be run: {error}")
+        log(f"{model} cannot be run: {error}")
         return error.exit_code
     _print_model(model, model_costs(net, shapes), _rewritten(written) if written else [], as_json)
     return 0
@@ -76,7 +77,7 @@ def _print_registry(as_json: bool) -> None:
 
 
 def _print_written(model: str, written: Outline, as_json: bool) -> None:
-    """The operators of a file that does not load."""
+    """Print the operators of a file that graphkit cannot run."""
     rows = []
     for (domain, name, means), count in sorted(written.operators.items(), key=str):
         how = _READ.get(means or "")
@@ -90,7 +91,7 @@ def _print_written(model: str, written: Outline, as_json: bool) -> None:
 
 
 def _rewritten(written: Outline) -> list[dict[str, Any]]:
-    """The operators of a file that others stand for."""
+    """Return the operators of a file that the import replaces by others."""
     return [
         {"operator": label(domain, name), "count": count, "by": means}
         for (domain, name, means), count in sorted(written.operators.items(), key=str)
@@ -99,7 +100,7 @@ def _rewritten(written: Outline) -> list[dict[str, Any]]:
 
 
 def _print_model(model: str, sized: Sized, rewritten: list[dict[str, Any]], as_json: bool) -> None:
-    """The operators of a model, with what they cost."""
+    """Print the operators of a model with their costs."""
     costs = sorted(sized.costs.operators.items(), key=lambda item: item[0])
     rows = [_row(*key) | {"count": cost.nodes} | costs_as_json(cost) for key, cost in costs]
     total = sized.costs.total
@@ -118,7 +119,7 @@ def _print_model(model: str, sized: Sized, rewritten: list[dict[str, Any]], as_j
         show(note)
     if rewritten:
         read = [[r["operator"], r["count"], _READ[r["by"]]] for r in rewritten]
-        print_table("read as others", ["operator", "count", "read"], read)
+        print_table("replaced by other operators on import", ["operator", "count", "runs"], read)
 
 
 def _row(domain: str, name: str) -> dict[str, Any]:

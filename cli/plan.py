@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._groups import INPUTS, OUTPUT, PROCESSES, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import device_of, device_options, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
@@ -15,29 +16,47 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.text import human
 
-_PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
+# Name in JSON, name in the table, whether steps work in place, whether values share memory.
+_PLANNERS = (
+    ("naive", "neither", False, False), ("in-place", "in-place steps", True, False),
+    ("co-share", "shared memory", False, True), ("both", "both", True, True),
+)  # fmt: skip
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("model")
-@click.option(
-    "--batch", type=click.IntRange(1), help="Size of the first dimension of every input, where it is symbolic."
-)
-@click.option("--shape", "shapes", multiple=True, metavar="NAME:SHAPE", help="Shape of one input; repeat.")
-@training_options
-@click.option(
-    "--processes",
+@option(
+    "--batch",
+    group=INPUTS,
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="With --training: the optimizer's states where so many processes divide them (train --shard-optimizer).",
+    help="Batch size: the first dimension of inputs, if it is symbolic.",
 )
-@click.option("--steps", is_flag=True, help="Print every step with its offsets.")
-@click.option("--compare", is_flag=True, help="Also without in-place and without sharing: the four-way table.")
-@click.option(
-    "--html", type=click.Path(dir_okay=False), help="Write a page that draws time against address to this file."
+@option("--shape", "shapes", group=INPUTS, multiple=True, metavar="NAME:SHAPE", help="Shape of an input. Repeatable.")
+@training_options
+@option(
+    "--processes", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,
+    help="With --training: number of processes over which the optimizer states are sharded (--shard-optimizer of "
+    "graphkit train).",
+)  # fmt: skip
+@option(
+    "--steps",
+    group=REPORTING,
+    is_flag=True,
+    help="Print every step with its offsets in the arena, the memory of all activations.",
 )
-@click.option("--run/--no-run", "measured", default=True, help="Run and measure (the default), or only plan.")
+@option(
+    "--compare", group=REPORTING, is_flag=True,
+    help="Also print the size of the arena with in-place steps only, with shared memory only, with both and with "
+    "neither.",
+)  # fmt: skip
+@option(
+    "--html", group=OUTPUT, type=click.Path(dir_okay=False),
+    help="Write an HTML page with a picture of memory addresses over time to this file.",
+)  # fmt: skip
+@option(
+    "--run/--no-run", "measured", group=REPORTING, default=True, show_default=True,
+    help="Also run the model and measure its memory, or only plan.",
+)  # fmt: skip
 @device_options
 @model_file_options
 @limit_options
@@ -61,7 +80,7 @@ def command(
     external_root: str | None,
     as_json: bool,
 ) -> None:
-    """Show how much memory a run of MODEL takes, and where the peak is.
+    """Show how much memory a run of MODEL needs, and at which node the peak is.
 
     \b
     graphkit plan net.onnx --batch 64
@@ -78,9 +97,9 @@ def command(
     net = read_model(model, external_root)
     check_training(training, recompute, swap_memory)
     if processes > 1 and not training:
-        raise UsageError("--processes is for --training: inference has no optimizer's states to divide")
+        raise UsageError("--processes only works with --training: inference has no optimizer states to shard")
     switches: dict[str, Any] = {"device": device_of(device), "threads": threads}
-    # A Trainer has a graph and plans it, as a model does.
+    # The subject is a Model or a Trainer: both have a graph.
     memory = {"recompute": recompute, "swap_memory": swap_memory}
     subject: Any = trainer_of(net, loss, optimizer, **memory, **switches) if training else net
     bound, guesses = concrete_shapes(subject, parse_shapes(shapes), batch)
@@ -108,7 +127,7 @@ def command(
             label: Executor(graph, executor.params, inplace=inplace, share=share, **switches)
             .specialise(bound)
             .arena_bytes
-            for label, inplace, share in _PLANNERS
+            for label, _, inplace, share in _PLANNERS
         }
     if measured:
         result |= _measure(subject, executor, bound)
@@ -117,13 +136,14 @@ def command(
         return
     print_table(title, ["memory", ""], _rows(plan, result))
     if compare:
-        print_table("arena with", ["planner", "bytes"], [(k, human(v)) for k, v in result["compare"].items()])
+        rows = [(shown, human(result["compare"][label])) for label, shown, *_ in _PLANNERS]
+        print_table("arena with", ["", "size"], rows)
     if steps:
         show(str(plan))
 
 
 def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """A real run on random inputs beside the plan; nothing, and why, where there is no measuring."""
+    """Run on random inputs and measure the memory. Returns {} and logs the reason if that is not possible."""
     from graphkit.checks.footprint import measure
     from graphkit.checks.inputs import make_feeds
 
@@ -142,23 +162,23 @@ def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) ->
 def _optimizer_states(result: dict[str, Any]) -> list[tuple[str, str]]:
     if "optimizer_state_bytes" not in result:
         return []
-    among = f", of each of {result['processes']} processes" if result["processes"] > 1 else ""
+    among = f", per process of {result['processes']}" if result["processes"] > 1 else ""
     return [(f"optimizer states{among}", human(result["optimizer_state_bytes"]))]
 
 
 def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
     times = f" ({plan.naive_bytes / plan.arena_bytes:.1f} times the arena)" if plan.arena_bytes else ""
     rows = [
-        ("parameters", human(result["parameter_bytes"])),
+        ("parameters and running statistics", human(result["parameter_bytes"])),
         *_optimizer_states(result),
-        ("packed by kernels", human(plan.packed_bytes)),
-        ("results", human(plan.result_bytes)),
+        ("weights packed for kernels", human(plan.packed_bytes)),
+        ("outputs", human(plan.result_bytes)),
         ("activations", human(plan.activation_bytes)),
         ("working memory of a step", human(plan.scratch_bytes)),
         ("arena", human(plan.arena_bytes)),
-        ("lower bound of this schedule", human(plan.lower_bound)),
-        ("lower bound of the plain order", human(plan.plain_lower_bound)),
-        ("naive sum", human(plan.naive_bytes) + times),
+        ("lower bound, in this order of steps", human(plan.lower_bound)),
+        ("lower bound, in the order of the graph", human(plan.plain_lower_bound)),
+        ("naive sum, without sharing", human(plan.naive_bytes) + times),
         ("peak at node", plan.peak_node),
         ("steps", len(plan.steps)),
         ("interpreted steps", len(plan.fallbacks)),
@@ -167,11 +187,11 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
     if plan.examples is not None:
         rows.append(("examples at a time", f"{plan.examples[0]} of {plan.examples[1]}"))
     if "sums" in result:
-        rows.append(("sums of gradients", result["sums"]))
+        rows.append(("all-reduce of gradients", result["sums"]))
     if "run_measured_bytes" in result:
         rows += [
-            ("a run, planned", human(result["run_planned_bytes"])),
-            ("a run, measured", human(result["run_measured_bytes"])),
-            ("the first run, which prepares", human(result["first_run_bytes"])),
+            ("one run, planned", human(result["run_planned_bytes"])),
+            ("one run, measured", human(result["run_measured_bytes"])),
+            ("first run with preparation, measured", human(result["first_run_bytes"])),
         ]
     return rows

@@ -18,15 +18,16 @@ LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.05, 0.9, 64
 
 @click.command()
 @click.option(
-    "-o", "--output", "folder", default="graphkit-quickstart", show_default=True, type=click.Path(file_okay=False)
-)
-@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+    "-o", "--output", "folder", default="graphkit-quickstart", show_default=True, type=click.Path(file_okay=False),
+    help="Output folder.",
+)  # fmt: skip
+@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Number of epochs to train.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the data order and of random operators.")
 @json_option
 def command(folder: str, epochs: int, seed: int, as_json: bool) -> int:
-    """Build LeNet for 8x8 handwritten digits, train it, test it, export ONNX, run the file, and verify it.
+    """Build LeNet for 8x8 handwritten digits, train and test it, export ONNX, and verify the file in ONNX Runtime.
 
-    Exit code 1: the exported file does not compute what the trained model computes.
+    Exit code 1: the exported file computes other results than the trained model.
     """
     result = quickstart(Path(folder), epochs, seed)
     if as_json:
@@ -37,7 +38,7 @@ def command(folder: str, epochs: int, seed: int, as_json: bool) -> int:
 
 
 def quickstart(folder: Path, epochs: int, seed: int) -> dict[str, Any]:
-    """Do every step once; return what happened."""
+    """Run all steps and return their results."""
     import graphkit as gk
     from graphkit.checks.verify import verify
     from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -47,7 +48,7 @@ def quickstart(folder: Path, epochs: int, seed: int) -> dict[str, Any]:
     net = gk.models.build("lenet", image=train.shape, classes=train.num_classes)
     trainer = gk.Trainer(net, optimizer=gk.optim.SGD(LEARNING_RATE, momentum=MOMENTUM), seed=seed)
     log(f"training {net!r} on {len(train)} digits")
-    trainer.run = "quickstart"  # which may be repeated in its folder
+    trainer.run = "quickstart"  # a fixed name, so that quickstart can be repeated in its folder
     history = trainer.fit(train, epochs=epochs, batch_size=BATCH_SIZE, metrics=["accuracy"], folder=folder)
     accuracy = trainer.evaluate(test)["accuracy"]
     trained = time.perf_counter()
@@ -91,12 +92,12 @@ def _show(result: dict[str, Any], folder: Path, epochs: int) -> None:
         ("trained", f"{training}, loss {result['final_loss']:.4f}"),
         ("tested", f"{result['test_accuracy']:.2%} of {result['test_images']} held-out images"),
         ("exported", str(folder / "net.onnx")),
-        ("ran again", f"the file gives {'the same' if result['same_classes'] else 'OTHER'} classes"),
+        ("ran", f"the file predicts {'the same' if result['same_classes'] else 'OTHER'} classes"),
         ("verified", f"{verdict}: largest difference of a probability {result['max_probability_difference']:.1e}"),
     ]
     print_table("graphkit quickstart", ["step", "result"], rows)
     click.echo(f"files in {folder}/: " + ", ".join(result["files"]))
-    click.echo("by hand:")
+    click.echo("the same steps as single commands:")
     for line in (
         "graphkit build lenet --dataset digits -o net.json",
         f"graphkit train net.json --data digits --epochs {epochs} -o run/",

@@ -16,7 +16,7 @@ from graphkit.text import human
 
 @click.group("records")
 def command() -> None:
-    """Record files of MXNet's: pack pictures into one, list what is in it, check it.
+    """Pack images into a RecordIO file (.rec, the format of MXNet), list its records, or check it.
 
     \b
     graphkit records pack photos/ -o photos.rec --resize 256
@@ -27,22 +27,30 @@ def command() -> None:
 
 @command.command("pack")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .rec file.")
-@click.option("--resize", type=click.IntRange(1), help="The shorter side, of pictures that are larger.")
-@click.option("--encoding", type=click.Choice(["jpg", "png"]), help="Write pictures anew (default: only resized ones).")
-@click.option("--quality", type=click.IntRange(1, 100), default=95, show_default=True, help="Of jpg.")
-@click.option("--shuffle", is_flag=True, help="In an order that the seed decides.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Output file, .rec."
+)
+@click.option(
+    "--resize", type=click.IntRange(1), help="Resize larger images so that the shorter side has this many pixels."
+)
+@click.option(
+    "--encoding", type=click.Choice(["jpg", "png"]),
+    help="Encode all images in this format. Default: only encode images that are resized.",
+)  # fmt: skip
+@click.option("--quality", type=click.IntRange(1, 100), default=95, show_default=True, help="JPEG quality.")
+@click.option("--shuffle", is_flag=True, help="Write the records in random order, by --seed.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of --shuffle.")
 @click.option(
     "--on-damaged", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
-    help="Pictures that cannot be read: end, or leave them out, named.",
+    help="If an image cannot be read: raise stops with an error, skip leaves it out and logs its name.",
 )  # fmt: skip
 @json_option
 def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options: Any) -> int:
-    """Write SOURCE to a .rec file with its .idx, and class names to NAME.classes.txt.
+    """Write the images of SOURCE to a .rec file with its .idx index, and the class names to NAME.classes.txt.
 
-    SOURCE is a folder with a folder of pictures for each class, a list of paths and classes with tabs between them, or
-    a .lst of im2rec's: a number, labels and a path in each line. Files go in byte for byte unless they are resized.
+    SOURCE is a folder with one folder of images per class, a list with a path and a class in each line, separated by a
+    tab, or a .lst file of im2rec: a number, labels and a path in each line. Images are copied byte for byte unless
+    --resize or --encoding changes them.
     """
     from graphkit.data.records.packing import pack_pictures
 
@@ -60,10 +68,10 @@ def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options:
 
 @command.command("list")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--first", type=click.IntRange(1), help="So many of them.")
+@click.option("--first", type=click.IntRange(1), help="Number of records to show. Default: all.")
 @json_option
 def _list(file: Path, first: int | None, as_json: bool) -> int:
-    """Show key, label and size of the records in FILE, in the order of its index."""
+    """Show key, label, id and size of the records in FILE, in the order of its index."""
     from graphkit.data.records import RecordFile, unpack
 
     records = RecordFile(file)
@@ -81,10 +89,11 @@ def _list(file: Path, first: int | None, as_json: bool) -> int:
 
 @command.command("check")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--decode", is_flag=True, help="Decode every picture as well.")
+@click.option("--decode", is_flag=True, help="Also decode every image.")
 @json_option
 def _check(file: Path, decode: bool, as_json: bool) -> int:
-    """Read all of FILE: damaged places, headers, whether the index is its own. Exit code 1 where not all is well."""
+    """Read all of FILE and report damaged records, wrong headers and an index of another file. Exit code 1: there are
+    problems."""
     from graphkit.data.records.checking import check
 
     found = check(file, decode=decode)

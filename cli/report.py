@@ -20,27 +20,42 @@ if TYPE_CHECKING:
     from graphkit.report.log import Log
     from graphkit.report.runs import Run
 
-# Seconds from one page to the next while runs go on.
+# Default of --refresh with --watch, in seconds.
 _REFRESH = 10
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="RUN...")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The page to write.")
-@click.option("--data", "spec", help="Data whose validation part is predicted (default: that of each run).")
-@click.option("--valid", "valid_spec", help="Data to predict, whole (default: what each run was validated on).")
-@data_option
-@click.option("--predictions/--no-predictions", default=True, help="Predict, as is the default, or only show the logs.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="Output file, .html.")
 @click.option(
-    "--max-samples", type=click.IntRange(1), default=10_000, show_default=True, help="Predict so many samples at most."
+    "--data", "spec", metavar="DATA", help="Data set whose validation part is predicted. Default: the data of each run."
 )
-@click.option("--title", help="Title of the page (default: the names of the runs).")
+@click.option(
+    "--valid",
+    "valid_spec",
+    metavar="DATA",
+    help="Data set that is predicted completely. Default: the validation data of each run.",
+)
+@data_option
+@click.option(
+    "--predictions/--no-predictions", default=True, show_default=True,
+    help="Show predictions of the models for validation data, or only curves and settings.",
+)  # fmt: skip
+@click.option(
+    "--max-samples",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Maximum number of samples to predict.",
+)
+@click.option("--title", help="Title of the page. Default: the names of the runs.")
 @click.option(
     "--refresh", type=click.IntRange(1), metavar="SECONDS",
-    help=f"The page loads itself again so often while a run goes on (default with --watch: {_REFRESH}).",
+    help=f"Seconds after which the page reloads itself while a run is in progress. Default: {_REFRESH} with --watch, "
+    "else never.",
 )  # fmt: skip
 @trust_option
-@click.option("--watch", is_flag=True, help="Write the page again and again until the runs are over, or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Update the page until all runs have ended, or until Ctrl-C.")
 @json_option
 def command(
     folders: tuple[str, ...],
@@ -56,9 +71,10 @@ def command(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """Write a page about one or several RUNs, the folders that training writes to: curves, predictions, settings.
+    """Write an HTML page about one or several RUNs: curves, predictions, settings and the network.
 
-    The page needs no other file and no network. Logs are read while runs go on; nothing of a run is changed.
+    RUN is the output folder of a training, which may be in progress; the report does not change it. The page needs no
+    other files and no network access.
 
     \b
     graphkit report run/ -o report.html
@@ -69,7 +85,7 @@ def command(
     from graphkit.report.gathering import Gathering
 
     if not predictions and (spec or valid_spec or data_options):
-        raise UsageError("--no-predictions predicts nothing: leave out --data, --valid and --data-option")
+        raise UsageError("--data, --valid and --data-option are only for predictions: leave out --no-predictions")
     options = source_options(data_options)
 
     def data_of(run: Run, net: Model) -> Dataset:
@@ -86,7 +102,7 @@ def command(
         if not watch or not any(_is_awaited(run) for run in runs):
             break
         if not told:
-            log(f"wrote {output}, and writes it every {every} s until the runs are over; Ctrl-C ends it")
+            log(f"wrote {output}; updating it every {every} s until the runs end, or until Ctrl-C")
             told = True
         time.sleep(every or _REFRESH)
     if as_json:
@@ -96,7 +112,7 @@ def command(
 
 
 def _is_awaited(run: Run) -> bool:
-    """Whether more of it will come: it goes on, or has not begun."""
+    """Whether the run is in progress, or has not begun."""
     return run.goes_on or not (run.epochs or run.steps)
 
 
@@ -104,7 +120,7 @@ def _write(
     folders: tuple[str, ...], page_path: Path, gathering: Gathering, title: str | None, every: int | None, watch: bool,
     logs: dict[Path, Log],
 ) -> list[Run]:  # fmt: skip
-    """The runs as they were when the page was written."""
+    """Write the page and return the runs that it shows."""
     from graphkit.report.page import page, title_of
     from graphkit.report.runs import read_runs
 
@@ -130,30 +146,30 @@ def _described(run: Run) -> dict[str, object]:
 def _validation(
     run: Run, net: Model, spec: str | None, valid_spec: str | None, options: dict[str, object], *, trusted: bool
 ) -> Dataset:
-    """The data that a run is judged by.
+    """Return the data that the model of a run predicts.
 
-    trusted: whether files are read, and functions called, that the run folder names and the command does not. Raises
-    UsageError where they are needed and are not trusted, or where neither the command nor the run names any.
+    trusted: whether to read files and call functions that only the run folder names. Raises UsageError if they are
+    needed and not trusted, or if neither the command nor the run names any data.
     """
     from graphkit.cli.train import data, objective
     from graphkit.data import sources
 
     own = run.options
     if valid_spec is None and spec is None:
-        # Paths in the config hold wherever the command is called.
+        # Paths in the config are absolute.
         spec, valid_spec = (run.settings.get(name, own.get(f"{name}_spec")) for name in ("data", "valid"))
         options = source_options(tuple(own.get("data_options") or ())) | options
         foreign = [s for s in (spec, valid_spec) if s is not None and not sources.comes_with_package(s)]
         if foreign and not trusted:
             raise UsageError(
-                f"its folder names the data {', '.join(foreign)}: read them by --data or --valid, or say "
-                "--trust-run-folder if the folder is your own"
+                f"the run folder refers to the data {', '.join(foreign)}. Name the data with --data or --valid, or add "
+                "--trust-run-folder if you made this folder"
             )
     if spec is None and valid_spec is None:
-        raise UsageError("its folder does not say which data it was trained on; --data says what to predict")
+        raise UsageError("the run folder does not name the data of the training; name data to predict with --data")
     axes = data.axis_options(tuple(own.get("batch_axes") or ()))
     names = objective.loss_names(tuple(own.get("loss_specs") or ()))
-    # The part that the run held out. Runs that do not say how were divided by the places of their samples.
+    # Split the data as the run did. Runs that do not record how were split by the positions of their samples.
     split = str(own.get("split", "position")) if own else None
     parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes, split)
     return data.fitted(net, parts, [] if isinstance(names, str) else list(names)).test

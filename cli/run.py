@@ -15,6 +15,7 @@ import numpy as np
 
 from graphkit.checks.maps import flattened
 from graphkit.cli._classes import best, table
+from graphkit.cli._groups import LIMITS, OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
@@ -37,34 +38,32 @@ if TYPE_CHECKING:
     from graphkit.model import Model
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("model")
 @input_options
 @image_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False),
-    help="Write the outputs to this .npz file. Names such as /y or ../y are written as %2Fy and %2E%2E/y.",
-)
-@click.option("--output-name", "names", multiple=True, help="Only these outputs, or internal values by name; repeat.")
-@click.option(
-    "--profile",
-    "trace",
-    type=click.Path(dir_okay=False),
-    help="Write a trace for Perfetto or Chrome to this .json file, and print the time of each operator.",
-)
-@click.option(
-    "--top",
-    type=click.IntRange(1),
-    metavar="K",
-    help="Show the K best classes of every sample, by name where the model has names (then 5, unasked).",
-)
-@click.option(
-    "--check-nan", is_flag=True,
-    help="Name the first node that makes a NaN or an infinity, by a run of the reference; exit code 1 if there is one.",
+@option(
+    "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False),
+    help="Write the outputs to this .npz file. Names such as /y and ../y are written as %2Fy and %2E%2E/y.",
 )  # fmt: skip
-@click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
+@option(
+    "--output-name", "names", group=OUTPUT, multiple=True, metavar="NAME",
+    help="Compute only this output, or this internal value. Repeatable.",
+)  # fmt: skip
+@option(
+    "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
+    help="Record a second run as a trace for Perfetto or Chrome in this .json file, and print the time per operator.",
+)  # fmt: skip
+@option(
+    "--top", group=OUTPUT, type=click.IntRange(1), metavar="K",
+    help="Show the K most probable classes of each sample. Default: 5 if the model has class names, else none.",
+)  # fmt: skip
+@option(
+    "--check-nan", group=REPORTING, is_flag=True,
+    help="Run the reference implementation, and name the first node that makes a NaN or an infinity. Exit code 1: "
+    "there is one.",
+)  # fmt: skip
+@option("--check-finite", group=LIMITS, is_flag=True, help="Stop with an error if an input contains NaN or infinity.")
 @device_options
 @model_file_options
 @limit_options
@@ -74,15 +73,18 @@ def command(
     trace: str | None, top: int | None, check_nan: bool, check_finite: bool, device: str, threads: int | None,
     external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
-    """Run MODEL (.json, .onnx, a training folder, or - for stdin) and show its outputs.
+    """Run MODEL (.json, .onnx, a run folder, or - for stdin) and show its outputs.
 
-    Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, a picture (.png, .jpg, ...) or a folder of pictures; of one
-    input that takes pictures the name may be left out, and several are a batch. Pictures go through what the model's
-    metadata say; else they are resized to the input's size, in RGB from 0 to 1, and as they are for uint8. The options
-    of pictures come first. A .csv, .tsv or .parquet file alone is read as the table that the model was trained on.
-    What is not given is guessed, and said. A sequence is NAME=FILE,FILE,... (NAME= for none),
-    and NAME[0], NAME[1], ... in an .npz file. Results that are maps are shown and written as two arrays, NAME.keys and
-    NAME.values.
+    An input is NAME:SHAPE (values by --fill) or NAME=FILE, with a .npy or .npz file, an image (.png, .jpg, ...) or a
+    folder of images. If only one input takes images, you may leave out its NAME; several images are a batch. A .csv,
+    .tsv or .parquet file alone is read like the table that the model was trained on. Inputs and dimensions that you do
+    not give are generated, and the command prints how.
+
+    Images are preprocessed as the --image options say, otherwise as the model's metadata say. Without either, they are
+    resized to the size of the input, as RGB from 0 to 1, or from 0 to 255 for uint8.
+
+    A sequence is NAME=FILE,FILE,... (NAME= if it is empty), or the arrays NAME[0], NAME[1], ... of an .npz file. An
+    output that is a map is shown and written as two arrays, NAME.keys and NAME.values.
 
     \b
     graphkit run net.onnx
@@ -97,7 +99,7 @@ def command(
     from graphkit.cli._inputs import feeds_for, picture_files
 
     if output is not None and not output.endswith(".npz"):
-        raise UsageError(f"{output}: outputs are written to an .npz file")
+        raise UsageError(f"-o {output}: the name of the output file must end in .npz")
     net = read_model(model, external_root, best=True)
     if names:
         net = net.select(*names)
@@ -138,16 +140,16 @@ def command(
         return code
     print_table(f"{net.name}: {seconds * 1e3:.2f} ms", ["output", "dtype", "shape", "values"], rows)
     if classes is not None:
-        print_table(f"classes by {classes['output']}", *table(classes))
+        print_table(f"most probable classes, by output {classes['output']}", *table(classes))
     if recorded is not None:
-        print_table("time by operator", *recorded.table())
+        print_table("time per operator", *recorded.table())
     if check_nan:
-        show(f"not finite: {origin['message']}" if origin else "every value is finite")
+        show(f"not finite: {origin['message']}" if origin else "all values are finite")
     return code
 
 
 def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
-    """What makes the first NaN or infinity; None when there is none."""
+    """Return the node that makes the first NaN or infinity; None if all values are finite."""
     from graphkit.checks.nonfinite import counted, find_nonfinite
 
     found = find_nonfinite(net, feeds)
@@ -157,13 +159,15 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
     if not bad:
         return None
     listed = ", ".join(map(repr, bad))
-    return {"message": f"output {listed}, from the rounding of the kernels: interpreted, every value is finite"}
+    return {
+        "message": f"output {listed}, only in the native kernels: all values of the reference implementation are finite"
+    }
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
-    """The bytes of an .npz file. numpy.savez takes names as keywords, and has two of its own: file, allow_pickle.
+    """Return the bytes of an .npz file. (numpy.savez cannot store arrays with the names file and allow_pickle.)
 
-    No name of an output is a path that leads out of the folder into which the file is unpacked: see `member_name`.
+    Names are escaped, so that unpacking the file writes nothing outside its folder: see `member_name`.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -175,27 +179,35 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
 
 
 def _check_name(name: str) -> None:
-    """Raise UsageError for the name of an output that no file in an archive can have."""
+    """Raise UsageError if a file in an archive cannot have the name of this output."""
     try:
         size = len(f"{member_name(name)}.npy".encode())
     except UnicodeEncodeError:
-        raise UsageError(f"output {name!r}: .npz files hold names in UTF-8, which cannot write this one") from None
+        raise UsageError(
+            f"output {name!r}: this name cannot be stored in an .npz file, because it is not UTF-8"
+        ) from None
     if size >= 1 << 16:
-        raise UsageError(f"output {name[:40]!r}...: the name is too long for an .npz file ({size} bytes); use --json")
+        raise UsageError(
+            f"output {name[:40]!r}...: the name is too long for an .npz file ({size} bytes of at most 65,535); use "
+            "--json instead of -o"
+        )
 
 
 def _plain(name: str, array: np.ndarray) -> np.ndarray:
-    """Strings in numpy's own form, which is read without pickle."""
+    """Convert strings to numpy's string type, which is stored without pickle."""
     if array.dtype != object:
         return array
     strings = array.astype(str)
     if (strings.astype(object) != array).any():
-        raise UsageError(f"output {name!r}: a string ends with a zero byte, which .npz files cannot hold; use --json")
+        raise UsageError(
+            f"output {name!r}: a string ends with a zero byte, which an .npz file cannot store; use --json instead "
+            "of -o"
+        )
     return strings
 
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:
-    """Run twice, the second time recorded: the first one also pays for fresh memory and packed weights."""
+    """Run twice and record the second run: the first one also allocates memory and packs weights."""
     from graphkit.executor.run.profile import profile
 
     state = executor.rng

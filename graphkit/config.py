@@ -1,6 +1,6 @@
-"""Every GRAPHKIT_* environment variable, typed and documented, in one place.
+"""All GRAPHKIT_* environment variables, with their types, defaults and meanings.
 
-Values are read when they are asked for, so that a test or a script may change the environment.
+A variable is read each time that its value is needed, so a script or a test may change it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Knob(Generic[T]):
-    """One environment variable: its name, how its text is read, its default, what it does."""
+    """One environment variable: its name, a parser for its text, its default and its meaning."""
 
     name: str
     parse: Callable[[str], T]
@@ -27,14 +27,14 @@ class Knob(Generic[T]):
     help: str
 
     def get(self) -> T:
-        """Return the value in force; raises UsageError when the text cannot be read."""
+        """Return the value in effect. Raises UsageError if the text cannot be parsed."""
         text = os.environ.get(self.name)
         if text is None or text == "":
             return self.default
         try:
             return self.parse(text)
         except ValueError as error:
-            raise UsageError(f"{self.name}={text!r}: {error}; {self.help}") from None
+            raise UsageError(f"environment variable {self.name}={text!r}: {error}. Its meaning: {self.help}") from None
 
 
 def _flag(text: str) -> bool:
@@ -50,25 +50,35 @@ def _level(text: str) -> int:
     try:
         return int(_flag(text))
     except ValueError:
-        raise ValueError("expected 0, 1, 2 or 3 (true, yes, on: 1; false, no, off: 0)") from None
+        raise ValueError("expected 0, 1, 2 or 3 (true, yes and on mean 1; false, no and off mean 0)") from None
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise ValueError("expected seconds, a number above 0")
+        raise ValueError("expected a number of seconds above 0")
     return value
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _integer(text)
     if value < 1:
         raise ValueError("expected a positive integer")
     return value
 
 
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("expected an integer") from None
+
+
 def memory_size(text: str) -> int | None:
-    """Bytes, or a number with KB, MB, GB, KiB, MiB or GiB, as bytes; None for what is neither."""
+    """Return the bytes of a text such as 4096, 500MB or 4GiB (KB, MB, GB, KiB, MiB, GiB); None for any other text."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]i?)?B?", text, re.IGNORECASE)
     if match is None:
         return None
@@ -85,101 +95,134 @@ def _memory(text: str) -> int:
 
 
 NUM_THREADS: Knob[int | None] = Knob(
-    "GRAPHKIT_NUM_THREADS", _positive, None, "threads of the CPU engine; default: the cores allowed"
+    "GRAPHKIT_NUM_THREADS", _positive, None, "number of CPU threads; default: one per core that the process may use"
 )
 PIN = Knob(
-    "GRAPHKIT_PIN", _flag, False, "1 keeps each helper thread on a core, those of the caller's memory node (NUMA) first"
+    "GRAPHKIT_PIN", _flag, False,
+    "1: pin each helper thread to a core; cores of the caller's NUMA node are used first",
+)  # fmt: skip
+STRICT = Knob(
+    "GRAPHKIT_STRICT", _flag, False, "1: raise an error if a step has no native kernel, instead of interpreting it"
 )
-STRICT = Knob("GRAPHKIT_STRICT", _flag, False, "1 makes a step without a native kernel an error")
 DEBUG = Knob(
     "GRAPHKIT_DEBUG",
     _level,
     0,
-    "1 logs the effect of every graph pass, and every program made, on stderr; 2 also times, nodes that are interpreted"
-    " and why, cached programs and why others are made; 3 also the graph after each pass and the steps of each program",
+    "level of logging to stderr. 1: effects of graph passes, compiled programs; 2: also times of passes, which nodes"
+    " are interpreted and why, cached programs, reasons for compiling; 3: also the graph after each pass and the steps"
+    " of each program",
 )
-CHECK_PASSES = Knob("GRAPHKIT_CHECK_PASSES", _flag, False, "1 proves behind every graph pass what it ensures")
-SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators when none is given")
+CHECK_PASSES = Knob(
+    "GRAPHKIT_CHECK_PASSES", _flag, False, "1: check after every graph pass that the graph is as the pass declares"
+)
+SEED = Knob("GRAPHKIT_SEED", _integer, 0, "default seed of initial parameters, training and random operators")
 CACHE: Knob[str | None] = Knob(
     "GRAPHKIT_CACHE",
     str,
     None,
-    "folder that keeps plans of large programs and kernels compiled for cards between processes;"
-    " default: kernels alone, in the user's folder for such files",
+    "folder in which processes cache memory plans of large programs and compiled GPU kernels; default: only GPU kernels"
+    " are cached, in the user's cache folder (~/.cache/graphkit)",
 )
 CACHE_MB = Knob(
-    "GRAPHKIT_CACHE_MB", _positive, 32, "about how many MB an executor keeps of programs for sizes seen before"
+    "GRAPHKIT_CACHE_MB",
+    _positive,
+    32,
+    "memory, in MB, for compiled programs that an executor keeps for other input shapes (approximate)",
 )
 RANK_TIMEOUT = Knob(
     "GRAPHKIT_RANK_TIMEOUT", _seconds, 60.0,
-    "seconds after which a job ends if a process gives no sign, or if all wait; inf: never",
+    "seconds without a heartbeat from a process, or with all processes waiting, after which a job stops; inf: never",
 )  # fmt: skip
 RANKS_PER_HOST: Knob[int | None] = Knob(
-    "GRAPHKIT_RANKS_PER_HOST", _positive, None, "for trials on one machine: ranks are taken to be on hosts of so many"
+    "GRAPHKIT_RANKS_PER_HOST", _positive, None, "for tests on one machine: number of ranks per simulated host"
 )
 JOB_SIZE: Knob[int | None] = Knob(
-    "GRAPHKIT_JOB_SIZE", _positive, None, "set by --processes for the ranks that it starts: how many they are"
+    "GRAPHKIT_JOB_SIZE", _positive, None, "set by --processes, not by users: number of ranks that it starts"
 )
 JOB_PIPE: Knob[str | None] = Knob(
-    "GRAPHKIT_JOB_PIPE", str, None, "set by --processes for the ranks that it starts: where they say how they end"
+    "GRAPHKIT_JOB_PIPE", str, None, "set by --processes, not by users: named pipe on which ranks report how they end"
 )
 MPIEXEC: Knob[str | None] = Knob(
-    "GRAPHKIT_MPIEXEC", str, None, "launcher of --processes; default: the one beside this Python, or the first on PATH"
+    "GRAPHKIT_MPIEXEC",
+    str,
+    None,
+    "MPI launcher for --processes; default: mpiexec beside this Python, else the first on PATH",
 )
 SERVERS = Knob(
-    "GRAPHKIT_SERVERS", _positive, 1, "processes of a job that are servers, its last ones, where the store has servers"
+    "GRAPHKIT_SERVERS",
+    _positive,
+    1,
+    "number of parameter servers, the last processes of a job, if the --kvstore has servers",
 )
 PLACE_RANKS = Knob(
-    "GRAPHKIT_PLACE_RANKS", _flag, True, "0 lets the ranks of a host run on all of its cores; 1: each on its own part"
+    "GRAPHKIT_PLACE_RANKS", _flag, True, "1: each rank of a host runs on its own share of the cores; 0: on all cores"
 )
-NCCL = Knob("GRAPHKIT_NCCL", _flag, True, "0 sums gradients of processes with cards by way of the hosts' memory")
+NCCL = Knob(
+    "GRAPHKIT_NCCL",
+    _flag,
+    True,
+    "0: all-reduce gradients of GPUs through host memory; 1: with NCCL, if it is available",
+)
 MAX_MEMORY: Knob[int | None] = Knob(
-    "GRAPHKIT_MAX_MEMORY", _memory, None, "what one run or one tensor may take, such as 4GB; default: what is left"
+    "GRAPHKIT_MAX_MEMORY",
+    _memory,
+    None,
+    "memory limit of one run and of one tensor, such as 4GB; default: the free memory of the machine",
 )
 AHEAD_MEMORY = Knob(
-    "GRAPHKIT_AHEAD_MEMORY", _memory, 1 << 30, "what batches may take that workers have made ahead, such as 4GB"
+    "GRAPHKIT_AHEAD_MEMORY",
+    _memory,
+    1 << 30,
+    "memory limit, in bytes or such as 4GB, of batches that loader processes prepare ahead",
 )
 WORKER_TIMEOUT = Knob(
-    "GRAPHKIT_WORKER_TIMEOUT", _seconds, 300.0, "seconds in one sample after which a worker is ended; inf: never"
+    "GRAPHKIT_WORKER_TIMEOUT",
+    _seconds,
+    300.0,
+    "seconds after which a loader process is stopped if it is still at the same sample; inf: never",
 )
 MAX_ITERATIONS: Knob[int | None] = Knob(
-    "GRAPHKIT_MAX_ITERATIONS", _positive, None, "iterations of a Loop or Scan after which a run fails; default: any"
+    "GRAPHKIT_MAX_ITERATIONS", _positive, None, "limit on the iterations of a Loop or Scan; default: none"
 )
 TIMEOUT: Knob[float | None] = Knob(
-    "GRAPHKIT_TIMEOUT", _seconds, None, "seconds after which a run fails that has not ended; default: none"
+    "GRAPHKIT_TIMEOUT", _seconds, None, "time limit of one run in seconds; default: none"
 )
-MAX_NODES = Knob("GRAPHKIT_MAX_NODES", _positive, 2_000_000, "nodes that a file may have, its functions being unfolded")
-ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")
+MAX_NODES = Knob(
+    "GRAPHKIT_MAX_NODES", _positive, 2_000_000, "limit on the nodes of a file, after functions are inlined"
+)
+ENGINE_WORKERS = Knob(
+    "GRAPHKIT_ENGINE_WORKERS", _positive, 2, "default number of worker threads of a dependency engine"
+)
 
-# Threads beyond the cores only take turns. Those that compute may be as many times the cores; those of an engine, which
-# may wait for files and for each other, as many in all.
+# Limits on threads. Compute threads: per core, since more threads than cores only take turns. Threads of a dependency
+# engine: in all, since they may wait for files and for each other.
 THREADS_PER_CORE = 4
 MOST_WORKERS = 64
 
-# Of the cores allowed, those that are this process's: others of its job have the rest.
+# Number of cores for this process; other processes of its job use the rest. None: all allowed cores.
 _share: int | None = None
 
 KNOBS = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 
 
 def share_cores(cores: int | None) -> None:
-    """Where GRAPHKIT_NUM_THREADS does not say, compute with so many threads from now on; None: on all cores allowed."""
+    """Set the default number of threads if GRAPHKIT_NUM_THREADS is not set. None: one per allowed core."""
     global _share
     _share = cores
 
 
 def num_threads(threads: int | None = None) -> int:
-    """Return `threads`, where given, or else the thread count in force: GRAPHKIT_NUM_THREADS, or the cores allowed.
+    """Return `threads` if given, else GRAPHKIT_NUM_THREADS, else one thread per core that the process may use.
 
-    Of the cores of a host, each process of a job has its share (see `share_cores`). Raises UsageError for less than
-    one, and for more than THREADS_PER_CORE for each of the cores allowed.
+    The processes of a job share the cores of their host (see `share_cores`). Raises UsageError for fewer than one
+    thread, and for more than THREADS_PER_CORE threads per allowed core.
     """
     chosen, name = (threads, "threads") if threads is not None else (NUM_THREADS.get(), NUM_THREADS.name)
     cores = allowed_cores()
     if chosen is None:
         return cores if _share is None else _share
     if isinstance(chosen, bool) or not hasattr(chosen, "__index__") or chosen < 1:
-        raise UsageError(f"{name}={chosen}: expected a positive number")
+        raise UsageError(f"{name}={chosen}: expected a positive integer")
     if chosen > THREADS_PER_CORE * cores:
         raise UsageError(
             f"{name}={chosen}: at most {THREADS_PER_CORE * cores} threads, {THREADS_PER_CORE} for each of the {cores} "

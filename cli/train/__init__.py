@@ -1,4 +1,4 @@
-"""graphkit train: the command; what it does is in `run`."""
+"""graphkit train: the command. `run` does the training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from graphkit import config
+from graphkit.cli._groups import OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import data_option, device_options, external_root_option, json_option, memory_options
@@ -31,18 +32,15 @@ from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train import defaults
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.pass_context
 @click.argument("model", is_eager=True, callback=config_file.argument)
 @data_options
 @data_option
-@click.option(
-    "-o",
-    "--output",
-    "folder",
-    type=click.Path(file_okay=False),
-    help="Folder for model, checkpoint and log (default: runs/DATE-MODEL).",
-)
+@option(
+    "-o", "--output", "folder", group=OUTPUT, type=click.Path(file_okay=False),
+    help="Output folder for the model, checkpoints and the log. Default: runs/DATE-MODEL.",
+)  # fmt: skip
 @network_options
 @loss_options
 @optimizer_options
@@ -53,11 +51,12 @@ from graphkit.train import defaults
 @device_options
 @external_root_option
 @limit_options
-@click.option("--print-config", is_flag=True, help="Print all options in effect as a .toml file, and do nothing else.")
+@option("--print-config", group=REPORTING, is_flag=True, help="Print all options in effect as a .toml file, and exit.")
 @json_option
 def command(context: click.Context, model: str, folder: str | None, print_config: bool, **options: Any) -> int:
-    """Train MODEL: a .json or .onnx file, a folder that an earlier training wrote, or a .toml file, which has the
-    network and any of the options below by their long names.
+    """Train MODEL: a .json or .onnx file, the output folder of another training, or a .toml file.
+
+    A .toml file names the network, and contains options by their long names. Options of the command line override it.
 
     \b
     graphkit train net.json --data digits --epochs 10 -o run/
@@ -74,7 +73,7 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync --place a=0 --place b=1 --micro-batches 8
     graphkit train net.json --data sentences:reviews/ --optimizer adam -o run/
     graphkit train net.json -o run/ --resume
-    graphkit train net.json --data text:book.txt --metric perplexity --carry h=last_h --carry c=last_c -o run/
+    graphkit train lm.json --data text:book.txt --output-name logits --recurrent-state h=last_h -o run/
     graphkit train config.toml --lr 0.02 -o run/
     graphkit train run/config.toml -o again/
     """
@@ -87,12 +86,12 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         return 0
     resume = options["resume"]
     if resume and folder is None:
-        raise UsageError("--resume needs the folder, -o")
+        raise UsageError("--resume needs the folder of the run: -o RUN/")
     if resume and not options["find_lr"]:
         options |= job_of_run(context, options, notes_before(str(folder)))
     job = Job.of(options)
     if resume and job.is_to_be_started and context.get_parameter_source("processes") is ParameterSource.DEFAULT:
-        log(f"the run had {job.processes} processes; --processes 1 resumes it with one")
+        log(f"resuming with {job.processes} processes, as before; to resume with one process: --processes 1")
     given = folder is not None or options["find_lr"]
     with contextlib.nullcontext(folder) if given else _dated(network.name or model) as kept:
         return _trained(context, network, model, kept, given, job, options)
@@ -101,15 +100,18 @@ def command(context: click.Context, model: str, folder: str | None, print_config
 def _trained(
     context: click.Context, network: Any, model: str, folder: str | None, given: bool, job: Job, options: dict[str, Any]
 ) -> int:
-    """The exit code of training into a folder, which the command line names if `given`."""
+    """Train, and return the exit code. given: whether the command line names the output folder."""
     resume = options["resume"]
     if job.is_to_be_started:
         if options["find_lr"]:
-            raise UsageError("--find-lr looks for a rate in one process: leave --processes and --kvstore out")
+            raise UsageError("--find-lr only works with one process: leave out --processes, --kvstore and --servers")
         arguments = context.meta[ARGUMENTS]
         return job.run(arguments if given else [*arguments, "-o", str(folder)], folder)
     if resume and options["overwrite"]:
-        raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
+        raise UsageError(
+            "--resume and --overwrite contradict each other: --resume continues the run in the folder, --overwrite "
+            "deletes it. Leave out one of them"
+        )
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     from graphkit.train import checkpoint
@@ -128,9 +130,9 @@ def _trained(
 
 @contextlib.contextmanager
 def _dated(model: str) -> Iterator[str]:
-    """A new folder for a run that is given none: `runs/2026-11-28-093000-net`, with a number where there is such a one.
+    """Make a folder for a run without -o: `runs/2026-11-28-093000-net`, with a number if that exists.
 
-    It is removed again where training leaves nothing in it.
+    The folder is removed again if it is empty at the end.
     """
     name = Path(f"{datetime.now():%Y-%m-%d-%H%M%S}-{Path(model).stem or 'model'}")
     found, number = Path("runs") / name, 2
@@ -138,13 +140,15 @@ def _dated(model: str) -> Iterator[str]:
         try:
             found.mkdir(parents=True)
             break
-        except FileExistsError:  # somebody who began in the same second has it
+        except FileExistsError:  # another run began in the same second
             found, number = Path("runs") / f"{name}-{number}", number + 1
         except OSError as error:
-            raise RuntimeFailure(f"{found} cannot be written: {error.strerror or error}; give a folder (-o)") from error
+            raise RuntimeFailure(
+                f"{found} cannot be written: {error.strerror or error}; choose an output folder: -o RUN/"
+            ) from error
     try:
         yield str(found)
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # not empty
             found.rmdir()
             found.parent.rmdir()

@@ -1,7 +1,7 @@
-"""A training in a TOML file: every option of the command by its long name, and the network.
+"""A training in a TOML file: the network, and options of the command by their long names.
 
-What the command line says goes before the file, and the file before the defaults. Relative paths are relative to the
-folder of the file.
+The command line overrides the file, and the file overrides defaults. Relative paths in the file are relative to its
+folder.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from graphkit.errors import UsageError, did_you_mean
 
 SUFFIX = ".toml"
 
-# Where a click.Context's `meta` has the file that was read.
+# Key in the `meta` of a click.Context: the network that the file names.
 _META = "graphkit.config"
-# Of one call: they are given on the command line.
+# Options of one call, which only the command line may give.
 _OF_A_CALL = ("resume", "overwrite", "find-lr", "print-config", "json")
-# What a call writes: no other call is to write there too.
+# Options that name output files: config.toml in a run folder leaves them out.
 _WRITTEN = ("output", "profile")
-# Options whose values are paths without saying so in their type.
+# Options whose values may be paths although their type is text.
 _DATA, _WEIGHTS = ("data", "valid"), "class-weights"
 _NETWORK, _PATH, _NAME, _SEED = "network", "path", "name", "seed"
 
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a training: a path, or the name of one of the zoo (or FILE.py:FUNCTION) with its options.
+    """The network of a training: a path, or the name of a model in the zoo (or FILE.py:FUNCTION) with its options.
 
-    file: that says so.
+    file: the TOML file that names it.
     """
 
     path: str = ""
@@ -44,7 +44,7 @@ class Network:
     file: Path | None = None
 
     def described(self) -> Any:
-        """As the file has it."""
+        """Return the network as the file has it."""
         if self.name is None:
             return self.path if self.path == "-" else str(Path(self.path).absolute())
         seed = {} if self.seed is None else {_SEED: self.seed}
@@ -52,7 +52,7 @@ class Network:
 
 
 def argument(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """The callback of the argument MODEL: reads a file, whose options are the defaults of the others."""
+    """Callback of the argument MODEL: read a .toml file, whose options become the defaults of the command."""
     if value.endswith(SUFFIX):
         found, network = read(Path(value), context.command.params, context)
         context.default_map = {**(context.default_map or {}), **found}
@@ -61,7 +61,7 @@ def argument(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 def network_of(context: click.Context, model: str) -> Network:
-    """The network of a command line, on which MODEL is `model`."""
+    """Return the network of a command line with the argument MODEL."""
     found: Network = context.meta.get(_META, Network(model))
     return found
 
@@ -70,36 +70,41 @@ def network_of(context: click.Context, model: str) -> Network:
 
 
 def read(path: Path, parameters: list[click.Parameter], context: click.Context) -> tuple[dict[str, Any], Network]:
-    """The options of a file by parameter, and its network. Raises UsageError, which names file and key."""
-    options = {name: p for name, p in _named(parameters) if name not in _OF_A_CALL}
+    """Return the options of a file by parameter name, and its network. Raises UsageError with the file and the key."""
+    options = {name: p for p in _options(parameters) for name in _names(p) if name not in _OF_A_CALL}
     found: dict[str, Any] = {}
     network: Network | None = None
-    taken: dict[str, str] = {}
+    taken: dict[str | None, str] = {}
     for key, value in _table(path).items():
         name = key.replace("_", "-")
-        if name in taken:
-            raise UsageError(f"{path}: {taken[name]} and {key} are the same option")
-        taken[name] = key
+        option = options[name].name if name in options else name
+        if option in taken:
+            raise UsageError(f"{path}: {taken[option]} and {key} are the same option; leave out one of them")
+        taken[option] = key
         if name == _NETWORK:
             network = _network(path, value)
             continue
         if name in _OF_A_CALL:
-            raise UsageError(f"{path}: {key} is of one call: give --{name} on the command line")
+            raise UsageError(f"{path}: {key} cannot be in a file; give --{name} on the command line")
         if name not in options:
             raise UsageError(f"{path}: there is no option {key!r}{did_you_mean(name, [*options, _NETWORK])}")
         parameter = options[name]
         assert parameter.name is not None, "options have names"
         found[parameter.name] = _Reader(path, key, name, parameter, context).value(value)
     if network is None:
-        raise UsageError(f'{path}: there is no network: network = "net.json", or a table [network] with name = "..."')
+        raise UsageError(
+            f'{path}: the network is missing; add network = "net.json", or a table [network] with name = "..."'
+        )
     return found, network
 
 
-def _named(parameters: list[click.Parameter]) -> Iterator[tuple[str, click.Option]]:
-    """The options of a command by their long names."""
-    for parameter in parameters:
-        if isinstance(parameter, click.Option):
-            yield max(parameter.opts, key=len).removeprefix("--"), parameter
+def _options(parameters: list[click.Parameter]) -> Iterator[click.Option]:
+    return (parameter for parameter in parameters if isinstance(parameter, click.Option))
+
+
+def _names(option: click.Option) -> list[str]:
+    """Return the long names of an option without dashes: the main name, then older ones."""
+    return [name.removeprefix("--") for name in option.opts if name.startswith("--")]
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -116,26 +121,26 @@ def _network(path: Path, value: Any) -> Network:
     if isinstance(value, str):
         return Network(value if value == "-" else str(path.parent / value))
     if not isinstance(value, dict) or (_PATH in value) == (_NAME in value):
-        raise UsageError(f"{path}: network is a path, or a table with either path or name")
+        raise UsageError(f"{path}: network must be a path, or a table with either path or name")
     kind = _PATH if _PATH in value else _NAME
     others = {k: v for k, v in value.items() if k not in (_PATH, _NAME, _SEED)}
     if not isinstance(value[kind], str):
-        raise UsageError(f"{path}: network.{kind} is a text, not {value[kind]!r}")
+        raise UsageError(f"{path}: network.{kind} must be a string, not {value[kind]!r}")
     if kind == _PATH:
         if others or _SEED in value:
             odd = next(iter(others), _SEED)
-            raise UsageError(f"{path}: network.{odd} is of a network by name, and this one is a file")
+            raise UsageError(f"{path}: network.{odd} only works with network.name, not with network.path")
         return Network(str(path.parent / value[_PATH]))
     seed = value.get(_SEED)
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise UsageError(f"{path}: network.seed is an integer, not {seed!r}")
+        raise UsageError(f"{path}: network.seed must be an integer, not {seed!r}")
     options = {k: _text(path, f"network.{k}", v) for k, v in others.items()}
     return Network(name=_relocated_function(value[_NAME], path.parent), options=options, seed=seed, file=path)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """The value of one key, as click has it from the command line."""
+    """Reads the value of one key in the form that click gets from the command line."""
 
     path: Path
     key: str
@@ -164,9 +169,9 @@ class _Reader:
         elif isinstance(kind, (click.FloatRange, click.types.FloatParamType)):
             right, wanted = isinstance(given, (int, float)) and not isinstance(given, bool), "a number"
         elif isinstance(kind, (click.Choice, click.Path, click.types.StringParamType)):
-            right, wanted = isinstance(given, str), "a text"
+            right, wanted = isinstance(given, str), "a string"
         else:
-            right, wanted = isinstance(given, (str, int)) and not isinstance(given, bool), "a text or an integer"
+            right, wanted = isinstance(given, (str, int)) and not isinstance(given, bool), "a string or an integer"
         if not right:
             raise self._wrong(wanted, given)
         if isinstance(given, str):
@@ -187,11 +192,11 @@ class _Reader:
         return text
 
     def _wrong(self, wanted: str, given: Any) -> UsageError:
-        return UsageError(f"{self.path}: {self.key} is {wanted}, not {given!r}")
+        return UsageError(f"{self.path}: {self.key} must be {wanted}, not {given!r}")
 
 
 def relocated_data(spec: str, folder: Path) -> str:
-    """A data set whose path is relative to a folder."""
+    """Return a data set with its path relative to a folder."""
     from graphkit import data
 
     if spec in data.names() or "://" in spec:
@@ -203,7 +208,7 @@ def relocated_data(spec: str, folder: Path) -> str:
 
 
 def _relocated_function(name: str, folder: Path) -> str:
-    """FILE.py:FUNCTION with the path from a folder on; other names are of the zoo."""
+    """Return FILE.py:FUNCTION with an absolute path. Other names are models of the zoo, and stay."""
     file, separator, function = name.rpartition(":")
     return f"{(folder / file).absolute()}:{function}" if separator else name
 
@@ -216,28 +221,29 @@ def _are_numbers(text: str) -> bool:
 
 
 def _text(path: Path, key: str, value: Any) -> str:
-    """A value as it is typed behind NAME=."""
+    """Return a value as it is typed after NAME= on the command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):
         return str(value)
     if isinstance(value, list):
         return ",".join(_text(path, key, part) for part in value)
-    raise UsageError(f"{path}: {key} is a text, a number, true or false, or a list of them, not {value!r}")
+    raise UsageError(f"{path}: {key} must be a string, a number, true, false, or a list of these, not {value!r}")
 
 
 # --- writing ----------------------------------------------------------------------------------------
 
 
 def effective(command: click.Command, values: Mapping[str, Any], network: Network, *, outputs: bool = True) -> str:
-    """The options in effect as a file that gives the same training again, with absolute paths.
+    """Return the options in effect as the text of a file that repeats the training. Paths are absolute.
 
-    values: by parameter. outputs: with the paths that are written to.
+    values: by parameter name. outputs: include the paths of output files.
     """
     plain: dict[str, Any] = {}
     tables: dict[str, Mapping[str, Any]] = {}
     here = Path().absolute()
-    for name, parameter in _named(command.params):
+    for parameter in _options(command.params):
+        name = _names(parameter)[-1]  # the oldest name, which all versions of graphkit read
         value = values.get(parameter.name or "")
         if name in (*_OF_A_CALL, "help") or value is None or value in ((), []) or (name in _WRITTEN and not outputs):
             continue
@@ -280,7 +286,7 @@ _ESCAPES: dict[str, str] = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", 
 
 
 def _quoted(text: str) -> str:
-    """A basic string of TOML."""
+    """Return a basic string of TOML."""
     return '"' + re.sub(r'[\x00-\x1f\x7f"\\]', _escape, text) + '"'
 
 

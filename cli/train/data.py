@@ -1,4 +1,4 @@
-"""The data of `graphkit train`: what to train and to validate on."""
+"""Training and validation data of `graphkit train`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,23 @@ def read_data(
     net: Model | None, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None],
     split: str | None = None,
 ) -> Splits:  # fmt: skip
-    """What to train on, and to validate on: text and pictures as the metadata of the model say, if there is one.
+    """Read the training data and the validation data.
 
-    split: how data that come in one part are divided, see `graphkit.data.load`.
+    Args:
+        net: Its metadata say how text and images become inputs. None: there is no model yet.
+        spec: Of --data.
+        valid_spec: Of --valid. None: a part of the training data is held out.
+        options: Of --data-option.
+        axes: Of --batch-axis.
+        split: How to split data that have no test part, see `graphkit.data.load`.
     """
     from graphkit import data
     from graphkit.data.tables.dataset import TableData
 
     if "axes" in options:
-        raise UsageError("--data-option axes: --batch-axis INPUT=AXIS says which axis counts samples")
+        raise UsageError(
+            "--data-option axes does not exist: to choose the axis that counts samples, use --batch-axis INPUT=AXIS"
+        )
     options = ({} if net is None else _of_model(net, spec)) | options
     if valid_spec is None:
         return data.load(spec, axes=axes, **{"split": split} | options)
@@ -42,7 +50,7 @@ def read_data(
 
 
 def _of_model(net: Model, spec: str) -> dict[str, Any]:
-    """Options of data that the model gives: its vocabulary, what pictures go through; else the size of its input."""
+    """Return options of the data that the model determines: vocabulary, preprocessing or size of images."""
     from graphkit.data.description import preprocessing_of
     from graphkit.data.images.feeding import options_for
     from graphkit.data.sources import takes
@@ -57,16 +65,20 @@ def _of_model(net: Model, spec: str) -> dict[str, Any]:
 
 
 def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
-    """What a run is trained on and validated on, in a line: how many samples, of which classes, how many held out.
+    """Describe the data of a run in a line: number of samples for training and validation, and of each class.
 
-    divided: how one set was divided into the two; None for data that come in two parts.
+    divided: how one data set was split, "name" or "position". None: validation has its own data.
     """
     from graphkit.data import Pictures
 
-    what = "pictures" if isinstance(train, Pictures) else "samples"
-    line = f"{train.name.removesuffix(' (train)')}: {len(train):,} {what} to train on, {len(held_out):,} held out"
+    what = "images" if isinstance(train, Pictures) else "samples"
+    line = (
+        f"{train.name.removesuffix(' (train)')}: {len(train):,} {what} for training, {len(held_out):,} for validation"
+    )
     if divided is not None and train.name.endswith(" (train)"):
-        line += ", by their names" if divided == "name" and train.sample_names() is not None else ", by position"
+        line += (
+            ", split by file name" if divided == "name" and train.sample_names() is not None else ", split by position"
+        )
     if train.classes is None:
         return line
     line += f"; {len(train.classes)} classes"
@@ -76,22 +88,25 @@ def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
         return line
     counts = np.bincount(targets.reshape(-1), minlength=len(train.classes))
     each = (f"{name} {count:,}" for name, count in zip(train.classes, counts, strict=True))
-    return f"{line} (trained on: {listed(each, len(train.classes), 8)})"
+    return f"{line} (for training: {listed(each, len(train.classes), 8)})"
 
 
 def skipping(parts: Splits, on_damaged: str | None) -> Splits:
-    """The data with the choice of what damaged samples do."""
+    """Apply --on-damaged to the data."""
     from graphkit.data import LazyDataset, Splits
 
     if on_damaged is None:
         return parts
     if not any(isinstance(part, LazyDataset) for part in parts):
-        raise UsageError(f"--on-damaged {on_damaged}: the data are in memory, with no sample that could be damaged")
+        raise UsageError(
+            f"--on-damaged {on_damaged}: these data are loaded into memory at once, so the option has no effect; "
+            "leave it out"
+        )
     return Splits(*(p.configured(on_damaged=on_damaged) if isinstance(p, LazyDataset) else p for p in parts))
 
 
 def workers(given: int | None, *parts: Dataset) -> int:
-    """How many processes make samples; by themselves, none for arrays in memory."""
+    """Return the number of processes that load samples. Default: none for arrays in memory."""
     from graphkit.data import LazyDataset
 
     if given is None:
@@ -100,7 +115,7 @@ def workers(given: int | None, *parts: Dataset) -> int:
 
 
 def fitted(net: Model, parts: Splits, outputs: Sequence[str]) -> Splits:
-    """The data as the model has them: classes by its numbers, targets by the names of outputs that have a loss each."""
+    """Adapt the data to the model: number classes like the model, name targets after the outputs that have a loss."""
     from graphkit import data
 
     train, valid = (with_targets(part, outputs) for part in parts) if outputs else parts
@@ -109,17 +124,20 @@ def fitted(net: Model, parts: Splits, outputs: Sequence[str]) -> Splits:
 
 
 def with_targets(part: Dataset, outputs: Sequence[str]) -> Dataset:
-    """The data set whose arrays of the names of outputs are the targets; raises InputError where one is missing."""
+    """Return the data set with the arrays named after `outputs` as targets. Raises InputError if one is missing."""
     from graphkit.data import Dataset, LazyDataset
 
     if isinstance(part, LazyDataset):
-        return part  # its samples name their targets
+        return part  # its samples have named targets
     alone = {outputs[0]: part.targets} if len(outputs) == 1 and part.targets is not None else {}
     known = {**part.arrays, **(part.targets if isinstance(part.targets, dict) else alone)}
     missing = [name for name in outputs if name not in known]
     if missing:
         found = ", ".join(known) or "none"
-        raise InputError(f"{part.name}: no array {missing[0]!r} is there, the target of that output; there are {found}")
+        raise InputError(
+            f"{part.name}: there is no array {missing[0]!r}, the target for the output of that name (--loss "
+            f"{missing[0]}=...); the arrays are {found}"
+        )
     inputs = {name: array for name, array in part.arrays.items() if name not in outputs}
     targets = {name: known[name] for name in outputs}
     axes = {name: axis for name, axis in part.axes.items() if name in inputs}
@@ -128,12 +146,12 @@ def with_targets(part: Dataset, outputs: Sequence[str]) -> Dataset:
 
 
 def _numbered(net: Model, train: Dataset) -> Dataset:
-    """The data with classes in the order that the model has them, if it knows them all."""
+    """Return the data with the class numbers of the model, if the model has all of the classes."""
     if net.classes is None or train.classes is None or net.classes == train.classes:
         return train
     if set(train.classes) <= set(net.classes):
         return train.renumbered(net.classes)
-    log(f"the classes of the model ({_few(net.classes)}) become those of the data ({_few(train.classes)})")
+    log(f"the model gets the class names of the data ({_few(train.classes)}) instead of its own ({_few(net.classes)})")
     return train
 
 
@@ -142,10 +160,10 @@ def _few(names: tuple[str, ...]) -> str:
 
 
 def axis_options(texts: tuple[str, ...]) -> dict[str, int | None]:
-    """`INPUT=AXIS` texts as axes by input; `none` is None."""
+    """Return the axes of `INPUT=AXIS` texts by input; `none` becomes None."""
     axes: dict[str, int | None] = {}
     for name, text in key_values(texts, "--batch-axis").items():
         if text != "none" and not text.isdecimal():
-            raise UsageError(f"--batch-axis {name}={text}: expected the number of an axis, or none")
+            raise UsageError(f"--batch-axis {name}={text}: expected the number of an axis, from 0, or none")
         axes[name] = None if text == "none" else int(text)
     return axes

@@ -1,4 +1,4 @@
-"""The network that `graphkit train` trains: a file, or one of the zoo, with what the options change of it."""
+"""The network that `graphkit train` trains: a file or a model of the zoo, with the changes that options ask for."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def network(source: Network, train: Dataset | None, axes: Mapping[str, int | None], o: Mapping[str, Any]) -> Model:
-    """The network to train: with a new head, constants that train, a batch dimension, as the options want.
+    """Return the network to train, after --constants, --train, --head and --dynamic-batch.
 
-    train: what a network of the zoo takes its sizes from.
+    train: data set that gives a model of the zoo its sizes.
     """
     from graphkit.train import imported
 
@@ -32,7 +32,7 @@ def network(source: Network, train: Dataset | None, axes: Mapping[str, int | Non
             raise UsageError(f"{source.file}: network: {error}") from None
     if o["constants"]:
         net = imported.constants_to_parameters(net)
-    # Only by their very names: a scalar of a formula is no parameter otherwise.
+    # --train only matches constants by their full names: a pattern must not turn scalars of a formula into parameters.
     known = imported.float_constants(net.graph)
     if named := [name for name in o["train_only"] if name in known and name not in net.params]:
         net = imported.constants_to_parameters(net, named)
@@ -41,14 +41,14 @@ def network(source: Network, train: Dataset | None, axes: Mapping[str, int | Non
 
 
 def with_head(net: Model, texts: tuple[str, ...], at: str | None, output: str | None, seed: int | None) -> Model:
-    """The model with what `--head classes=N` and `--head-at` ask for."""
+    """Replace the last layer as `--head classes=N` and `--head-at` say."""
     from graphkit.train.head import replace_head
 
     fields = key_values(texts, "--head")
     if not fields and at is not None:
-        raise UsageError("--head-at needs the number of classes, --head classes=N")
+        raise UsageError("--head-at also needs the number of classes: --head classes=N")
     if not fields:
         return net
     if not {"classes"} <= set(fields) <= {"classes", "pool"} or not fields["classes"].isdecimal():
-        raise UsageError(f"--head {' '.join(texts)!r}: expected classes=N")
+        raise UsageError(f"--head {' '.join(texts)}: expected classes=N, and optionally a second --head pool=VALUE")
     return replace_head(net, int(fields["classes"]), seed=seed, output=output, at=at, pool=fields.get("pool"))

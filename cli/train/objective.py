@@ -1,4 +1,4 @@
-"""What `graphkit train` minimises, and how: the loss, the optimizer with its schedule, callbacks."""
+"""Loss, optimizer, learning rate schedule and callbacks from the options of `graphkit train`."""
 
 from __future__ import annotations
 
@@ -30,27 +30,35 @@ _OF_PLATEAU = ("patience", "factor", "cooldown", "lowest", "min_delta")
 
 
 def loss_names(specs: Sequence[str]) -> str | dict[str, str]:
-    """`NAME`, or `OUTPUT=NAME` texts by output; raises UsageError where both, or several names, are given."""
+    """Return the name of the loss, or names by output. Raises UsageError for several names without outputs."""
     if not specs:
         return defaults.LOSS
     if len(specs) == 1 and "=" not in specs[0]:
         return specs[0]
     if odd := [spec for spec in specs if "=" not in spec]:
-        raise UsageError(f"--loss {odd[0]}: of several losses each says its output, as --loss OUTPUT={odd[0]}")
+        raise UsageError(f"--loss {odd[0]}: with several losses, each needs its output: --loss OUTPUT={odd[0]}")
     return key_values(tuple(specs), "--loss")
 
 
 def first_loss(specs: Sequence[str]) -> str:
-    """The loss of the output that metrics look at."""
+    """Return the name of the loss for the output that metrics use."""
     names = loss_names(specs)
     return names if isinstance(names, str) else next(iter(names.values()))
 
 
 def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, Loss]:
-    """The loss by the options; balanced class weights count the samples of `train`."""
+    """Return the loss, or losses by output. Balanced class weights depend on the targets of `train`."""
     from graphkit.train import losses
 
     names = loss_names(o["loss_specs"])
+    if isinstance(names, str):
+        if len(net.outputs) > 1 and o["output_name"] is None:
+            raise UsageError(
+                f"--loss {names}: the model has several outputs ({', '.join(net.outputs)}). Choose one with "
+                "--output-name, or give each its loss: --loss OUTPUT=NAME"
+            )
+        if o["loss_weights"]:
+            raise UsageError("--loss-weight only works if losses have outputs: --loss OUTPUT=NAME")
     by_output = {o["output_name"] or net.outputs[0]: names} if isinstance(names, str) else names
     made = {output: losses.get(name) for output, name in by_output.items()}
     options: dict[str, dict[str, Any]] = {output: {} for output in made}
@@ -59,8 +67,11 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
             continue
         taking = [output for output, each in made.items() if option in each.takes]
         if option == "class_weights" and len(taking) > 1:
-            raise UsageError(f"--class-weights are of one output, and the losses of {' and '.join(taking)} take them")
-        for output in taking or list(made):  # none takes it: the loss says so
+            raise UsageError(
+                f"--class-weights only works for one output, but the losses of {' and '.join(taking)} all have class "
+                "weights. In Python, give each loss its own: gk.losses.get(name, class_weights=...)"
+            )
+        for output in taking or list(made):  # if no loss has the option, the loss raises an error
             value = o[option]
             if option == "class_weights":
                 target = train.targets[output] if isinstance(train.targets, dict) else train.targets
@@ -71,20 +82,25 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
 
 
 def class_weights(text: str, loss: Loss, output: Any, targets: Any) -> tuple[float, ...]:
-    """`balanced`, a file with a weight for each class, or weights; raises UsageError, InputError for a file."""
+    """Return the weights of the classes. Raises UsageError, or InputError if a file cannot be read."""
     from graphkit.train import losses
 
     if text == "balanced":
         largest = loss.largest(output)
         if largest is None:
-            raise UsageError(f"--class-weights balanced: loss {loss.name!r} of {output} has no classes to count")
+            raise UsageError(
+                f"--class-weights balanced: the loss {loss.name!r} has no classes for an output of type {output}; "
+                "leave out --class-weights"
+            )
         return losses.balanced(targets, largest + 1)
     parts = text.split(",")
     try:
         return tuple(float(part) for part in parts)
     except ValueError:
         if len(parts) > 1 and not Path(text).exists():
-            raise UsageError(f"--class-weights {text}: expected balanced, a file, or numbers with commas") from None
+            raise UsageError(
+                f"--class-weights {text}: expected balanced, a .json or .npy file, or numbers separated by commas"
+            ) from None
     return _weights_of_file(Path(text))
 
 
@@ -92,16 +108,21 @@ def _weights_of_file(path: Path) -> tuple[float, ...]:
     from graphkit.data.files.npz import read_arrays
 
     if not path.exists():
-        raise InputError(f"--class-weights {path}: there is no such file; or give balanced, or numbers with commas")
+        raise InputError(
+            f"--class-weights {path}: there is no such file; expected balanced, a file, or numbers separated by commas"
+        )
     try:
         if path.suffix == ".json":
             found = np.asarray(json.loads(path.read_text(encoding="utf-8")), np.float64)
         else:
             found = np.asarray(next(iter(read_arrays(path).values())), np.float64)
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: no list of numbers: {error}") from None
+        raise InputError(f"--class-weights {path}: expected a list of numbers: {error}") from None
     if found.ndim != 1 or not np.isfinite(found).all():
-        raise InputError(f"{path}: one finite number for each class is expected, not {found.shape}")
+        raise InputError(
+            f"--class-weights {path}: expected one finite number per class, not an array of shape {list(found.shape)}"
+            f"{'' if np.isfinite(found).all() else ' with NaN or infinity'}"
+        )
     return tuple(found.tolist())
 
 
@@ -109,7 +130,7 @@ def _weights_of_file(path: Path) -> tuple[float, ...]:
 
 
 def optimizer(o: Mapping[str, Any]) -> Optimizer:
-    """The optimizer with its schedule."""
+    """Return the optimizer with its learning rate schedule."""
     from graphkit.train import optim
 
     further = key_values(o["optimizer_options"], "--optimizer-option")
@@ -117,9 +138,12 @@ def optimizer(o: Mapping[str, Any]) -> Optimizer:
     options = _numbers(o["schedule_options"])
     kind, rate = o["lr_schedule"], found.lr
     if "rate" in options:
-        raise UsageError("--schedule-option rate: the rate that a schedule begins with is that of --lr")
+        raise UsageError("--schedule-option rate: the learning rate of a schedule is given by --lr")
     if kind == "constant" and options:
-        raise UsageError(f"--schedule-option {next(iter(options))}: --lr-schedule constant has no options")
+        raise UsageError(
+            f"--schedule-option {next(iter(options))}: a constant learning rate has no options; choose another "
+            "--lr-schedule"
+        )
     if kind == _PLATEAU:
         kind, options = "constant", {}
     schedule = optim.schedule({"type": kind, "rate": rate, **options})
@@ -141,27 +165,32 @@ def _numbers(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:
-    """`NAME=X` texts as factors by name."""
+    """Return the factors of `NAME=X` texts by name."""
     try:
         return {pattern: float(text) for pattern, text in key_values(texts, option).items()}
     except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
+        raise UsageError(f"{option}: expected PATTERN=NUMBER: {error}") from None
 
 
 # --- callbacks --------------------------------------------------------------------------------------
 
 
 def callbacks(o: Mapping[str, Any]) -> list[Callback]:
-    """Those that the options ask for."""
+    """Return the callbacks for --early-stop, --keep-best and --lr-schedule plateau."""
     from graphkit.errors import did_you_mean
     from graphkit.train.callbacks import EarlyStopping, KeepBest, ReduceOnPlateau
 
     found: list[Callback] = []
     plateau = o["lr_schedule"] == _PLATEAU
     if o["monitor"] != defaults.MONITOR and not (o["early_stop"] or o["keep_best"] or plateau):
-        raise UsageError("--monitor: nothing looks at it without --early-stop, --keep-best or --lr-schedule plateau")
+        raise UsageError(
+            f"--monitor {o['monitor']} has no effect without --early-stop, --keep-best or --lr-schedule plateau; add "
+            "one of them"
+        )
     if o["min_delta"] and not o["early_stop"]:
-        raise UsageError("--min-delta is of --early-stop; that of a plateau is --schedule-option min_delta=X")
+        raise UsageError(
+            "--min-delta only works with --early-stop; for --lr-schedule plateau: --schedule-option min_delta=X"
+        )
     if o["early_stop"] is not None:
         found.append(EarlyStopping(o["early_stop"], o["monitor"], min_delta=o["min_delta"]))
     if o["keep_best"]:
@@ -170,6 +199,9 @@ def callbacks(o: Mapping[str, Any]) -> list[Callback]:
         options: dict[str, Any] = _numbers(o["schedule_options"])
         for name in options:
             if name not in _OF_PLATEAU:
-                raise UsageError(f"schedule {_PLATEAU} has no option {name!r}{did_you_mean(name, _OF_PLATEAU)}")
+                raise UsageError(
+                    f"--schedule-option {name}: --lr-schedule {_PLATEAU} has no such option"
+                    f"{did_you_mean(name, _OF_PLATEAU)}"
+                )
         found.append(ReduceOnPlateau(monitor=o["monitor"], **options))
     return found

@@ -1,4 +1,4 @@
-"""The options of `graphkit train`, by what they are about."""
+"""The options of `graphkit train`, by group."""
 
 from __future__ import annotations
 
@@ -7,223 +7,301 @@ from typing import Any
 
 import click
 
+from graphkit.cli._groups import (
+    DATA,
+    EPOCHS,
+    LOSS,
+    NETWORK,
+    OPTIMISATION,
+    OUTPUT,
+    PRECISION,
+    PROCESSES,
+    REPORTING,
+    option,
+)
 from graphkit.cli._options import trust_option
 from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
-from graphkit.train.position import WHOLE_RUN
 
 Command = Callable[..., Any]
 
 _DATA = (
-    click.option(
-        "--data", "data_spec",
-        help="digits, a folder of pictures or MNIST idx files, an .npz, .csv, .tsv, .parquet or .rec file, "
-        "ratings:FOLDER, cifar:FOLDER, sentences:FOLDER, text:FILE, or FILE.py:FUNCTION, which makes the data.",
+    option(
+        "--data", "data_spec", group=DATA, metavar="DATA",
+        help="Training data: digits (built in), a folder of images or of MNIST idx files, an .npz, .csv, .tsv, "
+        ".parquet or .rec file, ratings:FOLDER, cifar:FOLDER, sentences:FOLDER, text:FILE, or FILE.py:FUNCTION, which "
+        "returns the data.",
     ),
-    click.option(
-        "--valid", "valid_spec",
-        help="Data to validate on; --data are then all trained on, but for a test part of their own (default: the part "
-        "of --data held out for testing).",
+    option(
+        "--valid", "valid_spec", group=DATA, metavar="DATA",
+        help="Validation data. Training then uses all of --data, except a test part that --data itself defines. "
+        "Default: the part of --data that is held out for testing.",
     ),
-    click.option(
-        "--batch-size", type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
+    option(
+        "--batch-size", group=DATA, type=click.IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
         help="Samples per batch and process.",
     ),
-    click.option(
-        "--batch-axis", "batch_axes", multiple=True, metavar="INPUT=AXIS",
-        help="The axis of an input that counts samples, where it is not 0; none: every batch gets all of it. Repeat.",
+    option(
+        "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
+        help="Axis of INPUT that counts the samples, if it is not 0; none: every batch gets the whole array. "
+        "Repeatable.",
     ),
-    click.option(
-        "--workers", type=click.IntRange(0),
-        help="Processes that make the samples of data that are not in memory (default: one for every two cores); 0: "
-        "none.",
+    option(
+        "--workers", group=DATA, type=click.IntRange(0),
+        help="Number of processes that load samples of data that are not in memory; 0: the training process loads "
+        "them. Default: one per two cores.",
     ),
-    click.option(
-        "--on-damaged", type=click.Choice(["raise", "skip"]),
-        help="A sample of such data that cannot be read: end, naming it (the default), or take the next whole one.",
+    option(
+        "--on-damaged", group=DATA, type=click.Choice(["raise", "skip"]),
+        help="If a sample cannot be read from its file: raise stops with an error that names the sample; skip takes "
+        "the next readable sample. Default: raise.",
     ),
-    click.option("--mixup", type=click.FloatRange(0, min_open=True), metavar="ALPHA",
-                 help="Mix the samples of a batch, and their losses, by shares from Beta(ALPHA, ALPHA)."),
-    click.option("--cutmix", type=click.FloatRange(0, min_open=True), metavar="ALPHA",
-                 help="Put boxes of images of a batch into others; with --mixup, each batch has either by half."),
+    option(
+        "--mixup", group=DATA, type=click.FloatRange(0, min_open=True), metavar="ALPHA",
+        help="Mixup: blend pairs of samples of a batch, and their losses, with a weight from Beta(ALPHA, ALPHA).",
+    ),
+    option(
+        "--cutmix", group=DATA, type=click.FloatRange(0, min_open=True), metavar="ALPHA",
+        help="CutMix: paste boxes of images of a batch into other images of it; their areas are drawn from "
+        "Beta(ALPHA, ALPHA). With --mixup, each batch gets one of the two, with probability 1/2.",
+    ),
 )  # fmt: skip
 
 _NETWORK = (
-    click.option(
-        "--free-batch/--no-free-batch", help="Let inputs whose first dimension is 1 take batches of any size."
+    option(
+        "--dynamic-batch/--no-dynamic-batch", "--free-batch/--no-free-batch", "free_batch", group=NETWORK,
+        help="Make the first dimension of inputs a dynamic batch size, if the file fixes it to 1.",
     ),
-    click.option("--constants/--no-constants", help="Train also the weights that the file has as Constant nodes."),
-    click.option(
-        "--head", "head_options", multiple=True, metavar="classes=N",
-        help="A fresh last layer for that many classes; with --head-at also pool=mean, first or none. Repeat.",
+    option(
+        "--constants/--no-constants", group=NETWORK,
+        help="Also train the weights that the file stores as Constant nodes.",
     ),
-    click.option(
-        "--head-at", metavar="VALUE", help="Put the new layer on this value, in place of what comes after it."
+    option(
+        "--head", "head_options", group=NETWORK, multiple=True, metavar="classes=N",
+        help="Replace the last layer by a new one for N classes. With --head-at, a second --head pool=mean, pool=first "
+        "or pool=none chooses the pooling before it. Repeatable.",
     ),
-    click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat."),
-    click.option(
-        "--train", "train_only", multiple=True, metavar="PATTERN", help="Train only these parameters; repeat."
+    option(
+        "--head-at", group=NETWORK, metavar="VALUE",
+        help="Put the new last layer (--head) on this internal value, and remove everything after it.",
     ),
-    click.option(
-        "--carry", "carries", multiple=True, metavar="INPUT=OUTPUT", help="State that goes from batch to batch; repeat."
+    option(
+        "--freeze", group=NETWORK, multiple=True, metavar="PATTERN",
+        help="Do not train parameters whose names match this glob pattern. Repeatable.",
+    ),
+    option(
+        "--train", "train_only", group=NETWORK, multiple=True, metavar="PATTERN",
+        help="Train only parameters whose names match this glob pattern. Repeatable.",
+    ),
+    option(
+        "--recurrent-state", "--carry", "carries", group=NETWORK, multiple=True, metavar="INPUT=OUTPUT",
+        help="Recurrent state: feed OUTPUT of each batch to INPUT of the next one. It is 0 at the start of each epoch. "
+        "Repeatable.",
+    ),
+    option(
+        "--batch-norm", group=NETWORK, type=click.Choice(defaults.BATCH_NORM), default=defaults.BATCH_NORM[0],
+        show_default=True,
+        help="BatchNormalization during training, whatever mode the file has. train: normalise by the statistics of "
+        "each batch and update the running statistics. frozen: normalise by the running statistics and keep them.",
     ),
 )  # fmt: skip
 
 _LOSS = (
-    click.option(
-        "--loss", "loss_specs", multiple=True, metavar="NAME | OUTPUT=NAME",
-        help=f"What is minimised (default: {defaults.LOSS}); for several outputs, a loss for each, which are added up. "
-        "Targets, in an .npz file or a table, then have the names of the outputs.",
+    option(
+        "--loss", "loss_specs", group=LOSS, multiple=True, metavar="NAME | OUTPUT=NAME",
+        help="Loss function. For several outputs, give one OUTPUT=NAME for each: the losses are added, and each target "
+        f"has the name of its output in the .npz file or table. Default: {defaults.LOSS}. Repeatable.",
     ),
-    click.option(
-        "--loss-weight", "loss_weights", multiple=True, metavar="OUTPUT=X", help="A factor on one of several; repeat."
+    option(
+        "--loss-weight", "loss_weights", group=LOSS, multiple=True, metavar="OUTPUT=X",
+        help="Factor on the loss of OUTPUT, if there are several. Default: 1. Repeatable.",
     ),
-    click.option(
-        "--label-smoothing", type=click.FloatRange(0, 1, max_open=True), metavar="X",
-        help="So much of a target goes to all classes alike.",
+    option(
+        "--label-smoothing", group=LOSS, type=click.FloatRange(0, 1, max_open=True), metavar="X",
+        help="Label smoothing factor, 0 to 1.",
     ),
-    click.option(
-        "--class-weights", metavar="balanced | FILE | A,B,C",
-        help="A weight for each class: as their numbers of samples ask for, of a .json or .npy file, or these.",
+    option(
+        "--class-weights", group=LOSS, metavar="balanced | FILE | A,B,C",
+        help="Weights of the classes in the loss: balanced (inversely proportional to the number of samples), a .json "
+        "or .npy file with one number per class, or the numbers themselves.",
     ),
-    click.option("--output-name", "output_name", help="The output that loss and metrics look at, of several."),
-    click.option(
-        "--metric", "metric_names", multiple=True,
-        help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat (default: what fits the loss).",
+    option(
+        "--output-name", "output_name", group=LOSS, metavar="NAME",
+        help="Output that the loss and the metrics use. Needed if the model has several outputs, and "
+        "--loss names none.",
     ),
-    click.option(
-        "--on-nonfinite", type=click.Choice(["raise", "skip", "ignore"]), default="raise", show_default=True,
-        help="A loss that is not finite: end, naming the node that made it; skip the step (also where a gradient is "
-        "not finite); or go on.",
+    option(
+        "--metric", "metric_names", group=LOSS, multiple=True, metavar="NAME",
+        help="Metric to report: accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae. Default: what fits the loss. "
+        "Repeatable.",
+    ),
+    option(
+        "--on-nonfinite", group=LOSS, type=click.Choice(["raise", "skip", "ignore"]), default="raise",
+        show_default=True,
+        help="If the loss is NaN or infinite: raise stops with an error that names the node that made it; skip skips "
+        "the update, also if a gradient is not finite; ignore makes the update.",
     ),
 )  # fmt: skip
 
 _OPTIMIZER = (
-    click.option(
-        "--optimizer", "optimizer_name", default=defaults.OPTIMIZER, show_default=True,
-        help="sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
+    option(
+        "--optimizer", "optimizer_name", group=OPTIMISATION, metavar="NAME", default=defaults.OPTIMIZER,
+        show_default=True,
+        help="Optimizer: sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
     ),
-    click.option(
-        "--lr", type=click.FloatRange(0), help="Learning rate (default: 0.05 for sgd, else the optimizer's own)."
+    option(
+        "--lr", group=OPTIMISATION, type=click.FloatRange(0),
+        help="Learning rate. Default: 0.05 for sgd, otherwise the optimizer's own.",
     ),
-    click.option(
-        "--momentum", type=click.FloatRange(0, 1), help="Momentum of sgd and lars (default 0.9) and rmsprop (0)."
+    option(
+        "--momentum", group=OPTIMISATION, type=click.FloatRange(0, 1),
+        help="Momentum of sgd, lars and rmsprop. Default: 0.9 for sgd and lars, 0 for rmsprop.",
     ),
-    click.option(
-        "--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat."
+    option(
+        "--optimizer-option", "optimizer_options", group=OPTIMISATION, multiple=True, metavar="NAME=VALUE",
+        help="Further option of the optimizer, such as weight_decay=1e-4. Repeatable.",
     ),
-    click.option(
-        "--lr-schedule", type=click.Choice(
+    option(
+        "--lr-schedule", group=OPTIMISATION, type=click.Choice(
             ["constant", "step", "exponential", "cosine", "linear", "polynomial", "one-cycle", "plateau"]
         ),
         default="constant", show_default=True,
-        help="How the learning rate goes on: over all updates of the run (cosine, linear, polynomial, one-cycle), by "
-        "every=N and factor=X (step), factor=X (exponential), or down where --monitor stands still (plateau).",
+        help="Learning rate schedule. cosine, linear, polynomial and one-cycle run over all updates of the run. step "
+        "multiplies the rate by factor=X after every=N updates, exponential by factor=X after each update. plateau "
+        "reduces the rate when --monitor stops improving.",
     ),
-    click.option(
-        "--warmup", type=click.IntRange(1), metavar="N", help="Updates in which the learning rate rises from 0."
+    option(
+        "--warmup", group=OPTIMISATION, type=click.IntRange(1), metavar="N",
+        help="Number of updates in which the learning rate rises linearly from 0, before the schedule begins.",
     ),
-    click.option(
-        "--schedule-option", "schedule_options", multiple=True, metavar="NAME=VALUE",
-        help="Of the schedule: steps, final, power, every, factor, rise, start_factor, end_factor; of plateau: "
-        "patience, factor, cooldown, lowest, min_delta. Repeat.",
+    option(
+        "--schedule-option", "schedule_options", group=OPTIMISATION, multiple=True, metavar="NAME=VALUE",
+        help="Option of the schedule: steps, final, power, every, factor, rise, start_factor or end_factor; of "
+        "plateau: patience, factor, cooldown, lowest or min_delta. Repeatable.",
     ),
-    click.option(
-        "--lr-mult", "lr_mults", multiple=True, metavar="PATTERN=X", help="Factor on the learning rate of parameters."
+    option(
+        "--lr-mult", "lr_mults", group=OPTIMISATION, multiple=True, metavar="PATTERN=X",
+        help="Learning rate multiplier of parameters whose names match PATTERN. Repeatable.",
     ),
-    click.option("--wd-mult", "wd_mults", multiple=True, metavar="PATTERN=X",
-                 help="Factor on their weight decay; 0: none."),
-    click.option(
-        "--lazy", multiple=True, metavar="PATTERN",
-        help="Tables of which a step updates only the rows that it reads.",
+    option(
+        "--wd-mult", "wd_mults", group=OPTIMISATION, multiple=True, metavar="PATTERN=X",
+        help="Weight decay multiplier of parameters whose names match PATTERN; 0: no weight decay. Repeatable.",
     ),
-    click.option(
-        "--ema", type=click.FloatRange(0, 1, max_open=True), metavar="DECAY",
-        help="Keep a moving average of the parameters, and save that.",
+    option(
+        "--sparse-update", "--lazy", "lazy", group=OPTIMISATION, multiple=True, metavar="PATTERN",
+        help="Row-sparse updates: of embedding tables whose names match PATTERN, a step updates only the rows that it "
+        "reads. Repeatable.",
     ),
-    click.option("--clip-norm", type=click.FloatRange(0, min_open=True),
-                 help="Limit on the global norm of the gradients."),
-    click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update."),
-    click.option(
-        "--batch-norm", type=click.Choice(defaults.BATCH_NORM), default=defaults.BATCH_NORM[0], show_default=True,
-        help="BatchNormalization by statistics of each batch, or by the running ones, which it then keeps.",
+    option(
+        "--ema", group=OPTIMISATION, type=click.FloatRange(0, 1, max_open=True), metavar="DECAY",
+        help="Decay of an exponential moving average of the parameters. Validation and the saved model use the "
+        "average.",
     ),
-    click.option(
-        "--find-lr", is_flag=True,
-        help="Look for a learning rate in place of training: print it, and write learning_rates.csv to -o.",
+    option(
+        "--clip-norm", group=OPTIMISATION, type=click.FloatRange(0, min_open=True),
+        help="Gradient clipping: maximum global norm of the gradients.",
+    ),
+    option(
+        "--accumulate", group=OPTIMISATION, type=click.IntRange(1), default=1, show_default=True,
+        help="Gradient accumulation: number of batches per update.",
+    ),
+    option(
+        "--seed", group=OPTIMISATION, type=click.IntRange(0), default=None,
+        help="Seed of the data order, dropout, mixup and CutMix. Default: GRAPHKIT_SEED, else 0.",
+    ),
+    option(
+        "--find-lr", group=OPTIMISATION, is_flag=True,
+        help="Learning rate range test instead of training: print a suggested rate, and write learning_rates.csv to "
+        "the output folder.",
     ),
 )  # fmt: skip
 
 _RUN = (
-    click.option(
-        "--epochs", type=click.IntRange(1),
-        help=f"How many epochs; with --resume, {WHOLE_RUN} (default: 1; with --resume, the length that the run had).",
+    option(
+        "--epochs", group=EPOCHS, type=click.IntRange(1),
+        help="Number of epochs to train. With --resume, it is the length of the whole run, including the epochs "
+        f"already trained. Default: {defaults.EPOCHS}; with --resume, the length that the run had.",
     ),
-    click.option(
-        "--early-stop", type=click.IntRange(1), metavar="PATIENCE",
-        help="End when --monitor has not become better for so many epochs.",
+    option(
+        "--early-stop", group=EPOCHS, type=click.IntRange(1), metavar="PATIENCE",
+        help="Stop if --monitor has not improved for this number of epochs.",
     ),
-    click.option(
-        "--monitor", default=defaults.MONITOR, show_default=True,
-        help="The number that --early-stop, --keep-best and a plateau look at: loss, a metric, or either with valid_.",
+    option(
+        "--monitor", group=EPOCHS, metavar="NAME", default=defaults.MONITOR, show_default=True,
+        help="Quantity that --early-stop, --keep-best and --lr-schedule plateau watch: loss or the name of a "
+        "metric; with the prefix valid_, on the validation data.",
     ),
-    click.option("--min-delta", type=click.FloatRange(0), default=0.0, show_default=True,
-                 help="By how much it has to be better for --early-stop."),
-    click.option("--keep-best/--no-keep-best",
-                 help="Keep the model of the best epoch by --monitor too, as best.json in -o."),
-    click.option(
-        "--log-every", type=click.IntRange(0), default=defaults.LOG_EVERY, show_default=True, metavar="N",
-        help="A line in log.jsonl every so many updates; 0: only those of epochs.",
+    option(
+        "--min-delta", group=EPOCHS, type=click.FloatRange(0), default=0.0, show_default=True,
+        help="Improvement of --monitor that --early-stop ignores: only a larger one counts.",
     ),
-    click.option("--tensorboard/--no-tensorboard",
-                 help="Also write what TensorBoard shows, to the folder tensorboard in -o."),
-    click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates."),
-    click.option(
-        "--resume", is_flag=True,
-        help="Go on from the checkpoint in the output folder; options that are not given are those of the run, "
-        "--processes and --kvstore among them.",
+    option(
+        "--keep-best/--no-keep-best", group=EPOCHS,
+        help="Also save the model of the epoch with the best --monitor, as best.json in the output folder.",
+    ),
+    option(
+        "--log-every", group=REPORTING, type=click.IntRange(0), default=defaults.LOG_EVERY, show_default=True,
+        metavar="N", help="Updates between two lines of log.jsonl; 0: only one line per epoch.",
+    ),
+    option(
+        "--tensorboard/--no-tensorboard", group=REPORTING,
+        help="Also write event files for TensorBoard, to the folder tensorboard in the output folder. Histograms of "
+        "gradients are only available in Python: gk.TensorBoard(gradients=True).",
+    ),
+    option(
+        "--checkpoint-every", group=OUTPUT, type=click.IntRange(1), metavar="N",
+        help="Write a checkpoint every N updates too, in addition to one after each epoch.",
+    ),
+    option(
+        "--resume", group=OUTPUT, is_flag=True,
+        help="Continue the run in the output folder from its checkpoint. Options that you leave out, including "
+        "--processes and --kvstore, keep the values of the run.",
     ),
     trust_option,
-    click.option("--overwrite", is_flag=True, help="Replace the run that the output folder holds."),
-    click.option(
-        "--profile", "trace", type=click.Path(dir_okay=False),
-        help="Write a trace of ten runs, from the third on, for Perfetto or Chrome to this .json file, and print the "
-        "time of each operator. Of several processes, one trace of all, with what is on its way between them.",
+    option("--overwrite", group=OUTPUT, is_flag=True, help="Replace the run in the output folder by a new one."),
+    option(
+        "--profile", "trace", group=REPORTING, type=click.Path(dir_okay=False),
+        help="Record ten runs of the compiled step, from the third on, as a trace for Perfetto or Chrome in this .json "
+        "file, and print the time per operator. Several processes write one trace, with their communication.",
     ),
-    click.option("--seed", type=click.IntRange(0), default=None, help="Seed of data order, dropout and mixing."),
-    click.option(
-        "--precision", type=click.Choice(PRECISIONS), default="f32", show_default=True,
-        help="bf16: matrix work in bfloat16, parameters in float32; on a card, f16: in float16, with scaled losses; "
-        "tf32: products of float32 by 11 bits; fp8: bf16 with operands of products in 8 bits.",
+    option(
+        "--precision", group=PRECISION, type=click.Choice(PRECISIONS), default="f32", show_default=True,
+        help="Number format of matrix products and convolutions; parameters stay float32. bf16: bfloat16. Only on a "
+        "GPU: f16 (float16, with loss scaling), tf32 (TensorFloat-32), fp8 (bf16, with 8-bit operands of matrix "
+        "products).",
     ),
-    click.option("--deterministic/--no-deterministic", help="The same bits for any number of threads."),
+    option(
+        "--deterministic/--no-deterministic", group=PRECISION,
+        help="Compute bit-identical results for any number of threads. Several processes sum gradients in the order of "
+        "their ranks.",
+    ),
 )  # fmt: skip
 
 _PARALLEL = (
-    click.option(
-        "--sync-batch-norm/--no-sync-batch-norm",
-        help="Statistics of BatchNormalization over the samples of all processes.",
+    option(
+        "--sync-batch-norm/--no-sync-batch-norm", group=PROCESSES,
+        help="Compute the batch statistics of BatchNormalization over the samples of all processes.",
     ),
-    click.option(
-        "--shard-optimizer/--no-shard-optimizer",
-        help="Divide the optimizer's states among the processes of --kvstore dist_sync.",
+    option(
+        "--shard-optimizer/--no-shard-optimizer", group=PROCESSES,
+        help="Shard the optimizer states over the processes, with --kvstore dist_sync.",
     ),
-    click.option(
-        "--place", "places", multiple=True, metavar="GROUP=RANK",
-        help="Compute a group of nodes (ctx_group) in a process of the job, as a stage of a pipeline where no process "
-        "needs a later one; repeat for all.",
+    option(
+        "--place", "places", group=PROCESSES, multiple=True, metavar="GROUP=RANK",
+        help="Model parallelism: compute the nodes of GROUP (ctx_group) in process RANK. The processes form a pipeline "
+        "if none needs values of a later one. Give it once for each group.",
     ),
-    click.option(
-        "--micro-batches", type=click.IntRange(1), default=1, show_default=True,
-        help="Into so many parts each batch is cut, which go through the pipeline one behind the other.",
+    option(
+        "--micro-batches", group=PROCESSES, type=click.IntRange(1), default=1, show_default=True,
+        help="Number of micro-batches into which a pipeline (--place) splits each batch.",
     ),
 )  # fmt: skip
 
 
-def _all(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
+def _all(decorators: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
+        for decorator in reversed(decorators):
+            command = decorator(command)
         return command
 
     return decorate

@@ -1,4 +1,4 @@
-"""What a run's folder says of how it came about: `config.toml`, and `run.json` with every call that trained."""
+"""Writes `config.toml`, the options of a run, and `run.json`, a record of every command that trained it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from graphkit.ir.atomic import write_whole
 from graphkit.train.run_folder import CONFIG, RECORD
 
 _PACKAGES = ("graphkit", "numpy", "onnx", "onednn-cpu-gomp")
-# What the command that starts a job tells its ranks.
+# Settings by which the command that starts a job talks to its ranks.
 _OF_A_JOB = (config.JOB_PIPE, config.JOB_SIZE)
-# Seconds that git may take to say where it is.
+# Time limit for git, in seconds.
 _PATIENCE = 5.0
 
 
 def check(folder: Path) -> None:
-    """Raise UsageError where `write` would replace a config that no training wrote: one has `run.json` beside it."""
+    """Raise UsageError if `write` would replace a config.toml that no training wrote (there is no run.json)."""
     if (folder / CONFIG).exists() and not (folder / RECORD).exists():
         raise UsageError(
-            f"{folder / CONFIG} is not of a training, and one in this folder would replace it: take another folder, or "
-            "give the file another name"
+            f"{folder / CONFIG} was not written by graphkit, and this training would replace it. Choose another output "
+            "folder (-o), or rename the file"
         )
 
 
 def write(folder: Path, settings: str, call: dict[str, Any], *, goes_on: bool) -> None:
-    """Both files. settings: the effective config. call: of this one; those before it stay if the run goes on."""
+    """Write both files. settings: text of config.toml. call: of this command. goes_on: keep the earlier calls."""
     path = folder / RECORD
     calls = [*(_before(path) if goes_on else []), call]
     write_whole(path, [json.dumps({"calls": calls}, indent=1).encode()])
-    write_whole(folder / CONFIG, [settings.encode()])  # behind what says that it may be replaced: see `check`
+    write_whole(folder / CONFIG, [settings.encode()])  # after run.json, by which `check` knows it
 
 
 def call(arguments: Sequence[str], seed: int, processes: int, threads: int, network: str | None) -> dict[str, Any]:
-    """How this process was called, and what of: versions, the seed, the commit of git where there is one."""
+    """Return the record of this command: arguments, seed, versions, and the git commit if there is one."""
     import platform
 
     return {
@@ -61,7 +61,7 @@ def call(arguments: Sequence[str], seed: int, processes: int, threads: int, netw
 
 
 def git() -> dict[str, Any] | None:
-    """The commit of the working directory, and whether something in it differs from that; None without git."""
+    """Return the git commit of the working directory, and whether files differ from it; None without git."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -78,7 +78,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def _digest(path: Path) -> str | None:
-    """Of a file; a folder has no digest."""
+    """Return the SHA-256 of a file; None for a folder."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -90,11 +90,11 @@ def _before(path: Path) -> list[Any]:
     try:
         calls = json.loads(path.read_bytes())["calls"]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # of a run that was begun from Python, or by a graphkit that wrote none
+        return []  # a run that was started in Python, or by a version of graphkit that wrote no run.json
     return calls if isinstance(calls, list) else []
 
 
 def withdraw(folder: Path) -> None:
-    """Remove what `write` left, and an empty log: the run was refused before its first step."""
+    """Remove the files that `write` made, because training failed before its first step."""
     for name in (CONFIG, RECORD, "vocabulary.json"):
         (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What `graphkit train` keeps of its command line in a checkpoint, and takes from there with --resume."""
+"""The options that `graphkit train` stores in a checkpoint, and takes from there with --resume."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from graphkit.dist.job import launch
 from graphkit.errors import UsageError
 from graphkit.text import listed
 
-# Where options come from that are given: the command line, and a file of options.
+# Sources of options that count as given: the command line and a .toml file.
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
-# Of processes: what goes with any store of several, and what an MPI launcher decides.
+# Options of processes that fit every --kvstore of several processes, and those that an MPI launcher decides.
 _OF_ANY_STORE = {"processes", "rank_timeout", "max_restarts", "overlap", "bucket_mb"}
 _OF_LAUNCHER = {"processes", "max_restarts"}
 
-# Of one call, not of the run; the number of epochs has rules of its own.
+# Options of one call that are not stored. The number of epochs has its own rules.
 _OF_A_CALL = {
     "model", "folder", "resume", "overwrite", "epochs", "as_json", "trace", "external_root", "places", "micro_batches",
     "find_lr", "print_config", "workers", "trust_run_folder",
@@ -30,14 +30,14 @@ _OF_A_CALL = {
 
 
 def kept(options: Mapping[str, Any], seed: int, processes: int) -> dict[str, Any]:
-    """The options that belong to the run, as JSON has them.
+    """Return the options of the run that a checkpoint stores, as JSON values.
 
-    A placement belongs to a call, and so do the processes that it names.
+    With --place, the options of processes are not stored, because they belong to one call.
 
     Args:
-        options: Of the command, by parameter.
-        seed: The one in effect.
-        processes: How many train, started by graphkit or by a launcher of MPI.
+        options: Of the command, by parameter name.
+        seed: The seed in effect.
+        processes: Number of worker processes.
     """
     left_out = _OF_A_CALL | (set(Job._fields) if options["places"] else set())
     found = {**options, "seed": seed, "processes": processes}
@@ -45,25 +45,25 @@ def kept(options: Mapping[str, Any], seed: int, processes: int) -> dict[str, Any
 
 
 def notes_before(folder: str) -> dict[str, Any]:
-    """What the checkpoint in a folder says of its run. Raises UsageError without one."""
+    """Return the options that the checkpoint in a folder stores. Raises UsageError if there is no checkpoint."""
     from graphkit.train import checkpoint
 
     if not checkpoint.exists(folder):
         raise UsageError(
-            f"{folder} holds no checkpoint ({checkpoint.MANIFEST} is missing), which --resume goes on from: begin the "
-            "run without --resume"
+            f"--resume: {folder} contains no checkpoint ({checkpoint.MANIFEST} is missing). To begin a new run, leave "
+            "out --resume"
         )
     return checkpoint.notes_of(folder)
 
 
 def job_of_run(context: click.Context, options: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of processes that a run which goes on takes from before, because the command line leaves them out.
+    """Return the options of processes that a resumed run takes from its checkpoint, where they are not given.
 
-    Nothing is taken if the command line asks for one process: by --kvstore local, or --processes 1 without a store.
-    If it names another store, only options that fit every store are taken. If an MPI launcher has started this
-    process, it decides how many processes there are.
+    None are taken if the command line asks for one process, by --kvstore local, or by --processes 1 without --kvstore.
+    If it names another store, only options that fit every store are taken. If an MPI launcher started this process,
+    the launcher decides the number of processes.
     """
-    if "kvstore" not in before:  # of a run in groups, or by a version that did not keep it
+    if "kvstore" not in before:  # a run with --place, or a version of graphkit that did not store it
         return {}
     given = {name for name in Job._fields if _is_given(context, name)}
     if "kvstore" in given and options["kvstore"] == "local":
@@ -77,7 +77,7 @@ def job_of_run(context: click.Context, options: Mapping[str, Any], before: Mappi
 
 
 def _is_given(context: click.Context, name: str) -> bool:
-    """Whether the command line or a file of options has this option."""
+    """Whether the command line or a .toml file gives this option."""
     return context.get_parameter_source(name) in _GIVEN
 
 
@@ -88,20 +88,27 @@ def taken_over(
     processes: int,
     tell: Callable[[str], None] | None,
 ) -> dict[str, Any]:
-    """The options of a run that goes on: those that are given, and for what is left out those of `before`.
+    """Return the options of a resumed run: those that are given, and otherwise those of `before`.
 
-    Those of processes are in `options` as they are now (`job_of_run`); `processes` is how many train.
+    Options of processes in `options` already are what they will be (`job_of_run`).
 
-    Tells which came from where. Raises UsageError for what a run cannot change: the seed, as the order of the
-    data and dropout follow it; and for data that only the run folder says are made by a function of a file, unless the
-    folder is trusted.
+    Args:
+        context: Of the command; it knows which options are given.
+        options: Of the command, by parameter name.
+        before: Options that the checkpoint stores.
+        processes: Number of worker processes.
+        tell: Logs which options stay as they were, and which change.
+
+    Raises:
+        UsageError: The seed differs, which decides the order of the data; or only the run folder names a function that
+            makes the data, and the folder is not trusted.
     """
     merged, same, changed = dict(options), [], []
-    if "loss" in before:  # of checkpoints by a version whose losses were of one output
+    if "loss" in before:  # a checkpoint of a version of graphkit that allowed one loss
         before = {"loss_specs": [before["loss"]], **before}
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name not in before or (name == "seed" and before[name] is None):  # None: of older checkpoints
+        if name not in before or (name == "seed" and before[name] is None):  # None: an older checkpoint
             continue
         old = tuple(before[name]) if isinstance(before[name], list) else before[name]
         if name in Job._fields:
@@ -117,49 +124,53 @@ def taken_over(
         elif options[name] != old:
             changed.append(f"{_text(parameter, options[name])} (was {_text(parameter, old)})")
             if name == "seed":
-                raise UsageError(f"{changed[-1]}: a run keeps its seed, which the order of its data follows")
+                raise UsageError(
+                    f"--resume cannot change the seed, which decides the order of the data: {changed[-1]}. Leave "
+                    "out --seed"
+                )
     _check_code(context, merged)
     if merged["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     if tell is not None:
         if same:
-            tell(f"as in the run so far: {' '.join(same)}")
+            tell(f"options taken from the run: {' '.join(same)}")
         if changed:
-            tell(f"changed by the command line or its file of options: {', '.join(changed)}")
+            tell(f"options changed by the command line or .toml file: {', '.join(changed)}")
     return merged
 
 
 def _check_code(context: click.Context, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for data made by a function that only the run folder names, unless the folder is trusted."""
+    """Raise UsageError if only the run folder names a function that makes the data, and the folder is not trusted."""
     for name in ("data_spec", "valid_spec"):
         given = _is_given(context, name)
         if options[name] is not None and runs_code(options[name]) and not (given or options["trust_run_folder"]):
             raise UsageError(
-                f"the run folder names code, {options[name]}: give it yourself by --data or --valid, or say "
-                "--trust-run-folder if the folder is your own"
+                f"the run folder refers to Python code, {options[name]}. Name it with --data or --valid, or add "
+                "--trust-run-folder if you made this folder"
             )
 
 
 def check_classes(before: Sequence[str] | None, now: Sequence[str] | None) -> None:
-    """Raise UsageError where the data of a run that goes on have other classes, or the same in another order.
+    """Raise UsageError if the data of a resumed run have other classes than before, or another order of them.
 
-    Their numbers, which the weights were trained with, would be those of others. before: None of a run without names.
+    The weights were trained with the old class numbers. None: the classes have no names.
     """
     if before is None or now is None or list(before) == list(now):
         return
     gone, new = (sorted(set(a) - set(b)) for a, b in ((before, now), (now, before)))
     what = "; ".join(
-        f"{title}: {listed(names, len(names))}" for title, names in (("gone", gone), ("new", new)) if names
+        f"{title}: {listed(names, len(names))}" for title, names in (("missing", gone), ("new", new)) if names
     )
     raise UsageError(
-        f"the classes of the data are not those of the run ({what or 'they are in another order'}): a class would get "
-        "the number of another one. Give the data that the run began with, or begin a run in another folder"
+        f"--resume: the classes of the data differ from those of the run ({what or 'they are in another order'}), so "
+        "class numbers would change their meaning. Use the data that the run began with (--data), or begin a new run "
+        "in another folder (-o)"
     )
 
 
 def _text(parameter: click.Parameter, value: Any) -> str:
-    """An option as it is typed."""
-    option = parameter.opts[-1]
+    """Return an option with its value, as it is typed."""
+    option = next(name for name in parameter.opts if name.startswith("--"))
     if value is None or value == () or value is False:
         return f"no {option}"
     if value is True:

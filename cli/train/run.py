@@ -1,4 +1,4 @@
-"""A training by the options of the command line, from the data to what is printed at the end."""
+"""Trains a model as the options of `graphkit train` say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from graphkit.ir.counts import counts, elements, parameters
 from graphkit.passes.training.to_training import batch_norms
 from graphkit.text import listed
 from graphkit.train import defaults
-from graphkit.train.position import WHOLE_RUN
 
 if TYPE_CHECKING:
     from graphkit.data import Splits
@@ -32,17 +31,17 @@ if TYPE_CHECKING:
     from graphkit.train.run_folder import RunFolder
     from graphkit.train.trainer import Trainer
 
-# What --profile leaves out, which also pays for fresh memory and packed weights, and how much it records.
+# --profile skips the first runs, which also allocate memory and pack weights; number of runs that it records.
 _SKIPPED, _RECORDED = 2, 10
 
-# The curve of --find-lr, in the output folder.
+# File with the result of --find-lr, in the output folder.
 _CURVE = "learning_rates.csv"
 
 
 def train(
     context: click.Context, source: Network, folder: Path | None, store: KVStore, options: Mapping[str, Any]
 ) -> None:
-    """`graphkit train`; options: of the command line, by parameter."""
+    """Train a model. options: of the command line, by parameter name."""
     from graphkit.executor.run.profile import profile
     from graphkit.train import checkpoint
     from graphkit.train.run_folder import RunFolder
@@ -62,7 +61,7 @@ def train(
                     run.check()
             if resume:
                 o = taken_over(context, o, before, store.num_workers, log if writes else None)
-        # Runs of which the checkpoint does not say it were divided by the places of their samples.
+        # Runs whose checkpoint does not record the split were split by the positions of their samples.
         o["split"] = before.get("split", "position") if resume else "name"
         callbacks = objective.callbacks(o)
         with store.working():
@@ -73,7 +72,11 @@ def train(
             _announce(trainer, parts, o)
         over = resume and not trainer.left(o["epochs"])
         if over and writes:
-            log(f"{folder} {_done(trainer)}; with --resume, {WHOLE_RUN}: --epochs N, with a larger N, trains more")
+            longer = trainer.position.until - trainer.position.start + 1
+            log(
+                f"nothing left to train: the run in {folder} {_done(trainer)}. With --resume, --epochs is "
+                f"the length of the whole run: --epochs {longer} continues it"
+            )
         classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
         if resume:
             check_classes(before.get("classes"), classes)
@@ -94,27 +97,27 @@ def train(
 
 
 def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
-    """Say what is trained, and on what, before it begins."""
+    """Log the data, the parameters and the mode of BatchNormalization before training begins."""
     log(data.counted(*parts, divided=_divided(o)))
     log(_counted(trainer))
     if left := frozen(trainer.net.graph):
         shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
-        log(f"not trained: {shown}; --train NAME trains one by its name")
+        log(f"not trained: {shown}. To train one of them: --train NAME")
     if count := batch_norms(trainer.graph):
         log(
-            f"BatchNormalization ({count}): by the statistics of each batch, and the running ones are updated; "
-            "--batch-norm frozen keeps them"
+            f"BatchNormalization ({count} node{'s' * (count != 1)}): normalises by the statistics of each batch and "
+            "updates the running statistics. To normalise by the running statistics and keep them: --batch-norm frozen"
         )
 
 
 def find_rate(
     context: click.Context, source: Network, folder: Path | None, store: KVStore, options: Mapping[str, Any]
 ) -> None:
-    """`graphkit train --find-lr`: nothing is trained, and no run begins in the folder."""
+    """Run `graphkit train --find-lr`. The model is not changed, and the folder holds no run afterwards."""
     from graphkit.train.find_lr import find_lr
 
     if options["resume"]:
-        raise UsageError("--find-lr looks for the rate of a run before it begins, not with --resume")
+        raise UsageError("--find-lr looks for the learning rate of a new run: leave out --resume")
     trainer, parts = _made(source, store, options)
     workers = data.workers(options["workers"], parts.train)
     curve = find_lr(trainer, parts.train, batch_size=options["batch_size"], workers=workers)
@@ -127,7 +130,7 @@ def find_rate(
 
 
 def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Trainer, Splits]:
-    """The trainer, and its data."""
+    """Return the trainer and its data."""
     from graphkit import data as sources
 
     optimizer = objective.optimizer(o)
@@ -189,7 +192,7 @@ def _fit(
 
 
 def _metrics(o: Mapping[str, Any]) -> Sequence[str]:
-    """The names of the metrics, by default those of the loss."""
+    """Return the names of the metrics. Default: those of the loss."""
     found: Sequence[str] = o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ())
     return found
 
@@ -198,14 +201,14 @@ def _describe(
     context: click.Context, run: RunFolder, trainer: Trainer, parts: Splits, source: Network, store: KVStore,
     o: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """What the folder says of the run, before it begins or goes on."""
+    """Write the vocabulary, config.toml and run.json into the folder, before training begins or continues."""
     if parts.train.vocabulary is not None:
         parts.train.vocabulary.save(run.path / "vocabulary.json")
     position = trainer.position
     planned = position.until - position.start if o["resume"] else defaults.EPOCHS
     values = {**context.params, **o, "seed": trainer.seed, "epochs": o["epochs"] or planned}
     if not o["places"]:
-        values["processes"] = store.num_workers  # also if a launcher of MPI has started them
+        values["processes"] = store.num_workers  # also if mpiexec started them
     settings = config_file.effective(context.command, values, source, outputs=False)
     file = source.path if source.name is None and source.path != "-" else None
     threads = o["threads"] or config.num_threads()
@@ -214,31 +217,31 @@ def _describe(
 
 
 def _divided(o: Mapping[str, Any]) -> str | None:
-    """How data in one part were divided; None if validation has data of its own."""
+    """Return how the data were split; None if --valid gives the validation data."""
     chosen = source_options(o["data_options"]).get("split", o["split"])
     return str(chosen) if o["valid_spec"] is None else None
 
 
 def _counted(trainer: Trainer) -> str:
-    """How many parameters the network has, and how many of them this run trains."""
+    """Describe the number of parameters of the network, and how many of them this run trains."""
     graph = trainer.net.graph
     trained = elements([v for v in parameters(graph) if graph.name_of(v) in trainer.trained])
-    return f"{trainer.net.name}: {counts(graph).parameters:,} parameters, {trained:,} of them trained"
+    return f"{trainer.net.name}: {counts(graph).parameters:,} parameters, of which {trained:,} are trained"
 
 
 def _done(trainer: Trainer) -> str:
-    """How a run that is over has ended."""
+    """Describe how a finished run ended."""
     position = trainer.position
     done = trainer.epoch - position.start
     if position.stopped is not None:
-        return f"has ended after {done} of its {position.until - position.start} epochs: {position.stopped}"
-    return f"has trained its {done} epochs"
+        return f"was stopped after {done} of its {position.until - position.start} epochs: {position.stopped}"
+    return f"has finished its {done} epochs"
 
 
 def placed(texts: tuple[str, ...]) -> dict[str, int] | None:
-    """`GROUP=RANK` texts as ranks by group; None without any."""
+    """Return the ranks of `GROUP=RANK` texts by group; None without any."""
     found = key_values(texts, "--place")
     for name, text in found.items():
         if not text.isdecimal():
-            raise UsageError(f"--place {name}={text}: expected the number of a process, from 0")
+            raise UsageError(f"--place {name}={text}: expected the rank of a process, from 0")
     return {name: int(text) for name, text in found.items()} or None

@@ -1,4 +1,4 @@
-"""How `graphkit train` stops when it is interrupted: it says where, and how to go on."""
+"""How `graphkit train` stops after an interrupt: it prints where, and how to continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.cli import _interrupts
 
 
 class Terminated(KeyboardInterrupt):
-    """What SIGTERM raises, which schedulers send before they kill."""
+    """Raised by SIGTERM, which schedulers send before they kill a process."""
 
 
 class Stopped(click.Abort):
@@ -26,20 +26,20 @@ class Stopped(click.Abort):
         notes: list[str] = getattr(interrupt, "__notes__", [])
         message = notes[0] if notes else "interrupted before training began"
         if folder is None:
-            message += "; nothing is saved (-o RUN/ keeps checkpoints)"
+            message += "; nothing was saved, because there is no output folder (-o)"
         elif replaces and not notes:
-            message += f"; {folder} still holds the run that was to be replaced"
+            message += f"; {folder} still holds the old run, which --overwrite did not replace yet"
         elif (folder / "checkpoint.json").exists():
-            message += f"; go on with: graphkit train {shlex.quote(model)} -o {shlex.quote(str(folder))} --resume"
+            message += f"; continue with: graphkit train {shlex.quote(model)} -o {shlex.quote(str(folder))} --resume"
         super().__init__(message)
         self.exit_code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
 @contextlib.contextmanager
 def told(model: str, folder: Path | None, replaces: bool = False) -> Iterator[None]:
-    """Inside, SIGTERM is an interrupt too, unless somebody handles it already; interrupts come out as Stopped.
+    """Turn interrupts, and SIGTERM unless it has a handler already, into Stopped.
 
-    replaces: whether the folder holds another run, which this one replaces once it begins.
+    replaces: whether the folder still holds another run, which this one will replace (--overwrite).
     """
     before = signal.getsignal(signal.SIGTERM)
     ours = before == signal.SIG_DFL and threading.current_thread() is threading.main_thread()

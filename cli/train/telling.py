@@ -1,4 +1,4 @@
-"""What `graphkit train` prints: a line or a row of a table for each epoch, and the end."""
+"""The output of `graphkit train`: a line or a table row per epoch, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from graphkit.executor.run.profile import Profile
     from graphkit.train.trainer import Trainer
 
-# Numbers of an epoch that have columns of their own, or none.
+# Numbers of an epoch that the table shows in columns of their own, or not at all.
 _OTHERS = ("epoch", "updates", "learning_rate", "processes", "samples_per_second", "waiting", "peak_memory")
-# Columns that a narrow terminal goes without, the first of them first; how wide a column is at least.
+# Columns that a narrow terminal omits, in this order; minimum width of a column.
 _DISPENSABLE = ("memory", "samples/s", "left")
 _WIDTH = 7
 
 
 def lines(store: KVStore, as_json: bool) -> Callable[[int, dict[str, float]], None]:
-    """What prints a line for each epoch."""
+    """Return a function that prints a line per epoch."""
     together = f" ({store.num_workers} processes)" if store.num_workers > 1 else ""
 
     def tell(epoch: int, record: dict[str, float]) -> None:
@@ -40,7 +40,7 @@ def lines(store: KVStore, as_json: bool) -> Callable[[int, dict[str, float]], No
 
 
 def _say(text: str, *, err: bool = False) -> None:
-    """Print above the progress bar, which takes what goes to sys.stdout and sys.stderr while it is there."""
+    """Print above the progress bar, which redirects sys.stdout and sys.stderr while it is shown."""
     stream = sys.stderr if err else sys.stdout
     if stream is not None:  # it may be closed
         stream.write(f"{text}\n")
@@ -48,9 +48,9 @@ def _say(text: str, *, err: bool = False) -> None:
 
 
 class Table(Callback):
-    """A row for each epoch: the numbers, samples a second, the time that is left, memory.
+    """Prints a row per epoch: loss and metrics, samples per second, remaining time, memory.
 
-    Rows are printed after the checkpoint (`tell`), as what is printed is done.
+    A row is printed after the checkpoint of its epoch is written (`tell`).
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Table(Callback):
             self._row["memory"] = f"{numbers['peak_memory'] / 1e6:,.0f} MB"
 
     def tell(self, epoch: int, record: dict[str, float]) -> None:
-        """Print the row of the epoch, below a header where its columns are not those of the row before."""
+        """Print the row of the epoch. A header comes first, if the columns differ from those of the last row."""
         from rich.console import Console
         from rich.table import Table as Drawn
 
@@ -91,7 +91,7 @@ class Table(Callback):
 
 
 def _fitting(row: Mapping[str, str], width: int) -> list[str]:
-    """The columns that a terminal of that width has room for; what was measured is among them in any case."""
+    """Return the columns that fit a terminal of this width. Loss and metrics are always shown."""
     columns = list(row)
     for name in _DISPENSABLE:
         if _width(columns) > width and name in columns:
@@ -104,7 +104,7 @@ def _width(columns: list[str]) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 0:07, 12:34 or 1:02:03."""
+    """Format seconds as 0:07, 12:34 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -114,7 +114,7 @@ def report(
     trainer: Trainer, store: KVStore, folder: Path | None, history: list[dict[str, float]] | None,
     recorded: Profile | None, trace: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """The end. history: None for a run that was over before."""
+    """Print the summary at the end. history: None if nothing was left to train."""
     result: dict[str, Any] = {
         "model": trainer.net.name,
         "folder": None if folder is None else str(folder),
@@ -130,17 +130,17 @@ def report(
         print_json("train", result)
         return
     if recorded is not None:
-        print_table("time by operator", *recorded.table())
+        print_table("time per operator", *recorded.table())
         log(f"wrote {trace}")
     if history is not None and trainer.position.stopped is not None:
-        log(f"ended after epoch {trainer.epoch}: {trainer.position.stopped}")
+        log(f"stopped after epoch {trainer.epoch}: {trainer.position.stopped}")
     if history is not None and folder is not None:
         names = (MODEL, BEST, MANIFEST, "log.jsonl", CONFIG, RECORD)
         log(f"wrote {folder}: {', '.join(name for name in names if name != BEST or (folder / BEST).exists())}")
 
 
 def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:
-    """What --find-lr has found."""
+    """Print the result of --find-lr."""
     result = {
         "suggestion": curve.suggestion, "diverged": curve.diverged, "file": None if file is None else str(file),
         "learning_rates": curve.rates, "losses": curve.losses, "smoothed": curve.smoothed,
@@ -148,9 +148,10 @@ def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json("find-lr", result)
     elif curve.suggestion is None:
-        click.echo("no learning rate made the loss fall")
+        click.echo("no learning rate: the loss did not fall with any of them")
     else:
-        click.echo(f"learning rate {curve.suggestion:.3g}")
+        click.echo(f"suggested learning rate: {curve.suggestion:.3g}")
     if not as_json:
-        ended = f"diverged at {curve.rates[-1]:.3g}" if curve.diverged else f"tried up to {curve.rates[-1]:.3g}"
-        log(f"{len(curve.rates)} updates, {ended}" + ("" if file is None else f"; wrote {file}"))
+        ended = "the loss diverged at" if curve.diverged else "the largest learning rate was"
+        written = "" if file is None else f"; wrote {file}"
+        log(f"{len(curve.rates)} updates; {ended} {curve.rates[-1]:.3g}{written}")

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of each class, and the pairs that are confused most, from a confusion matrix."""
+"""Precision, recall and F1 per class, and the most frequent confusions, from a confusion matrix."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of one class: precision is TP / (TP + FP), recall TP / (TP + FN), f1 2 TP / (2 TP + FP + FN) (van Rijsbergen,
-    1979); NaN where the denominator is 0. count: samples whose target it is; predicted: that it was predicted for."""
+    """Scores of one class; NaN where a denominator is 0.
+
+    precision: TP / (TP + FP). recall: TP / (TP + FN). f1: 2 TP / (2 TP + FP + FN) (van Rijsbergen, 1979). count: number
+    of samples with this target. predicted: number of samples for which this class was predicted.
+    """
 
     name: str
     precision: float
@@ -22,7 +25,7 @@ class ClassScores:
 
 
 def class_scores(confusion: np.ndarray, names: Sequence[str]) -> list[ClassScores]:
-    """confusion: int64 [classes, classes], rows are targets."""
+    """Return the scores of all classes. confusion: int64 [classes, classes], rows are targets."""
     right = np.diagonal(confusion).astype(np.float64)
     targets, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
     with np.errstate(invalid="ignore"):
@@ -35,7 +38,7 @@ def class_scores(confusion: np.ndarray, names: Sequence[str]) -> list[ClassScore
 
 
 def most_confused(confusion: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """(target, predicted, how often) of the wrong pairs that occur most, the most frequent first."""
+    """Return (target, predicted, count) of the most frequent wrong pairs, the most frequent first."""
     wrong = confusion.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:count]

@@ -1,4 +1,4 @@
-"""The log of runs as curves: one chart for each quantity, a series for each run and part of it."""
+"""Curves from the logs of runs: a chart per quantity, with a series for each run and part."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import numpy as np
 
 from graphkit.report.runs import Run
 
-# Points of a series that are drawn. Of more, each of half as many parts keeps its least and its greatest.
+# Maximum number of points of a series. Of longer ones, only minima and maxima of equal parts are drawn.
 MOST_POINTS = 2_000
 
 _VALID = "valid_"
-# Titles, and how numbers are written, of what is not a loss or a metric.
+# Titles and number formats of known quantities. All others are metrics.
 _KNOWN = {
     "loss": ("Loss", "number"),
     "learning_rate": ("Learning rate", "number"),
     "samples_per_second": ("Samples per second", "number"),
     "epoch_seconds": ("Time per epoch", "seconds"),
     "peak_memory": ("Peak memory of the process", "bytes"),
-    "waiting": ("Share of time waiting for other processes", "number"),
+    "waiting": ("Share of time spent waiting for other processes", "number"),
     "skipped": ("Skipped steps", "number"),
 }
-# Quantities of the second group, which is about speed and memory.
+# Quantities in the section on speed and memory.
 _COSTS = ("samples_per_second", "epoch_seconds", "peak_memory", "waiting", "skipped")
-# Where a record stands, and what does not change along a run.
+# Fields of a record that are positions, or constant over a run.
 _NO_CURVES = ("epoch", "updates", "seconds", "processes")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: y over each of three axes. run: the index of the run.
+    """A curve: y over three axes (updates, epochs, seconds). run: index of the run.
 
-    part: "step" of one batch now and then, "train" over an epoch, "valid" of the validation at its end.
+    part: "step" for values of single batches, "train" for means of an epoch, "valid" for the validation after it.
     """
 
     run: int
@@ -47,7 +47,7 @@ class Series:
     y: np.ndarray
 
     def to_json(self) -> dict[str, Any]:
-        """For the page: what is not finite as text, which a browser's JSON has no numbers for."""
+        """Return the series for the page. NaN and infinities are text, because JSON has no such numbers."""
         kept = thinned(self.y, MOST_POINTS)
         return {
             "run": self.run,
@@ -63,7 +63,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """The series of one quantity. kind: "number", "seconds" or "bytes"; costs: it is about speed or memory."""
+    """All series of one quantity. kind: "number", "seconds" or "bytes". costs: whether it is about speed or memory."""
 
     key: str
     title: str
@@ -81,16 +81,16 @@ class Chart:
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """The charts of some runs: the loss, metrics, the learning rate, then speed and memory."""
+    """Return the charts of runs: loss, metrics, learning rate, then speed and memory."""
     found: dict[str, list[Series]] = {}
     for index, run in enumerate(runs):
-        # Fewer steps than epochs tell less than these.
+        # Values of steps are only drawn if there are more of them than epochs.
         steps = run.steps if len(run.steps) > len(run.epochs) else ()
         for part, records in (("step", steps), ("train", _with_durations(run.epochs))):
             epochs = _epochs(run, records, within=part == "step")
             for name in _quantities(records):
                 if part == "train" and name == "learning_rate" and steps:
-                    continue  # no mean over the epoch, but the rate of the next step
+                    continue  # it is the rate of the next step, not a mean of the epoch
                 key, of = (name.removeprefix(_VALID), "valid") if name.startswith(_VALID) else (name, part)
                 found.setdefault(key, []).append(_series(index, of, records, epochs, name))
     names = [n for n in found if n not in _KNOWN]
@@ -107,9 +107,9 @@ def _quantities(records: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 def _with_durations(records: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """The records of epochs with the seconds that each took."""
+    """Return the records of epochs with the duration of each, if it is known."""
     before = [0.0, *(r["seconds"] for r in records)]
-    # A first record of a later epoch does not say when it began.
+    # The start of an epoch is known only if the record before it is there.
     known = [r["epoch"] - last == 1 for last, r in zip([0.0, *(r["epoch"] for r in records)], records, strict=False)]
     return [
         {**record, "epoch_seconds": record["seconds"] - start} if sure and record["seconds"] >= start else record
@@ -124,9 +124,9 @@ def _series(run: int, part: str, records: Sequence[Mapping[str, float]], epochs:
 
 
 def _epochs(run: Run, records: Sequence[Mapping[str, float]], within: bool) -> np.ndarray:
-    """float64 [records]: after how many epochs each stands, within an epoch by its share of the epoch's updates.
+    """Return the position of each record in epochs, float64 [records]: fractions count updates within an epoch.
 
-    An epoch under way is taken to be as long as the one before it; of the first, nobody knows: NaN.
+    An epoch in progress is assumed to be as long as the one before it. Its length is unknown in the first epoch: NaN.
     """
     if not within:
         return np.array([r["epoch"] for r in records], np.float64)
@@ -145,8 +145,11 @@ def _epochs(run: Run, records: Sequence[Mapping[str, float]], within: bool) -> n
 
 
 def thinned(y: np.ndarray, most: int) -> np.ndarray:
-    """int64: the places in y that are kept, `most` at most (and 4 at least): the first and the last, and of each of
-    equal parts its least and greatest finite value, so that no peak is lost; what is not finite counts as greatest."""
+    """Return the indices of at most `most` points of y (but at least 4), int64.
+
+    They are the first and the last point, and the minimum and maximum of equal parts, so that no peak is lost. Values
+    that are not finite count as maxima.
+    """
     if len(y) <= most:
         return np.arange(len(y))
     parts = max(most - 2, 2) // 2
@@ -162,12 +165,12 @@ def thinned(y: np.ndarray, most: int) -> np.ndarray:
 
 
 def _short(value: float) -> float | str:
-    """Six digits, which no picture shows more of; text for what is not finite."""
+    """Round to six digits, which is enough for a picture. NaN and infinities become text."""
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))
 
 
 def summary(runs: Sequence[Run]) -> tuple[list[str], list[list[float | None]]]:
-    """Names of quantities, and for each run the value of each in its last epoch: validation first, then training."""
+    """Return names of quantities, and their values in the last epoch of each run. Validation comes first."""
     names = _quantities([record for run in runs for record in run.epochs])
     valid = [n for n in names if n.startswith(_VALID)]
     order = [*valid, *(n for n in names if n not in valid and n not in (*_COSTS, "learning_rate"))]

@@ -1,4 +1,4 @@
-"""A graph as TensorBoard draws one: a GraphDef of nodes that name their operands."""
+"""Converts a graph to a GraphDef, which TensorBoard draws."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from graphkit.ir.names import Names
 from graphkit.ir.printing import node_line
 from graphkit.ir.types import TensorType
 
-# Characters of the text of a node that are kept.
+# Maximum length of the text of a node.
 _CHARACTERS = 600
 
-# What has a meaning in a GraphDef's names: "^" and ":", and what is no word.
+# Characters that names in a GraphDef may not have, such as "^" and ":".
 _ODD = re.compile(r"[^A-Za-z0-9_./-]+")
 
 
 def graph_def(graph: Graph) -> Any:
-    """A GraphDef: data inputs as Placeholder, parameters as Variable, nodes by their operators, and each output.
+    """Return a GraphDef: data inputs as Placeholder, parameters as Variable, all nodes, and outputs as Identity.
 
-    "/" in names makes boxes that open. A node with branches or a loop is one node, whose operands are also those of its
-    subgraphs.
+    TensorBoard shows names with a common prefix before "/" as one box. A node with branches or a loop is one node; its
+    operands include those of its subgraphs.
     """
     from tensorboardX.proto.graph_pb2 import GraphDef
     from tensorboardX.proto.versions_pb2 import VersionDef
@@ -47,7 +47,7 @@ def graph_def(graph: Graph) -> Any:
 
 
 def _plain(name: str) -> str:
-    """A name as a GraphDef may have it: without empty parts, and beginning with a letter or a digit."""
+    """Return a valid name for a GraphDef: without empty parts, starting with a letter or a digit."""
     parts = [part for part in _ODD.sub("_", name).split("/") if part]
     found = "/".join(parts) or "_"
     return found if found[0].isalnum() else f"n{found}"
@@ -67,7 +67,7 @@ def _node(name: str, kind: str, read: Iterable[str], made: Iterable[Value], text
 
 
 def _shape(value: Value) -> Any:
-    """Symbolic sizes are -1."""
+    """Return the shape of a value. Symbolic sizes become -1."""
     from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 
     if not isinstance(value.type, TensorType) or value.type.shape is None:

@@ -1,6 +1,6 @@
-"""TensorBoard's event files, by tensorboardX: records of scalars, histograms, pictures, texts and a graph.
+"""Writes TensorBoard's event files with tensorboardX: scalars, histograms, images, texts and a graph.
 
-The records are written by the thread that asks for them: an error of the file system is an error here.
+Records are written by the calling thread, so that an error of the file system is raised here.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from graphkit.ir.graph import Graph
 from graphkit.report.png import encode
 from graphkit.text import short_repr
 
-# Bins of a histogram, and how many values are looked at together.
+# Number of bins of a histogram; number of values that are counted at a time.
 _BINS, _PART = 64, 1 << 16
 
-# Seconds after which what is written is in the file for others to read.
+# Maximum time in seconds until a record is flushed to the file.
 _FLUSH = 5.0
 
-# Tells the files of one process apart that are begun in the same second. Files are read in the order of their names.
+# Distinguishes files that a process starts in the same second. TensorBoard reads files in the order of their names.
 _numbers = itertools.count()
 
 
 def check_installed() -> None:
-    """Raises MissingDependency without tensorboardX."""
+    """Raise MissingDependency if tensorboardX is not installed."""
     if importlib.util.find_spec("tensorboardX") is None:
         raise MissingDependency(
-            f"event files of TensorBoard need tensorboardX; install it with: {how_to_install('curves')}"
+            f"writing event files for TensorBoard needs tensorboardX; install it with: {how_to_install('curves')}"
         )
 
 
 class EventFile:
-    """A new event file in a folder, which is made; `with` closes it.
+    """A new event file in a folder, which is created if needed. A `with` statement closes it.
 
-    Whoever is killed leaves whole records, and at most the last in part. Raises MissingDependency without tensorboardX,
-    RuntimeFailure for what cannot be written.
+    If the process is killed, all records but the last one are complete. Raises MissingDependency if tensorboardX is not
+    installed, RuntimeFailure if the file cannot be written.
     """
 
     def __init__(self, folder: Path):
@@ -66,17 +66,17 @@ class EventFile:
         self.close()
 
     def starts(self, step: int) -> None:
-        """What other files of the folder have from this step on is void: a run goes on from there again."""
+        """Discard the records of older files in the folder from this step on, because a run resumes there."""
         from tensorboardX.proto.event_pb2 import SessionLog
 
         self._write(step, session_log=SessionLog(status=SessionLog.START))
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """NaN and infinities included."""
+        """Write a scalar. It may be NaN or infinite."""
         self._value(step, tag, simple_value=float(value))
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> int:
-        """Of the finite values, in bins of the same width; nothing without any. Returns how many are not finite."""
+        """Write a histogram of the finite values, in bins of equal width. Return how many values are not finite."""
         from tensorboardX.proto.summary_pb2 import HistogramProto
 
         flat = np.asarray(values).reshape(-1)
@@ -95,7 +95,7 @@ class EventFile:
         return int(flat.size - count)
 
     def picture(self, tag: str, image: np.ndarray, step: int) -> None:
-        """uint8 [H, W, C] with 1 or 3 channels."""
+        """Write an image: uint8 [H, W, C] with 1 or 3 channels."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         height, width, channels = image.shape
@@ -114,7 +114,7 @@ class EventFile:
         self._write(0, graph_def=graph_def(graph).SerializeToString())
 
     def flush(self) -> None:
-        """What is written is on the disk."""
+        """Flush all records to the file."""
         with self._writing():
             self._writer.flush()
         self._flushed = time.monotonic()
@@ -148,7 +148,7 @@ class EventFile:
 
 
 def _finite_parts(flat: np.ndarray) -> Iterator[np.ndarray]:
-    """float64, in parts that take little memory; none is empty."""
+    """Yield the finite values as float64, in parts that need little memory. No part is empty."""
     for start in range(0, flat.size, _PART):
         part = flat[start : start + _PART].astype(np.float64)
         finite = np.isfinite(part)
@@ -159,8 +159,8 @@ def _finite_parts(flat: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _counted(flat: np.ndarray, low: float, high: float) -> tuple[list[float], list[float]]:
-    """Of the finite values, which go from low to high: counts by bin, and the upper end of each."""
-    width = high / _BINS - low / _BINS  # of quotients: the difference of the ends may be no number
+    """Count the finite values, from low to high. Return the count and the upper limit of each bin."""
+    width = high / _BINS - low / _BINS  # not (high - low) / _BINS, because the difference may overflow
     if width <= np.spacing(max(abs(low), abs(high))):
         return [float(sum(part.size for part in _finite_parts(flat)))], [high]
     counts = np.zeros(_BINS)

@@ -1,4 +1,4 @@
-"""What a report says beyond the logs: the model of each run, and its predictions, made again when the model changes."""
+"""Loads the model of each run for a report, and predicts. Both are repeated only if the model changes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from graphkit.train.run_folder import MODEL
 
 @dataclass
 class Gathering:
-    """Gives each run its model and predictions, and keeps them until the run writes its model again.
+    """Loads models and predictions of runs, and caches them until a run writes its model again.
 
-    data: what to predict, for a run and its model; None: nothing; it raises GraphkitError where there are none. most:
-    samples at most. strict: an error of the data or the model is raised; otherwise the page tells it. external_root: a
-    folder that the weights of models may be links into.
+    data: function of a run and its model that returns the data to predict, or raises GraphkitError; None: predict
+    nothing. most: maximum number of samples. strict: raise errors of data and models, instead of showing them on the
+    page. external_root: folder to which symbolic links of weights may lead.
     """
 
     data: Callable[[Run, Model], Dataset] | None
@@ -31,12 +31,14 @@ class Gathering:
     _kept: dict[Path, tuple[int, Reported]] = field(default_factory=dict)
 
     def of(self, run: Run) -> Reported:
-        """Raises what loading a model or predicting raises, if `strict`."""
+        """Return a run with its model and predictions. If `strict`, raise errors of loading and predicting."""
         path = run.folder / MODEL
         try:
             stamp = path.stat().st_mtime_ns
         except OSError:
-            return Reported(run, notes=[] if self.data is None else [f"{run.name}: there is no {MODEL} yet"])
+            return Reported(
+                run, notes=[] if self.data is None else [f"{run.name}: no predictions, because there is no {MODEL} yet"]
+            )
         before, kept = self._kept.get(run.folder, (None, None))
         if kept is None or before != stamp:
             kept = self._made(run)

@@ -1,4 +1,4 @@
-"""The log of a run, line by line, also while it grows."""
+"""Reads the log of a run, also while training writes it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from graphkit.ir.collector import uncollected
 
 LOG = "log.jsonl"
 
-# Of lines that cannot be read, so many are told one by one.
+# Number of damaged lines that are reported one by one.
 _TOLD = 5
 
-# What makes a step or an epoch a point of a curve.
+# Fields that every record of a step or an epoch must have.
 _PLACE = ("updates", "epoch", "seconds")
 
-# Bytes by which a log is known to be the one that was read before.
+# Number of bytes before the end that show whether the file is still the one that was read before.
 _KNOWN = 256
 
 
 class Log:
-    """The records of a log file; a further `read` looks only at the lines that have come since.
+    """The records of a log file. Calling `read` again only reads new lines.
 
-    epochs, steps: in the order of updates, each with finite numbers under "updates", "epoch" and "seconds" at least.
-    stopped: the reason, where the last that happened is a record of a run that ended early. notes: which lines are
-    damaged, in sentences; they are left out. A last line without its end is still being written, and not read.
+    epochs, steps: records in the order of updates. Each has finite numbers "updates", "epoch" and "seconds".
+    stopped: why the run was stopped early, if that is its last event.
+    notes: sentences about damaged lines, which are skipped.
+
+    A last line without a line break is still being written, and is not read.
     """
 
     def __init__(self, path: Path):
@@ -47,11 +49,11 @@ class Log:
     @property
     def notes(self) -> list[str]:
         more = self._damaged - len(self._damage)
-        return [*self._damage, *([f"{self.path}: {more} more lines are damaged and left out"] if more else [])]
+        return [*self._damage, *([f"{self.path}: skipped {more} more damaged lines"] if more else [])]
 
     @uncollected
     def read(self) -> None:
-        """A log that is not there is empty. Raises OSError."""
+        """Read new lines. A file that does not exist is an empty log. Raises OSError."""
         try:
             opened = self.path.open("rb")
         except FileNotFoundError:
@@ -60,7 +62,7 @@ class Log:
         with opened as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(self._offset - _KNOWN, 0))
-            # Who goes on from a checkpoint replaces the log by one without what came later.
+            # A run that resumes from a checkpoint replaces the log by one that ends at the checkpoint.
             if size < self._offset or file.read(min(self._offset, _KNOWN)) != self._last:
                 self._forget()
             file.seek(self._offset)
@@ -80,7 +82,7 @@ class Log:
         except (ValueError, RecursionError) as error:
             self._damaged += 1
             if self._damaged <= _TOLD:
-                self._damage.append(f"{self.path}, line {self._lines} is damaged and left out: {error}")
+                self._damage.append(f"{self.path}: skipped line {self._lines}, which is damaged: {error}")
             return
         if kind == "step":
             self.steps.append(record)
@@ -92,11 +94,13 @@ class Log:
 
 
 def _event(line: bytes) -> tuple[str, dict[str, Any]]:
-    """What a line is about, and its fields, of steps and epochs the numbers; raises ValueError, which says what is
-    wrong with it."""
+    """Return the event and the fields of a line; only numbers for steps and epochs.
+
+    Raises ValueError, with a message, for a damaged line.
+    """
     record = json.loads(line)
     if not isinstance(record, dict) or not isinstance(kind := record.pop("event", None), str):
-        raise ValueError("no record of an event")
+        raise ValueError("it is not a JSON object with an event")
     if kind not in ("epoch", "step"):
         return kind, record
     try:

@@ -1,4 +1,4 @@
-"""A network as a picture of a few dozen boxes: nodes, and in large networks all nodes of a name prefix as one."""
+"""Draws a network with a few dozen boxes. In large networks, nodes with a common name prefix share a box."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from graphkit.ir.layered import Box, picture
 from graphkit.ir.printing import node_line
 from graphkit.text import si
 
-# Boxes of nodes and groups that are drawn at most.
+# Maximum number of boxes for nodes and groups.
 MOST_BOXES = 48
 
-# What a part is called that has no prefix in common.
+# Name of a group of nodes without a common prefix.
 _UNNAMED = "..."
 
 # What separates the parts of a name: block1/conv, /layer1/layer1.0/conv1/Conv.
@@ -25,17 +25,17 @@ _SEPARATOR = re.compile(r"[/.]+")
 
 
 def draw(graph: Graph) -> str:
-    """An SVG element: data inputs, nodes or groups of nodes, outputs."""
+    """Return an SVG element with data inputs, nodes or groups of nodes, and outputs."""
     nodes = [n for n in graph.nodes if n.op.name != "Constant" or n.op.domain]
     return picture(*_boxes(graph, grouped(graph, nodes)))
 
 
 def grouped(graph: Graph, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]:
-    """The nodes in parts that follow each other, each with its name; "" for a node by itself.
+    """Divide the nodes into consecutive groups. Return (name, nodes) of each; the name is "" for a single node.
 
-    A part is what has a prefix of its name in common, of the longest that leaves few enough parts. Where none does,
-    what lies between them is a part too, or belongs to the prefix on both sides of it. Nodes of a prefix that
-    others come between are several parts, so that no part depends on one that comes after it.
+    A group has a common name prefix: the longest one with at most MOST_BOXES groups. If even the shortest prefix gives
+    more groups, single nodes between groups are merged, or join the group on both sides of them. Nodes of a prefix that
+    are not consecutive are several groups, so that no group depends on a later one.
     """
     names = {node: [p for p in _SEPARATOR.split(graph.node_name(node)) if p] for node in nodes}
     deepest = max(map(len, names.values()), default=0)
@@ -51,7 +51,7 @@ def grouped(graph: Graph, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]
 
 
 def _joined(parts: Sequence[tuple[str, list[Node]]]) -> list[tuple[str, list[Node]]]:
-    """The parts with what lies between two of one prefix as part of it."""
+    """Join two groups of the same prefix with the unnamed group between them."""
     found: list[tuple[str, list[Node]]] = []
     for name, members in parts:
         if len(found) > 1 and name and found[-2][0] == name and found[-1][0] in ("", _UNNAMED):
@@ -95,7 +95,7 @@ def _boxes(graph: Graph, parts: Sequence[tuple[str, list[Node]]]) -> tuple[list[
             boxes.append(Box((shortened(name), sizes(value)), "output", f"output {name}: {value.type}"))
             edges.append((made[value], boxes[-1]))
     if left := sum(len(members) for _, members in parts[MOST_BOXES:]):
-        more = Box((f"... {left:,} more nodes",), "more", f"the first {MOST_BOXES} boxes are drawn")
+        more = Box((f"... {left:,} more nodes",), "more", f"only the first {MOST_BOXES} boxes are drawn")
         edges += [(box, more) for box in boxes[-1:]]
         boxes.append(more)
     return boxes, edges
@@ -119,7 +119,7 @@ def _group(graph: Graph, name: str, members: Sequence[Node], counted: set[Value]
 
 
 def _parameters(members: Sequence[Node], counted: set[Value]) -> tuple[str, ...]:
-    """How many elements the parameters have that are read here first."""
+    """Return the number of parameters that these nodes are the first to read, as text."""
     read = dict.fromkeys(v for n in members for v in n.operands if v.role == "parameter" and v not in counted)
     counted.update(read)
     count = elements(read)

@@ -3,19 +3,19 @@ const data = JSON.parse(document.getElementById("curves").textContent);
 const byId = id => document.getElementById(id);
 const tip = byId("tip"), KEPT = "graphkit report";
 const HEIGHT = 260, TOP = 10, BOTTOM = 26, RIGHT = 14;
-// Bounds of a linear axis, whose distance is still a number; what lies outside is drawn there.
+// Limits of a linear axis, whose difference does not overflow. Values outside are drawn at the limit.
 const MOST = 8e307;
-// Of few points a moving average says less than they do.
+// A moving average of few points is no improvement.
 const many = data.charts.some(chart => chart.series.some(s => s.part === "step" && s.y.length > 100));
 const state = {axis: "updates", smooth: many ? 0.6 : 0, log: false, hidden: []};
 
-// --- what is kept while the page loads again ----------------------------------------------------------
+// --- state that survives a reload ---------------------------------------------------------------------
 
 function remembered() {
-  try { return JSON.parse(sessionStorage.getItem(KEPT)) || {}; } catch { return {}; } // a browser may forbid it
+  try { return JSON.parse(sessionStorage.getItem(KEPT)) || {}; } catch { return {}; } // the browser may forbid storage
 }
 function remember() {
-  try { sessionStorage.setItem(KEPT, JSON.stringify(state)); } catch { /* then the page begins anew */ }
+  try { sessionStorage.setItem(KEPT, JSON.stringify(state)); } catch { /* then a reload resets the controls */ }
 }
 
 // --- numbers as text ----------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ function place(axis, value) {
 
 // --- scales -------------------------------------------------------------------------------------------
 
-// The distance between ticks: 1, 2 or 5 times a power of ten, the least that makes `count` ticks or fewer.
+// The distance between ticks: the smallest 1, 2 or 5 times a power of ten with at most `count` ticks.
 function stepFor(span, count, least = 0) {
   const rough = Math.max(span / count, Number.MIN_VALUE), power = 10 ** Math.floor(Math.log10(rough));
   return Math.max([1, 2, 5, 10].find(factor => factor * power >= rough * 0.999) * power, least);
@@ -59,7 +59,7 @@ function linearTicks(low, high, count, least) {
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && ticks.length < 50; i++) ticks.push(i * step);
   return [ticks, step];
 }
-// Between powers of ten, so that no quotient of the greatest and the least number overflows.
+// The limits are powers of ten, so that no quotient of the largest and the smallest number overflows.
 function logTicks(low, high, count) {
   const first = Math.floor(low), last = Math.ceil(high);
   const decades = last - first, every = Math.max(1, Math.ceil(decades / count)), ticks = [];
@@ -75,7 +75,7 @@ function tickText(value, step) {
     Math.floor(Math.log10(Math.abs(value)) + 1e-9) - Math.floor(Math.log10(step) + 1e-9)))).replace("e+", "e");
   return value.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }
-// The scale of the y axis: ticks with their texts, and where a value lies between 0 and 1.
+// The scale of the y axis: ticks with labels, and a function from a value to its position between 0 and 1.
 function yScale(values, kind) {
   const log = state.log && values.some(v => v > 0);
   const used = log ? values.filter(v => v > 0) : values;
@@ -92,7 +92,7 @@ function yScale(values, kind) {
   if (flat) { const pad = Math.abs(high) * 0.5 || 1; low -= pad; high += pad; }
   if (zero && low >= 0 || flat && low < 0 && values[0] >= 0) low = 0;
   const pad = (high - low) * 0.05;
-  // Nothing that cannot be negative gets an axis below 0.
+  // If no value is negative, the axis does not go below 0.
   low = low >= 0 ? Math.max(0, low - pad) : low - pad; high += pad;
   const [unit, name] = kind === "bytes" ? bytesUnit(high) : kind === "seconds" ? secondsUnit(high) : [1, ""];
   const [ticks, step] = linearTicks(low / unit, high / unit, 6);
@@ -136,7 +136,7 @@ function element(parent, tag, attributes, text) {
   parent.append(made);
   return made;
 }
-// A path through points of numbers; anything else ends a line, and the next begins behind it.
+// A path through finite points. Any other point interrupts the line.
 function path(xs, ys, x, y) {
   let drawn = "", within = false;
   ys.forEach((value, i) => {
@@ -162,7 +162,7 @@ function draw(chart) {
   chart.scale = null;
   if (!ys.length || !xs.length || (state.log && !ys.some(v => v > 0))) {
     const why = !series.length ? "all runs are hidden" : !ys.length ? "no finite value" : !xs.length
-      ? "known when the first epoch is over" : "nothing above 0 for a logarithmic axis";
+      ? "shown after the first epoch" : "no positive value for a logarithmic scale";
     element(svg, "text", {class: "empty", x: width / 2, y: HEIGHT / 2}, why);
     return;
   }
@@ -182,6 +182,7 @@ function draw(chart) {
       "text-anchor": last ? "end" : "middle"}, text);
   }
   for (const s of series) drawSeries(svg, s, x, y, series);
+  showEqual(svg);
   chart.cross = element(svg, "line", {class: "cross", y1: TOP, y2: HEIGHT - BOTTOM});
   chart.dots = element(svg, "g", {});
   chart.scale = {x, y, left, right: width - RIGHT, low: xAxis.low, high: xAxis.high};
@@ -190,7 +191,7 @@ function drawSeries(svg, s, x, y, all) {
   const stroke = colour(s.run, s.part), xs = s.x[state.axis];
   const mark = {"data-run": s.run, "data-part": s.part};
   if (s.smooth) element(svg, "path", {...mark, class: "raw", d: path(xs, s.y, x, y), style: `stroke:${stroke}`});
-  // Where single steps have a line, the means of epochs are dots on it.
+  // If steps have a line, the means of epochs are dots on it.
   const dotsOnly = s.part === "train" && all.some(o => o.run === s.run && o.part === "step" && o.y.length > 2);
   if (!dotsOnly) element(svg, "path", {...mark, class: s.part, d: path(xs, s.smooth || s.y, x, y), style: `stroke:${stroke}`});
   s.y.forEach((value, i) => {
@@ -205,7 +206,29 @@ function drawSeries(svg, s, x, y, all) {
   });
 }
 
-// --- what one points at -------------------------------------------------------------------------------
+// Curves that are equal to the pixel would hide each other: their colours alternate along the line, and their dots become
+// rings.
+const DASH = 9;
+function showEqual(svg) {
+  for (const lines of alike(svg, "path[data-run]:not(.raw):not(.bad)", p => p.getAttribute("d"))) lines.forEach((line, i) => {
+    line.style.strokeDasharray = `${DASH} ${DASH * (lines.length - 1)}`;
+    line.style.strokeDashoffset = -DASH * i;
+  });
+  for (const dots of alike(svg, "circle[data-run]", c => `${c.getAttribute("cx")} ${c.getAttribute("cy")}`)) {
+    dots.forEach((dot, i) => dot.setAttribute("r", Number(dot.getAttribute("r")) + 1.8 * (dots.length - 1 - i)));
+  }
+}
+// Groups of at least two elements with the same position in whole pixels.
+function alike(svg, selector, position) {
+  const groups = new Map();
+  for (const one of svg.querySelectorAll(selector)) {
+    const key = position(one).replace(/\d+\.\d+/g, Math.round);
+    if (key) groups.set(key, [...(groups.get(key) || []), one]);
+  }
+  return [...groups.values()].filter(group => group.length > 1);
+}
+
+// --- tooltip ------------------------------------------------------------------------------------------
 
 function nearest(xs, wanted) {
   let best = -1;
@@ -218,7 +241,7 @@ function point(chart, event) {
   const wanted = low + (event.clientX - box.left - left) / (right - left) * (high - low);
   const found = shownSeries(chart).map(s => [s, nearest(s.x[state.axis], wanted)]).filter(([, i]) => i >= 0);
   if (!found.length) return;
-  // All tell the values at the place that is nearest of all; a series that has none close to it keeps silent.
+  // Show the values of all series near the point that is closest to the pointer.
   const [first, at] = found.reduce((a, b) => Math.abs(b[0].x[state.axis][b[1]] - wanted) < Math.abs(a[0].x[state.axis][a[1]] - wanted) ? b : a);
   const here = first.x[state.axis][at], near = (high - low) * 0.05;
   chart.cross.setAttribute("x1", x(here));
@@ -264,7 +287,7 @@ function card(chart) {
     const dots = part === "train" && chart.series.some(s => s.part === "step" && s.y.length > 2);
     if (dots) element(line, "circle", {cx: 13, cy: 5, r: 3.2, style: `fill:${stroke}`});
     else element(line, "path", {class: part, d: "M1 5H25", style: `stroke:${stroke}`});
-    entry.append(part === "step" ? "steps" : part === "train" ? (dots ? "mean of an epoch" : "training") : "validation");
+    entry.append(part === "step" ? "steps" : part === "train" ? (dots ? "epoch mean" : "training") : "validation");
     parts.append(entry);
   }
   chart.svg = element(box, "svg", {role: "img", "aria-label": chart.title});
@@ -317,7 +340,7 @@ function begin() {
   drawAll();
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
-  // While somebody looks at a value, the page stays as it is.
+  // Do not reload while the pointer is on a chart or a control.
   const again = () => document.querySelector(".chart:hover, #controls:hover") ? setTimeout(again, 1000) : location.reload();
   if (data.refresh) setTimeout(again, data.refresh * 1000);
 }

@@ -1,4 +1,4 @@
-"""Runs as a page of its own: curves, what was predicted, settings side by side, and the network drawn."""
+"""Writes the HTML page about runs: curves, predictions, settings side by side, and a drawing of the network."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from graphkit.report.samples import shown
 from graphkit.report.scores import scores
 from graphkit.text import human
 
-# Pictures, and rows of a table, of samples.
+# Number of samples that are shown as images, and as rows of a table.
 _PICTURES, _ROWS = 24, 12
 
 
 class _Template(string.Template):
-    delimiter = "@@"  # scripts have "$" for their own templates
+    delimiter = "@@"  # JavaScript uses "$" in its own templates
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A run with what is known beyond its log: its model and predictions, and in sentences why one is missing."""
+    """A run with its model and predictions. notes: sentences about why one of them is missing."""
 
     run: Run
     net: Model | None = None
@@ -41,7 +41,7 @@ class Reported:
 
 
 def page(reported: Sequence[Reported], title: str, *, refresh: int | None = None) -> str:
-    """HTML that needs no other file, and asks for none. refresh: seconds after which it loads itself again."""
+    """Return an HTML page that needs no other files. refresh: seconds after which it reloads itself."""
     runs = [r.run for r in reported]
     found = charts(runs)
     data = {
@@ -50,7 +50,7 @@ def page(reported: Sequence[Reported], title: str, *, refresh: int | None = None
         "refresh": refresh,
     }
     names, values = summary(runs)
-    # A "<" in a name would end the script element, or begin another one.
+    # A "<" in a name could end the script element.
     embedded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     notes = [note for r in reported for note in (*r.run.notes, *r.notes)]
     return _Template(_file("page.html")).substitute(
@@ -76,8 +76,8 @@ def _file(name: str) -> str:
 
 def _about(runs: Sequence[Run], refresh: int | None) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    again = f", loaded again every {refresh} s" if refresh else ""
-    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}, read on {when}{again}"
+    again = f", reloaded every {refresh} s" if refresh else ""
+    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}, as of {when}{again}"
 
 
 def _section(title: str, name: str, parts: Iterator[str]) -> str:
@@ -128,7 +128,7 @@ def _duration(seconds: float) -> str:
 
 
 def _all_predicted(reported: Sequence[Reported]) -> Iterator[str]:
-    """What each run predicts; of several, the first is open."""
+    """Yield the predictions of each run. With several runs, only those of the first one are unfolded."""
     parts = [(r.run.name, inside) for r in reported if (inside := _predicted(r))]
     for i, (name, inside) in enumerate(parts):
         opened = "" if i else " open"
@@ -144,14 +144,14 @@ def _predicted(reported: Reported) -> str:
     noun = "tokens" if isinstance(found.data, TokenStream) else "samples"
     said = f"{first}{found.total:,} {noun} of {found.data.name}, output {found.output}"
     if found.of_classes:
-        said += f": {found.correct:.2%} right, mean of -log p(target) {_number(float(found.loss.mean()))}"
+        said += f": accuracy {found.correct:.2%}, mean cross-entropy {_number(float(found.loss.mean()))}"
     else:
         said += f": mean squared error {_number(float(found.loss.mean()))}"
     count = _PICTURES if len(shape := _sample_shape(found)) == 3 and shape[0] in (1, 3) else _ROWS
     return (
         f'<p class="soft">{escape(said)}</p>{scores(found)}'
-        f"<h3>The worst</h3>{shown(found, found.worst(count))}"
-        f"<h3>From the first to the last</h3>{shown(found, found.spread(count))}"
+        f"<h3>Largest losses</h3>{shown(found, found.worst(count))}"
+        f"<h3>Samples at regular intervals</h3>{shown(found, found.spread(count))}"
     )
 
 
@@ -187,7 +187,7 @@ def _settings(runs: Sequence[Run]) -> str:
 
 
 def _networks(reported: Sequence[Reported]) -> Iterator[str]:
-    """Each picture once, with the names of all runs that have it."""
+    """Yield each drawing once, with the names of all runs that have this network."""
     pictures: dict[str, list[tuple[str, Model]]] = {}
     for r in reported:
         if r.net is not None:
@@ -200,6 +200,6 @@ def _networks(reported: Sequence[Reported]) -> Iterator[str]:
 
 
 def title_of(runs: Sequence[Run]) -> str:
-    """A title that names the runs."""
+    """Return a title with the names of the runs."""
     names = [run.name for run in runs]
     return f"Training of {', '.join(names[:4])}{' and others' if len(names) > 4 else ''}"

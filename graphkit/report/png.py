@@ -1,4 +1,4 @@
-"""Arrays as pictures: PNG files (ISO/IEC 15948) of 8 bits, grey or RGB."""
+"""Encodes arrays as PNG images (ISO/IEC 15948): 8 bits, grey or RGB."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _GREY, _RGB = 0, 2
 
 
 def is_picture(shape: tuple[int, ...]) -> bool:
-    """Whether samples of that shape are drawn: [C, H, W] with 1 or 3 channels and more than a row and a column."""
+    """Whether samples of this shape are images: [C, H, W] with 1 or 3 channels, at least 2 x 2."""
     return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) > 1
 
 
 def pixels(sample: np.ndarray) -> np.ndarray:
-    """uint8 [H, W, C] of a sample [C, H, W].
+    """Convert a sample [C, H, W] to uint8 [H, W, C].
 
-    uint8 stays; floats in [0, 1] become 0 to 255; others (normalised pictures) are stretched from their least to their
-    greatest value, all channels alike. What is not finite is black.
+    uint8 stays as it is. Floats in [0, 1] become 0 to 255. Other values (normalised images) are scaled from their
+    minimum and maximum to 0 and 255, all channels alike. Values that are not finite become black.
     """
     moved = np.moveaxis(sample, 0, -1)
     if moved.dtype == np.uint8:
@@ -35,10 +35,10 @@ def pixels(sample: np.ndarray) -> np.ndarray:
 
 
 def encode(image: np.ndarray) -> bytes:
-    """A PNG file of uint8 [H, W, C] with 1 or 3 channels."""
+    """Return a PNG file of uint8 [H, W, C] with 1 or 3 channels."""
     height, width, channels = image.shape
     header = struct.pack(">IIBBBBB", width, height, 8, _GREY if channels == 1 else _RGB, 0, 0, 0)
-    # Each row begins with the number of its filter: none.
+    # Each row begins with the number of its filter; 0: no filter.
     rows = np.zeros((height, 1 + width * channels), np.uint8)
     rows[:, 1:] = image.reshape(height, -1)
     return b"".join(

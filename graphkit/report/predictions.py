@@ -1,4 +1,4 @@
-"""What a model says of data, sample by sample: classes or numbers, how sure it is, and how wrong."""
+"""Predictions of a model for each sample of a data set: classes or numbers, probabilities and losses."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from graphkit.train.probabilities import are_probabilities
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.targets import aligned
 
-# Of more classes there is no confusion matrix.
+# With more classes, there is no confusion matrix.
 MOST_CLASSES = 1_000
 
-# The least probability that a loss is computed of.
+# Smaller probabilities are raised to this one before their logarithm is taken.
 _LEAST = 1e-12
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What `output` of a model says of the samples of a data set at `index`, int64 [N], of `total`.
+    """Predictions of a model's `output` for the samples at `index`, int64 [N], of a data set with `total` samples.
 
-    loss: float64 [N], of classes -log of the target's probability, of numbers the squared error; where a sample has
-    several targets, their mean. classes: their names; empty where the targets are numbers. confusion: int64 [classes,
-    classes], how often a target (row) was predicted as what (column). correct: the share of predictions that are right.
+    loss: float64 [N]. For classes, -log of the probability of the target; for numbers, the squared error. If a sample
+    has several targets, it is their mean.
+    classes: names of the classes; empty if the targets are numbers.
+    confusion: int64 [classes, classes], number of times that a target (row) was predicted as a class (column).
+    correct: share of correct predictions.
+    target, predicted: int64 [N] or float64 [N], if every sample has one target.
+    probability: float64 [N], of the predicted class, if every sample has one target that is a class.
 
-    Where a sample has one target: target and predicted (int64 [N] or float64 [N]), of classes also the probability of
-    the predicted one, float64 [N]. A sample of running text is a token.
+    In running text, a sample is a token.
     """
 
     data: Dataset
@@ -57,11 +60,11 @@ class Predictions:
         return bool(self.classes)
 
     def worst(self, count: int) -> np.ndarray:
-        """int64: places of the samples with the largest loss, the largest first; NaN is larger than all."""
+        """Return indices of the samples with the largest losses, int64, the largest first. NaN counts as largest."""
         return np.argsort(-np.nan_to_num(self.loss, nan=np.inf, posinf=np.inf), kind="stable")[:count]
 
     def spread(self, count: int) -> np.ndarray:
-        """int64: places of so many samples, evenly from the first to the last."""
+        """Return indices of `count` samples at regular intervals, from the first to the last, int64."""
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
 
 
@@ -69,12 +72,20 @@ def predict(
     net: Model, data: Dataset, *, loss: str | None = None, output: str | None = None,
     carry: Mapping[str, str] | None = None, batch_size: int = 64, most: int | None = None,
 ) -> Predictions:  # fmt: skip
-    """Run a model on a data set, in its order, and compare an output with the first target.
+    """Run a model on a data set in its order, and compare an output with the first target.
 
-    loss: the one that the model was trained with, in words as a checkpoint has it, or OUTPUT=LOSS of several; it says
-    whether whole numbers are classes. output: default the first. carry: state from batch to batch, as a Trainer takes
-    it. most: about so many samples at most. Raises UsageError for an output that is not compared with such targets,
-    InputError for a class that the model does not have.
+    Args:
+        net: The model.
+        data: The data set, with targets.
+        loss: Loss of the training, as a checkpoint describes it. It decides whether integer targets are classes.
+        output: Name of the output. Default: the first one.
+        carry: Recurrent state, as for a Trainer.
+        batch_size: Samples per batch.
+        most: Stop after about this number of samples.
+
+    Raises:
+        UsageError: The output cannot be compared with such targets.
+        InputError: A target is a class that the model does not have.
     """
     name = net.outputs[0] if output is None else output
     if name not in net.outputs:
@@ -84,7 +95,7 @@ def predict(
     batches = data.batches(batch_size, shuffle=False)
     for batch in batches:
         if batch.targets is None:
-            raise UsageError(f"{data.name} has no targets to compare predictions with")
+            raise UsageError(f"{data.name} has no targets, so predictions cannot be compared with them")
         results = net.run(state.feeds(batch.inputs))
         state.keep(results)
         found.add(name, results[name], _target(batch.targets, name))
@@ -95,7 +106,7 @@ def predict(
 
 
 def _kind(loss: str | None, output: str) -> str | None:
-    """What a loss compares with: "classes", "probabilities" (of yes or no) or "numbers"; None for one of one's own."""
+    """Return the targets of a loss: "classes", "probabilities" (binary) or "numbers"; None for a custom loss."""
     words = loss or ""
     found = re.search(rf"(?:^|, ){re.escape(output)}=(\w+)", words) or re.match(r"(\w+)(?:\(|$)", words)
     if found is None or found[1] not in losses.names():
@@ -105,14 +116,14 @@ def _kind(loss: str | None, output: str) -> str | None:
 
 
 def _target(targets: Any, output: str) -> np.ndarray:
-    """The target of that output's name, else the first."""
+    """Return the target with the name of the output, else the first one."""
     if isinstance(targets, Mapping):
         targets = targets[output] if output in targets else next(iter(targets.values()))
     return np.asarray(targets[0] if isinstance(targets, tuple) else targets)
 
 
 def _names(net: Model, data: Dataset, count: int) -> tuple[str, ...]:
-    """The names of so many classes."""
+    """Return the names of `count` classes."""
     tokens = data.vocabulary.tokens if isinstance(data, TokenStream) else None
     for names in (net.classes, data.classes, tokens):
         if names is not None and len(names) == count:
@@ -122,7 +133,7 @@ def _names(net: Model, data: Dataset, count: int) -> tuple[str, ...]:
 
 @dataclass
 class _Found:
-    """What batches have given so far. width: how many classes there are; 0: the targets are numbers."""
+    """Collects the results of batches. width: number of classes; 0 if the targets are numbers."""
 
     value: Value
     kind: str | None
@@ -151,7 +162,7 @@ class _Found:
             self.single.append(columns[1:])
 
     def _scores(self, output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-        """float64 [..., classes]: probabilities, where the targets are classes."""
+        """Return probabilities, float64 [..., classes], if the targets are classes; else None."""
         probable = are_probabilities(self.value)
         yes_or_no = self.kind == "probabilities" or (self.kind is None and probable)
         if yes_or_no and output.size == target.size and target.ndim and bool(np.isin(target, (0, 1)).all()):
@@ -162,7 +173,7 @@ class _Found:
             return None
         if probable:
             return output
-        with np.errstate(invalid="ignore"):  # of scores that are not finite there is no probability
+        with np.errstate(invalid="ignore"):  # scores that are not finite have no probability
             powers = np.exp(output - output.max(axis=-1, keepdims=True))
             return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
@@ -170,7 +181,9 @@ class _Found:
         self.width = width = scores.shape[-1]
         if target.size and not 0 <= target.min() <= target.max() < width:
             odd = target[(target < 0) | (target >= width)].reshape(-1)[0]
-            raise InputError(f"output {name!r} tells {width} classes apart, from 0; the targets hold class {odd}")
+            raise InputError(
+                f"output {name!r} has {width} classes, numbered from 0, but the targets contain class {odd}"
+            )
         predicted = np.argmax(scores, axis=-1)
         self.right += int((predicted == target).sum())
         self.compared += target.size
@@ -188,7 +201,7 @@ class _Found:
         if fitted is None or target.dtype.kind == "O":
             raise UsageError(
                 f"output {name!r} has the shape {list(output.shape)} and the target {target.dtype}"
-                f"{list(target.shape)}: neither classes nor numbers that can be compared one by one"
+                f"{list(target.shape)}: they can be compared neither as classes nor element by element"
             )
         fitted = fitted.astype(np.float64)
         errors = (output - fitted) ** 2

@@ -1,4 +1,4 @@
-"""What the folder of a run says: its log line by line, its settings, and whether it goes on."""
+"""Reads the folder of a run: its log, its settings, and whether it is in progress."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from graphkit.train.run_folder import CONFIG, LOCK, RECORD
 
 @dataclass(frozen=True)
 class Run:
-    """One run as its folder tells it.
+    """One run, as read from its folder.
 
-    epochs, steps: the records of the log in the order of updates, each with numbers under "updates", "epoch" and
-    "seconds" at least. settings: by dotted name. planned: how many epochs there will be, where it is known. stopped:
-    why the run ended early. loss: that it is trained with, in words. notes: what of the folder could not be read, in
-    sentences.
+    epochs, steps: records of the log in the order of updates. Each has numbers "updates", "epoch" and "seconds".
+    settings: by dotted name.
+    options: of `graphkit train`, from the checkpoint.
+    loss: description of the loss.
+    planned: number of epochs of the whole run, if it is known.
+    stopped: why the run was stopped early.
+    goes_on: whether the run is in progress.
+    notes: sentences about files that could not be read.
     """
 
     name: str
@@ -42,11 +46,11 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Where it stands, in words."""
+        """The state of the run in words."""
         done = int(self.epochs[-1]["epoch"]) if self.epochs else 0
         of = "" if self.planned is None else f" of {self.planned}"
         if self.goes_on:
-            return f"running: {done}{of} epochs are over"
+            return f"running: {done}{of} epochs done"
         if self.stopped is not None:
             return f"stopped after {done} epochs: {self.stopped}"
         if self.planned is not None and done < self.planned:
@@ -57,10 +61,10 @@ class Run:
 def read_runs(
     folders: Sequence[str | Path], *, waiting: bool = False, logs: dict[Path, Log] | None = None
 ) -> list[Run]:
-    """The runs of some folders, by the shortest names that tell them apart.
+    """Read the runs in some folders. Their names are the shortest ends of paths that differ.
 
-    waiting: a run may not have begun. logs: those of an earlier call, of which only what is new is read. Raises
-    UsageError for a folder that is none of a run.
+    waiting: allow folders of runs that have not begun. logs: logs of an earlier call, of which only new lines are read.
+    Raises UsageError if a folder is not that of a run.
     """
     paths = [Path(folder) for folder in folders]
     return [read_run(path, name, waiting=waiting, logs=logs) for path, name in zip(paths, _names(paths), strict=True)]
@@ -74,9 +78,10 @@ def read_run(
     goes_on = holder(folder) is not None
     if not log.path.exists() and not waiting and not goes_on:
         raise UsageError(
-            f"{folder} is no run: it has no {LOG}, which training writes (fit(folder=...), graphkit train -o)"
+            f"{folder} is not the folder of a run: it contains no {LOG}. Give a folder that training wrote (graphkit "
+            "train -o, or fit(folder=...))"
             if folder.is_dir()
-            else f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; the folder of a run is expected"
+            else f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; expected the folder of a run"
         )
     notes = _read(log)
     found, described = _checkpoint(folder, notes)
@@ -98,7 +103,7 @@ def read_run(
 
 
 def _read(log: Log) -> list[str]:
-    """What there is to say of a log that has been read."""
+    """Read new lines of a log, and return sentences about what could not be read."""
     try:
         log.read()
     except OSError as error:
@@ -107,9 +112,9 @@ def _read(log: Log) -> list[str]:
 
 
 def holder(folder: Path) -> int | None:
-    """The process that trains into the folder, by its number; None when there is none.
+    """Return the process id of the process that trains into the folder; None if there is none.
 
-    The lock itself is not touched: who tries it would be in the way of a run that begins at that moment.
+    The lock itself is not taken, because that could stop a run that begins at this moment.
     """
     try:
         held = json.loads((folder / LOCK).read_bytes())
@@ -126,13 +131,13 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # a process of another user
         return True
     return True
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as it takes for all to be different; numbered where one comes twice."""
+    """Return the shortest ends of the paths that all differ. A path that is given twice gets a number."""
     parts = [path.resolve().parts[1:] or ("/",) for path in paths]
     longest = max(map(len, parts), default=0)
     for count in range(1, longest + 1):
@@ -159,7 +164,7 @@ def _config(folder: Path, notes: list[str]) -> dict[str, str]:
 
 
 def _record(folder: Path, notes: list[str]) -> dict[str, str]:
-    """Of the last call that trained into the folder: versions, the commit of git, the command."""
+    """Return facts about the last command that trained into the folder: versions, git commit, command line."""
     path = folder / RECORD
     try:
         call = json.loads(path.read_bytes())["calls"][-1]
@@ -169,7 +174,7 @@ def _record(folder: Path, notes: list[str]) -> dict[str, str]:
         notes.append(f"{path} cannot be read: {type(error).__name__}: {error}")
         return {}
     if not isinstance(call, dict):
-        notes.append(f"{path} cannot be read: a call is no object")
+        notes.append(f"{path} cannot be read: a call is not a JSON object")
         return {}
     words = call.get("command")
     command = {"command": shlex.join(map(str, words))} if isinstance(words, list) else {}
@@ -177,7 +182,7 @@ def _record(folder: Path, notes: list[str]) -> dict[str, str]:
 
 
 def _checkpoint(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The manifest of the checkpoint, and what it says of settings; both are empty without one."""
+    """Return the manifest of the checkpoint, and the settings in it. Both are empty if there is no checkpoint."""
     if not checkpoint.exists(folder):
         return {}, {}
     try:
@@ -195,7 +200,7 @@ def _checkpoint(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[st
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Tables inside of tables as dotted names; lists as their elements with commas between them."""
+    """Yield (name, text) pairs: nested tables get dotted names, lists become text separated by commas."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from flat(inner, f"{name}.{key}" if name else str(key))

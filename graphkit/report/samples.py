@@ -1,4 +1,4 @@
-"""Samples and what was predicted for them, as HTML: pictures, text, or numbers."""
+"""Samples with their predictions as HTML: images, text or numbers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from graphkit.data import TokenStream, Vocabulary
 from graphkit.report.png import encode, is_picture, pixels
 from graphkit.report.predictions import Predictions
 
-# Characters of a text, numbers of a sample, tokens of a piece of running text that are shown.
+# Shown characters of a text, numbers of a sample, and tokens of a section of running text.
 _CHARACTERS, _NUMBERS, _TOKENS = 300, 8, 60
 
 
 def shown(found: Predictions, places: np.ndarray) -> str:
-    """HTML of the samples at some places of `found`: pictures in a grid, else a table."""
+    """Return HTML of the samples at some indices of `found`: images in a grid, otherwise a table."""
     if isinstance(found.data, TokenStream):
         return _running_text(found, found.data, places)
     arrays = arrays_of(found, places)
@@ -36,7 +36,7 @@ def shown(found: Predictions, places: np.ndarray) -> str:
 
 
 def arrays_of(found: Predictions, places: np.ndarray) -> dict[str, np.ndarray]:
-    """The inputs of some samples by name, samples along the first axis; without those that are for all samples."""
+    """Return inputs of some samples by name, with samples along axis 0. Inputs for the whole batch are left out."""
     inputs, _ = found.data.take(found.index[places])
     named = inputs if isinstance(inputs, dict) else {found.data.names[0] if found.data.names else "input": inputs}
     axes = {name: found.data.axes.get(name, 0) for name in named}
@@ -48,7 +48,7 @@ def arrays_of(found: Predictions, places: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def tokens_of(found: Predictions, arrays: dict[str, np.ndarray]) -> np.ndarray | None:
-    """The input that is text: integers [samples, tokens] of data with a vocabulary."""
+    """Return the input that is text, integers [samples, tokens], if the data have a vocabulary."""
     if found.data.vocabulary is None:
         return None
     return next((a for a in arrays.values() if a.ndim == 2 and a.dtype.kind == "i"), None)
@@ -66,7 +66,7 @@ def _figure(found: Predictions, place: int, sample: np.ndarray) -> str:
 
 
 def _mark(found: Predictions, place: int) -> str:
-    """Whether a sample of classes is right."""
+    """Return the CSS class of a sample: right, wrong or neither."""
     if found.target is None or found.predicted is None or not found.of_classes:
         return "neither"
     return "right" if found.target[place] == found.predicted[place] else "wrong"
@@ -77,15 +77,15 @@ def _caption(found: Predictions, place: int) -> str:
         return f"loss {_number(found.loss[place])}"
     target, predicted = found.target[place], found.predicted[place]
     if not found.of_classes:
-        return f"{_number(predicted)} <small>for {_number(target)}</small>"
+        return f"{_number(predicted)} <small>target: {_number(target)}</small>"
     said = f"<b>{escape(found.classes[predicted])}</b>"
     if target != predicted:
-        said += f" <small>is {escape(found.classes[target])}</small>"
+        said += f" <small>target: {escape(found.classes[target])}</small>"
     return said
 
 
 def said(found: Predictions, place: int) -> Iterator[tuple[str, str]]:
-    """What there is to say of a sample, by column."""
+    """Yield the columns of a sample with their values."""
     if found.target is not None and found.predicted is not None:
         target, predicted = found.target[place], found.predicted[place]
         of_classes = found.of_classes
@@ -109,7 +109,7 @@ def _table(head: str, cells: Iterator[str], found: Predictions, places: np.ndarr
 
 
 def text_of(vocabulary: Vocabulary, row: np.ndarray) -> str:
-    """A row of tokens as text, escaped; numbers that are none of the vocabulary's are left out."""
+    """Return a row of tokens as escaped text. Numbers outside the vocabulary are left out."""
     known = [n for n in row if 0 <= n < len(vocabulary)]
     text = vocabulary.decode(known)
     return escape(text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + " ...")
@@ -132,7 +132,7 @@ def _number(value: float) -> str:
 
 
 def _running_text(found: Predictions, data: TokenStream, places: Sequence[int] | np.ndarray) -> str:
-    """Pieces of the text around some tokens; each token as dark as it was unexpected, with what was predicted."""
+    """Return sections of text around some tokens. The larger the loss of a token, the darker it is."""
     of_token = {int(t): i for i, t in enumerate(found.index)}
     pieces, taken = [], set()
     for place in places:

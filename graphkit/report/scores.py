@@ -1,4 +1,4 @@
-"""How good predictions are, as HTML: a confusion matrix, the scores of classes, numbers against numbers."""
+"""Quality of predictions as HTML: confusion matrix, scores per class, plot of predictions over targets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from graphkit.data import TokenStream
 from graphkit.report.classes import class_scores, most_confused
 from graphkit.report.predictions import Predictions
 
-# Classes of a confusion matrix that is drawn, and of one with numbers in its cells.
+# Maximum number of classes for a confusion matrix, and for one with numbers in its cells.
 _DRAWN, _NUMBERED = 60, 20
-# Rows of the table of pairs, dots of a picture of numbers.
+# Maximum number of rows in the table of confusions, and of dots in a plot.
 _PAIRS, _DOTS = 12, 1_500
 
 
 def scores(found: Predictions) -> str:
-    """HTML: of classes a matrix beside a table, of tokens the pairs that are confused most, of numbers a picture of
-    predictions over targets."""
+    """Return HTML: a confusion matrix and a table for classes, the most frequent confusions for tokens, a plot of
+    predictions over targets for numbers."""
     if found.confusion is not None and isinstance(found.data, TokenStream):
         return _pairs(found)
     if found.confusion is not None:
@@ -35,7 +35,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _matrix(found: Predictions) -> str:
-    """Rows are targets, columns predictions; as dark as the share of the target's samples."""
+    """Return the confusion matrix as SVG: rows are targets, columns predictions, darkness is the share in the row."""
     matrix = found.confusion
     assert matrix is not None, "there are classes"
     count = len(found.classes)
@@ -104,7 +104,7 @@ def _share(value: float) -> str:
 
 
 def _pairs(found: Predictions) -> str:
-    """What is confused most; nothing where the matrix has room for all of it."""
+    """Return a table of the most frequent confusions; empty if the matrix shows all numbers."""
     assert found.confusion is not None, "there are classes"
     tokens = isinstance(found.data, TokenStream)
     pairs = most_confused(found.confusion, _PAIRS) if tokens or len(found.classes) > _NUMBERED else []
@@ -115,15 +115,15 @@ def _pairs(found: Predictions) -> str:
         f'<tr><td>{escape(names[t])}</td><td>{escape(names[p])}</td><td class="n">{n:,}</td></tr>' for t, p, n in pairs
     )
     head = '<thead><tr><th>target</th><th>predicted</th><th class="n">times</th></tr></thead>'
-    return f'<div><h3>Confused most</h3><table class="pairs">{head}<tbody>{rows}</tbody></table></div>'
+    return f'<div><h3>Most frequent confusions</h3><table class="pairs">{head}<tbody>{rows}</tbody></table></div>'
 
 
 def _scatter(target: np.ndarray, predicted: np.ndarray) -> str:
-    """Predictions over targets, and the line where both are equal."""
+    """Return a plot of predictions over targets, with a line where both are equal."""
     good = np.flatnonzero(np.isfinite(target) & np.isfinite(predicted))
     kept = good[:: max(1, -(-len(good) // _DOTS))]
     if not len(kept):
-        return '<p class="note">No prediction is a finite number.</p>'
+        return '<p class="note">All predictions are NaN or infinite.</p>'
     x, y = target[kept], predicted[kept]
     low, high = min(x.min(), y.min()), max(x.max(), y.max())
     span = (high - low) or 1.0

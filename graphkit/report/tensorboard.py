@@ -1,4 +1,4 @@
-"""A callback of `fit` that writes what TensorBoard shows."""
+"""A callback of `fit` that writes event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -32,30 +32,42 @@ if TYPE_CHECKING:
 # In the folder of a run.
 FOLDER = "tensorboard"
 
-# Of an epoch, what is no score.
+# Numbers of an epoch that are not scores.
 _SPEED = ("samples_per_second", "peak_memory", "waiting", "processes")
 _PLACE = ("epoch", "updates")
 
 
 @typed_constructor("gk")
 class TensorBoard(Callback):
-    """Event files for TensorBoard: `tensorboard --logdir FOLDER` shows curves, weights, the graph, and samples.
+    """Writes event files for TensorBoard: `tensorboard --logdir FOLDER` shows curves, weights, the graph and samples.
 
-    Scalars over updates: `step/loss` and `step/learning_rate` every so many updates, and of each epoch `train/...`,
-    `valid/...`, `learning_rate` and `speed/...`. Histograms of the trained parameters, `weights/...`, moving averages
-    where there are any, and with `gradients` those of the loss, `gradients/...`, for the first samples and in the mode
-    of inference: without dropout, normalised by running statistics. A count of what is not finite, `not_finite/...`,
-    where there is such. The graph; the settings and the network as text. Of `samples`, the first are pictures where
-    they are pictures, and with targets a table of what is predicted for them after each epoch. A text says why where
-    there are no predictions or gradients.
+    What is written:
 
-    folder: by default `tensorboard` in the folder of the run. every: updates between scalars of steps; 0: only epochs.
-    histograms: epochs between histograms; 0: none. samples: a Dataset, or (inputs, targets). count: of these.
-    gradients: need samples with targets, and as much memory as the parameters take.
+    - Scalars over updates: `step/loss` and `step/learning_rate`; after each epoch `train/...`, `valid/...`,
+      `learning_rate` and `speed/...`.
+    - Histograms of the trained parameters, or of their moving averages if there are any: `weights/...`.
+    - With `gradients`, histograms of the gradients of the loss for the first `count` samples: `gradients/...`. The
+      model is in inference mode: no dropout, and BatchNormalization uses the running statistics.
+    - The number of elements that are NaN or infinite, if there are any: `not_finite/...`.
+    - The graph. The settings and the network, as text.
+    - The first `count` samples, if they are images. If they have targets, a table of predictions after each epoch.
+    - A text with the reason, if there are no predictions or gradients.
 
-    A run that goes on writes a further file, which takes the place of what was written behind its checkpoint. With
-    several processes every rank is given the callback, and rank 0 writes. Needs tensorboardX (`.[curves]`):
-    raises MissingDependency without it. Raises RuntimeFailure, out of `fit`, when a file cannot be written.
+    A run that is resumed writes another file, which replaces the records after its checkpoint. With several processes,
+    give the callback to every rank; rank 0 writes.
+
+    Args:
+        folder: Default: `tensorboard` in the folder of the run.
+        every: Updates between scalars of steps; 0: only scalars of epochs.
+        histograms: Epochs between histograms; 0: none.
+        samples: A Dataset, or (inputs, targets).
+        count: Number of these samples that are used.
+        gradients: Whether to write histograms of gradients. Needs samples with targets, and as much memory as the
+            parameters.
+
+    Raises:
+        MissingDependency: tensorboardX is not installed (`.[curves]`).
+        RuntimeFailure: In `fit`: a file cannot be written.
     """
 
     def __init__(
@@ -64,7 +76,9 @@ class TensorBoard(Callback):
     ):  # fmt: skip
         check_installed()
         if gradients and samples is None:
-            raise UsageError("TensorBoard: gradients are of the loss of samples, and none are given")
+            raise UsageError(
+                "TensorBoard: gradients=True needs samples with targets, for which gradients are computed: samples=..."
+            )
         self.folder = None if folder is None else Path(folder)
         self.every = integer("TensorBoard", "every", every, 0)
         self.histograms = integer("TensorBoard", "histograms", histograms, 0)
@@ -83,7 +97,9 @@ class TensorBoard(Callback):
         folder = self.folder
         if folder is None:
             if trainer.folder is None:
-                raise UsageError("TensorBoard: fit has no folder, and the callback was given none")
+                raise UsageError(
+                    "TensorBoard: there is no folder for event files; give TensorBoard(folder=...) or fit(folder=...)"
+                )
             folder = trainer.folder / FOLDER
         self._last = updates = int(numbers["updates"])
         self._predicts = self.samples is not None
@@ -132,7 +148,7 @@ class TensorBoard(Callback):
             file.close()
 
     def _predict(self, file: EventFile, trainer: Trainer, net: Model, updates: int) -> None:
-        assert self.samples is not None, "there is something to predict"
+        assert self.samples is not None, "there are samples to predict"
         try:
             found = predict(
                 net, self.samples, loss=losses.described(trainer.loss), output=trainer._output,
@@ -144,7 +160,7 @@ class TensorBoard(Callback):
         file.text("predictions", _table(found, self.count), updates)
 
     def _differentiate(self, file: EventFile, trainer: Trainer, net: Model, updates: int) -> None:
-        assert self.samples is not None, "it is asked for"
+        assert self.samples is not None, "gradients=True needs samples"
         try:
             graph = losses.attach(net.graph, *trainer._criterion)
             program = grad(Model.from_graph(graph, net.params.entries()), LOSS, trainer.trained, allow_unused=True)
@@ -199,7 +215,7 @@ def _settings(trainer: Trainer, numbers: Numbers) -> Iterator[tuple[str, str]]:
 
 
 def _show(file: EventFile, data: Dataset, count: int, updates: int) -> None:
-    """The first samples, where they are pictures."""
+    """Write the first samples, if they are images."""
     if isinstance(data, TokenStream):
         return
     inputs, _ = data.take(np.arange(min(count, len(data))))
@@ -211,7 +227,7 @@ def _show(file: EventFile, data: Dataset, count: int, updates: int) -> None:
 
 
 def _table(found: Predictions, count: int) -> str:
-    """What is predicted for the first samples, as Markdown."""
+    """Return a table of predictions for the first samples, as Markdown."""
     places = np.arange(min(count, len(found)))
     texts: list[str] = []
     if not isinstance(found.data, TokenStream) and (tokens := tokens_of(found, arrays_of(found, places))) is not None:
@@ -236,5 +252,5 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Lines that Markdown leaves as they are."""
+    """Return text as a code block of Markdown."""
     return "\n".join(f"    {line}" for line in text.splitlines())

@@ -101,4 +101,4 @@ def test_command(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", ones() * 2)
     result = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert result.return_value == 0
-    assert "every value is finite" in result.output
+    assert "all values are finite" in result.output

@@ -63,7 +63,7 @@ def test_a_table_with_fewer_bytes():
 
 def assert_is_table(text):
     title, head, *rows = text.splitlines()
-    assert title.startswith("sums of float32 arrays over 2 processes; ")
+    assert title.startswith("all-reduce of float32 arrays, 2 processes; ")
     assert title.rstrip().endswith("; compression 2bit:0.5")
     assert head.split("  ")[0] == "array"
     assert [row.split("  ")[0] for row in rows] == ["4 B", "5.9 KiB", "1.0 MiB"]
@@ -73,11 +73,11 @@ def assert_is_table(text):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sizes", "5"], "5 bytes, of 4 each"),
-        (["--sizes", "0"], "'0' is no array"),
-        (["--sizes", "4,,8"], "'' is no amount of memory"),
-        (["--sizes", "-4"], "'-4' is no amount of memory"),
-        (["--sizes", "many"], "'many' is no amount of memory"),
+        (["--sizes", "5"], "'5': expected a positive multiple of 4 bytes (float32), not 5"),
+        (["--sizes", "0"], "'0': expected a positive multiple of 4 bytes (float32), not 0"),
+        (["--sizes", "4,,8"], "'' is not an amount of memory"),
+        (["--sizes", "-4"], "'-4' is not an amount of memory"),
+        (["--sizes", "many"], "'many' is not an amount of memory"),
         (["--rounds", "0"], "--rounds"),
         (["--processes", "0"], "--processes"),
         (["--compression", "3bit"], "did you mean '2bit'"),

@@ -54,7 +54,7 @@ def test_run_prints_them_best_first(call, trained, tmp_path):
         assert [c["probability"] for c in sample["classes"]] == pytest.approx(np.sort(row)[::-1][:2].tolist())
     assert [s["classes"][0]["name"] for s in found["samples"]] == ["cow", "ant"]
     _, out, _ = call("run", file, f"x={tmp_path / 'x.npy'}")
-    assert "classes by logits" in out
+    assert "most probable classes, by output logits" in out
     assert out.index("cow") < out.index("ant")
 
 

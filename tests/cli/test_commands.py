@@ -187,7 +187,7 @@ def test_outputs_are_no_paths_out_of_the_folder(call, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "sum.npz")["sum"], [10, 10])
 
 
-@pytest.mark.parametrize(("name", "message"), [("\ud800", "names in UTF-8"), ("n" * 70_000, "too long for an .npz")])
+@pytest.mark.parametrize(("name", "message"), [("\ud800", "it is not UTF-8"), ("n" * 70_000, "too long for an .npz")])
 def test_names_that_no_archive_can_hold_are_refused(name, message):
     with pytest.raises(UsageError, match=message):
         _npz({name: np.zeros(2)})
@@ -321,7 +321,9 @@ def test_inspect_shows_file_inputs_and_names_to_train(call, folder, tmp_path):
     assert "file: ONNX, opset 17, written by graphkit" in out
     assert "input x: float32[N, 1, 8, 8]" in out
     assert "output logits: float32[N, 10]" in out
-    rows = [line.split() for line in out.split("--train and --freeze take\n")[1].splitlines()]
+    rows = [
+        line.split() for line in out.split("parameters, with their names for --train and --freeze\n")[1].splitlines()
+    ]
     assert ["fc2_bias", "float32[10]", "trained"] in rows
     facts = json.loads(call("inspect", tmp_path / "net.onnx", "--json")[1])
     assert (facts["opset"], facts["producer"].split()[0], facts["constants"]) == ("17", "graphkit", [])
@@ -337,7 +339,7 @@ def test_every_view_counts_the_same_parameters(call, folder, tmp_path):
     assert f"parameters: {count:,} ({count:,} trainable)" in call("inspect", file)[1]
     assert json.loads(call("inspect", file, "--json")[1])["num_parameters"] == count
     _, _, err = call("train", file, "--data", "digits", "--freeze", "conv1_weight", "-o", run)
-    assert f"lenet: {count:,} parameters, {frozen:,} of them trained" in err
+    assert f"lenet: {count:,} parameters, of which {frozen:,} are trained" in err
     call("report", run, "-o", tmp_path / "page.html")
     assert f"{count:,} parameters ({count:,} trainable)" in (tmp_path / "page.html").read_text()
     assert f"{count:,} parameters" in repr(net)
@@ -389,8 +391,8 @@ def test_groups_on_devices(call, grouped):
     for given, message in (
         ("first=cpu,third=cpu", "the graph has no group 'third'; its groups are 'first', 'second'"),
         ("first=cpu", "no device is given for 'second', nor one for None"),
-        ("first=cpu,cpu,cuda", "cpu and cuda are both for nodes in no group"),
-        ("first=cpu,first=cuda", "--device first is given twice: cpu and cuda"),
+        ("first=cpu,cpu,cuda", "cpu and cuda are both without a group"),
+        ("first=cpu,first=cuda", "--device first is given twice, as cpu and as cuda"),
         ("first=cpu,second=cuba", "did you mean 'cuda'? (of group 'second')"),
     ):
         code, _, err = call("run", grouped, "--device", given)
@@ -413,7 +415,7 @@ def test_plan_of_a_training_step(call, folder):
     for options in (["--recompute", "sqrt"], ["--swap-memory"]):
         code, _, err = call("plan", folder / "net.json", *options)
         assert code == 2
-        assert "add --training" in err
+        assert f"{options[0]} only works with --training" in err
 
 
 def test_plan_of_states_that_processes_divide(call, folder):
@@ -425,10 +427,10 @@ def test_plan_of_states_that_processes_divide(call, folder):
     whole, part = states("--optimizer", "adam"), states("--optimizer", "adam", "--processes", "4")
     assert whole / 4 <= part <= whole / 4 + 8 * 64 * 2
     text = call("plan", folder / "net.json", "--batch", "8", "--no-run", "--training", "--processes", "2")[1]
-    assert "optimizer states, of each of 2 processes" in text
+    assert "optimizer states, per process of 2" in text
     code, _, err = call("plan", folder / "net.json", "--processes", "2")
     assert code == 2
-    assert "is for --training" in err
+    assert "--processes only works with --training" in err
     code, _, err = call(
         "plan", folder / "net.json", "--training", "--optimizer", "lamb", "--processes", "2", "--no-run"
     )
@@ -446,7 +448,13 @@ def test_plan_measures_a_run_and_writes_a_page(call, folder, tmp_path):
     assert plan["run_planned_bytes"] == plan["arena_bytes"] + plan["result_bytes"] + plan["packed_bytes"]
     assert 0 <= plan["run_measured_bytes"] < 1 << 30
     text = call("plan", folder / "net.json", "--batch", "8")[1]
-    for row in ("activations", "working memory of a step", "naive sum", "a run, measured", "lower bound of the plain"):
+    for row in (
+        "activations",
+        "working memory of a step",
+        "naive sum",
+        "one run, measured",
+        "lower bound, in the order of the",
+    ):
         assert row in text
     assert "measured" not in call("plan", folder / "net.json", "--batch", "8", "--no-run")[1]
 
@@ -588,7 +596,7 @@ def test_a_trace_of_training(call, folder, tmp_path):
     code, out, err = call(*train, "--epochs", 2)
     assert code == 0, err
     assert "epoch 2: loss" in out
-    assert "time by operator" in out
+    assert "time per operator" in out
     assert f"wrote {path}" in err
     events = json.loads(path.read_text())["traceEvents"]
     assert sum(e.get("cat") == "run" for e in events) == 10

@@ -78,7 +78,7 @@ def test_a_network_of_the_zoo_is_built_first(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, err = call("inspect", "lenet")
     assert code == USAGE
-    assert "`graphkit build lenet -o lenet.json` makes one" in err
+    assert "To build the model lenet of the zoo: graphkit build lenet -o lenet.json" in err
 
 
 def test_a_damaged_json_is_named(call, tmp_path):
@@ -221,11 +221,11 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
                 "--elastic-period",
                 "5",
             ],
-            "--elastic-period is of --kvstore elastic, not of 'dist_async'",
+            "--elastic-period only works with --kvstore elastic, not with --kvstore dist_async",
         ),
         (
             ["train", "{net}", "--data", "digits", "--elastic-strength", "0.5"],
-            "--elastic-strength is of --kvstore elastic, not of 'local'",
+            "--elastic-strength only works with --kvstore elastic, not with --kvstore local",
         ),
         (["train", "{net}", "--data", "digits", "--elastic-strength", "1.5"], "0<x<=1"),
         (["train", "{net}", "--data", "digits", "--resume"], "-o"),
@@ -269,7 +269,7 @@ def test_external_data_outside_the_folder_is_refused(call, tmp_path):
     [
         ("plan", ["--shape", "x:-1,4"], USAGE, "'-1,4' is not a shape"),
         ("run", ["x:-1,4"], USAGE, "'-1,4' is not a shape"),
-        ("plan", ["--shape", "x:2,4", "--shape", "x:3,4"], USAGE, "two shapes for input 'x'"),
+        ("plan", ["--shape", "x:2,4", "--shape", "x:3,4"], USAGE, "input 'x' has two shapes"),
         ("run", ["x:999999999999999,4"], RUNTIME, "out of memory"),
         ("bench", ["--rtol", "-1"], USAGE, "--rtol"),
     ],

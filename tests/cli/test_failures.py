@@ -134,7 +134,7 @@ def test_an_input_given_twice_is_refused(call, net, tmp_path):
 def test_an_option_given_twice_is_refused(call, tmp_path):
     code, _, err = call("build", "mlp", "-p", "classes=3", "-p", "classes=4", "-o", tmp_path / "net.json")
     assert code == 2
-    assert "classes is given twice: 3 and 4" in err
+    assert "--option classes is given twice, as 3 and as 4" in err
 
 
 def test_a_false_declaration_is_a_line_on_stderr(call, tmp_path):

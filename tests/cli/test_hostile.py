@@ -277,7 +277,7 @@ def test_a_command_ends_in_time(tmp_path):
     with command("run", tmp_path / "hostile.onnx", "--max-iterations", 10**15, "--timeout", 1) as process:
         _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 5
-    assert "hostile.onnx: not done within 1 s (--timeout)" in said
+    assert "hostile.onnx: not finished within 1 s (--timeout)" in said
 
 
 def test_the_time_is_named_alike_where_the_library_asks_first(call, tmp_path):
@@ -289,7 +289,7 @@ def test_the_time_is_named_alike_where_the_library_asks_first(call, tmp_path):
     with ThreadPoolExecutor(1) as beside:
         code, _, said = beside.submit(call, *given).result(SECONDS)
     assert code == 5
-    assert "hostile.onnx: not done within 0.5 s (--timeout): again" in said
+    assert "hostile.onnx: not finished within 0.5 s (--timeout): again" in said
     assert said.count("hostile.onnx") == 1
 
 

@@ -123,7 +123,7 @@ def test_a_layout_that_the_shape_leaves_open(seen, call, photo, tmp_path):
         ([1, 30], "float32", [], "[N, C, H, W]"),
         ([1, 3, 6, 8], "uint8", ["--image-scale", "1"], "pixels as they are"),
         ([1, 3, 6, 8], "float32", ["--image-mean", "1,2"], "2 numbers for 3 channels"),
-        ([1, 3, 6, 8], "float32", ["--image-std", "0"], "cannot be used"),
+        ([1, 3, 6, 8], "float32", ["--image-std", "0"], "those of --image-std not 0"),
         ([1, 3, 6, 8], "float32", ["--image-mean", "a"], "not a list of numbers"),
         ([1, 2, 6, 8], "float32", ["--image-layout", "NCHW"], "1, 3 or 4 channels"),
     ],

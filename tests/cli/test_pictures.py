@@ -156,7 +156,7 @@ def test_what_is_wrong_with_pictures_is_said(call, identity, photos):
     (photos.parent / "text" / "a.png").write_text("no picture")
     for words, message in (
         ("gone.png", "gone.png"),
-        ("empty", "empty: there is no picture in it"),
+        ("empty", "empty: the folder contains no image"),
         ("text", "text/a.png cannot be read as a picture"),
         ("x=new/0.png x=new/1.png", "input 'x' is given twice"),
         ("new/0.png x:1,3,6,6", "input 'x' is given twice"),

@@ -86,7 +86,7 @@ def test_a_received_folder_is_data(call, tmp_path, run, where, spec):
         (folder / "checkpoint.json").write_text(json.dumps(notes))
     code, _, err = call("report", folder, "-o", tmp_path / "page.html")
     assert code == 0
-    assert f"no predictions: its folder names the data {spec}" in err
+    assert f"no predictions: the run folder refers to the data {spec}" in err
     assert "--trust-run-folder" in err
     assert not (tmp_path / "harmed").exists()
 
@@ -105,7 +105,7 @@ def test_a_received_run_goes_on_without_its_code(call, tmp_path, run):
     arguments = ("train", folder / "model.json", "-o", folder, "--resume", "--epochs", 3)
     code, _, err = call(*arguments)
     assert code == 2
-    assert f"the run folder names code, {spec}" in err
+    assert f"the run folder refers to Python code, {spec}" in err
     assert not (tmp_path / "harmed").exists()
     assert call(*arguments, "--trust-run-folder")[0] == 0
     assert (tmp_path / "harmed").exists()

@@ -45,7 +45,9 @@ def test_the_best_model_of_a_run_is_exported(run: Path, tmp_path: Path, capsys: 
     assert not same(best, last)
     assert invoke(["export", str(run), "-o", str(tmp_path / "net.onnx")]) == 0
     told = capsys.readouterr().err
-    assert f"{run}: the best model, of epoch {best.meta['best_epoch']}; the last one is {run / 'model.json'}" in told
+    assert (
+        f"{run}: using the best model, of epoch {best.meta['best_epoch']}. The last one is {run / 'model.json'}" in told
+    )
     assert same(gk.load(tmp_path / "net.onnx"), best)
     assert invoke(["export", str(run / "model.json"), "-o", str(tmp_path / "last.onnx")]) == 0
     assert same(gk.load(tmp_path / "last.onnx"), last)
@@ -83,7 +85,7 @@ def pictures(folder: Path, classes: list[str]) -> Path:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda folder: (folder / "cat").rename(folder / "zebra"), "gone: cat; new: zebra"),
+        (lambda folder: (folder / "cat").rename(folder / "zebra"), "missing: cat; new: zebra"),
         (lambda folder: pictures(folder, ["ape"]), "new: ape"),
         (lambda folder: None, None),
     ],
@@ -103,7 +105,7 @@ def test_a_run_goes_on_with_its_classes(
         assert code == 0
         return
     assert code == 2
-    assert f"the classes of the data are not those of the run ({told})" in capsys.readouterr().err
+    assert f"the classes of the data differ from those of the run ({told})" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_at_once_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +162,7 @@ def test_resume_divides_pictures_as_the_run_did(tmp_path: Path, capsys: pytest.C
             (run / "checkpoint.json").write_text(json.dumps(notes))
         assert invoke(["train", network(tmp_path, 2), "-o", str(run), "--resume", "--epochs", "2"]) == 0
         told = capsys.readouterr().err
-        assert f"{len(parts.test)} held out, by {'their names' if rule == 'name' else 'position'}" in told
+        assert f"{len(parts.test)} for validation, split by {'file name' if rule == 'name' else 'position'}" in told
         assert len(losses(run)) == 2
 
 
@@ -176,7 +178,7 @@ def test_targets_that_are_no_numbers_of_classes_are_not_counted(
     np.savez(tmp_path / "data.npz", x=inputs, y=targets.reshape(5, -1), classes=np.array(["cat", "dog"]))
     data = ["--data", str(tmp_path / "data.npz"), "--loss", "mse", "--epochs", "1"]
     assert invoke(["train", str(tmp_path / "net.json"), *data, "-o", str(tmp_path / "run")]) == 0
-    assert "4 samples to train on, 1 held out, by position; 2 classes\n" in capsys.readouterr().err
+    assert "4 samples for training, 1 for validation, split by position; 2 classes\n" in capsys.readouterr().err
 
 
 def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,8 +197,11 @@ def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.Cap
     ]
     assert invoke(train) == 0
     told = capsys.readouterr().err
-    assert f"{folder}: {len(parts.train)} pictures to train on, {len(parts.test)} held out, by their names" in told
-    assert f"2 classes (trained on: cat {counts[0]}, dog {counts[1]})" in told
+    assert (
+        f"{folder}: {len(parts.train)} images for training, {len(parts.test)} for validation, split by file name"
+        in told
+    )
+    assert f"2 classes (for training: cat {counts[0]}, dog {counts[1]})" in told
 
 
 @pytest.mark.parametrize(("classes", "has"), [(10, 2), (2, 3)])
@@ -311,7 +316,7 @@ def test_the_way_to_divide_is_an_option_of_the_data(tmp_path: Path, capsys: pyte
         ["train", network(tmp_path, 2), "--resume", "--epochs", "2"],
     ):
         assert invoke([*call, "-o", str(tmp_path / "run")]) == 0
-        assert "13 pictures to train on, 3 held out, by position; " in capsys.readouterr().err
+        assert "13 images for training, 3 for validation, split by position; " in capsys.readouterr().err
     assert invoke([*train, "--data-option", "split=size", "-o", str(tmp_path / "a")]) == 2
     assert "by 'name' or 'position', not 'size'" in capsys.readouterr().err
     assert invoke([*train, "--data-option", "axes=1", "-o", str(tmp_path / "a")]) == 2

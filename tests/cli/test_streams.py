@@ -91,7 +91,7 @@ def test_a_pipe_of_another_process_is_not_taken_for_standard_output(monkeypatch,
     monkeypatch.setattr(_commands._Commands, "get_command", lambda self, ctx, name: _commands.click.Command(name))
     monkeypatch.setattr(_commands.click.Command, "invoke", lambda self, ctx: broken(""))
     assert invoke(["ops"]) == 5
-    assert "another process has closed a pipe that this one writes to" in capsys.readouterr().err
+    assert "another process closed a pipe that this process writes to" in capsys.readouterr().err
 
 
 # --- interrupts --------------------------------------------------------------------------------------
@@ -178,10 +178,10 @@ def test_a_run_that_was_not_yet_replaced_is_not_offered_to_go_on(net):
     process = started(*train, "--overwrite", before=before)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip().endswith(f"{net / 'run'} still holds the run that was to be replaced")
+    assert errors.strip().endswith(f"{net / 'run'} still holds the old run, which --overwrite did not replace yet")
 
 
 def test_resume_without_a_checkpoint_is_refused(net, capsys):
     assert invoke(["train", str(net / "net.json"), "-o", str(net / "none"), "--resume"]) == 2
-    assert "none holds no checkpoint (checkpoint.json is missing)" in capsys.readouterr().err
+    assert "none contains no checkpoint (checkpoint.json is missing)" in capsys.readouterr().err
     assert not (net / "none").exists()

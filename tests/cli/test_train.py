@@ -70,7 +70,7 @@ def test_another_run_is_neither_replaced_nor_mixed(call, task, tmp_path):
     assert len((run / "log.jsonl").read_text().splitlines()) == 1
     code, _, err = call(*options(task, run, "--overwrite", "--resume"))
     assert code == USAGE
-    assert "choose one" in err
+    assert "--resume and --overwrite contradict each other" in err
 
 
 def test_two_at_once(call, task, tmp_path):
@@ -88,7 +88,7 @@ def test_resume_takes_the_options_of_the_run(call, task, tmp_path):
     assert call(*options(task, parts, *same, "--epochs", 2))[0] == 0
     code, out, err = call("train", task / "net.json", "-o", parts, "--resume", "--epochs", 3)
     assert code == 0, err
-    assert "as in the run so far:" in err
+    assert "options taken from the run:" in err
     for text in ("--optimizer adam", "--lr 0.01", "--seed 7", "--batch-size 16", "--metric accuracy --metric f1"):
         assert text in err
     assert out.startswith("epoch 3: ")
@@ -96,9 +96,9 @@ def test_resume_takes_the_options_of_the_run(call, task, tmp_path):
     assert a.name == b.name, "named by content"
     code, out, err = call("train", task / "net.json", "-o", parts, "--resume")
     assert (code, out) == (0, "")
-    assert "has trained its 3 epochs" in err
+    assert "has finished its 3 epochs" in err
     assert "wrote" not in err
-    assert "--epochs N" in err
+    assert "the length of the whole run: --epochs 4 continues it" in err
 
 
 def test_resume_says_what_changes_and_refuses_what_cannot(call, task, tmp_path):
@@ -106,7 +106,7 @@ def test_resume_says_what_changes_and_refuses_what_cannot(call, task, tmp_path):
     resume = ("train", task / "net.json", "-o", tmp_path, "--resume", "--epochs", 2)
     before = contents(tmp_path)
     for more, message in [
-        (("--seed", 4), "--seed 4 (was --seed 3): a run keeps its seed"),
+        (("--seed", 4), "cannot change the seed, which decides the order of the data: --seed 4 (was --seed 3)"),
         (("--optimizer", "adam"), "does not fit this model and optimizer"),
         (("--ema", 0.9), "does not fit this model and optimizer"),
     ]:
@@ -121,7 +121,7 @@ def test_resume_says_what_changes_and_refuses_what_cannot(call, task, tmp_path):
     assert "--lr 0.5 (was no --lr)" in changed
     code, _, err = call("train", task / "net.json", "-o", tmp_path / "typo", "--resume")
     assert code == USAGE
-    assert "holds no checkpoint" in err
+    assert "contains no checkpoint" in err
     assert not (tmp_path / "typo").exists()
     code, _, err = call("train", task / "net.json")
     assert code == USAGE
@@ -163,7 +163,7 @@ def test_an_interrupt_ends_with_where_it_stopped_and_how_to_go_on(call, task, tm
     assert json.loads(done.stdout)["exit_code"] == code
     assert "Traceback" not in done.stderr
     assert "in epoch 2 of 2, after batch 4" in done.stderr
-    advice = re.search(r"go on with: graphkit (train .*)$", done.stderr, re.MULTILINE)
+    advice = re.search(r"continue with: graphkit (train .*)$", done.stderr, re.MULTILINE)
     assert call(*advice[1].split())[0] == 0
     (a,), (b,) = (list(p.glob("state.*.safetensors")) for p in (whole, run))
     assert a.name == b.name

@@ -57,12 +57,13 @@ def test_training_ends_when_nothing_becomes_better(call, task, tmp_path):
     code, out, err = call(*early, "--min-delta", 100)
     assert code == 0, err
     assert len(out.splitlines()) == 3
-    assert "ended after epoch 3: valid_loss has not become better for 2 epochs" in err
+    assert "stopped after epoch 3: valid_loss has not become better for 2 epochs" in err
     (stopped,) = log(run, "stopped")
     assert stopped["epoch"] == 3
     code, out, err = call(*early, "--resume")
     assert (code, out) == (0, "")
-    assert "has ended after 3 of its 9 epochs: valid_loss has not become better" in err
+    assert "was stopped after 3 of its 9 epochs: valid_loss has not become better" in err
+    assert "--epochs 10 continues it" in err
     # More epochs than were planned are asked for: the run goes on, with the patience that it has left.
     code, out, err = call(*options(task, "-o", run, "--resume", "--epochs", 11, "--json"))
     assert code == 0, err
@@ -90,22 +91,22 @@ def test_the_best_model_is_beside_the_last(call, task, tmp_path):
     ("more", "message"),
     [
         (["--early-stop", 2, "--monitor", "valid_acuracy"], "did you mean 'valid_accuracy'"),
-        (["--monitor", "loss"], "--monitor: nothing looks at it"),
-        (["--min-delta", 1], "--min-delta is of --early-stop"),
+        (["--monitor", "loss"], "--monitor loss has no effect without --early-stop"),
+        (["--min-delta", 1], "--min-delta only works with --early-stop"),
         (["--lr-schedule", "cosine", "--schedule-option", "finl=1"], "did you mean 'final'"),
-        (["--lr-schedule", "cosine", "--schedule-option", "rate=1"], "is that of --lr"),
+        (["--lr-schedule", "cosine", "--schedule-option", "rate=1"], "is given by --lr"),
         (["--lr-schedule", "plateau", "--schedule-option", "patence=1"], "did you mean 'patience'"),
         (["--lr-schedule", "step"], "schedule step needs every"),
         (["--lr-schedule", "step", "--schedule-option", "every=often"], "expected a number"),
-        (["--schedule-option", "every=2"], "--lr-schedule constant has no options"),
+        (["--schedule-option", "every=2"], "a constant learning rate has no options"),
         (["--class-weights", "1,2"], "2 class weights for 3 classes"),
-        (["--class-weights", "1,x"], "expected balanced, a file, or numbers"),
-        (["--loss", "l1", "--class-weights", "balanced"], "has no classes to count"),
+        (["--class-weights", "1,x"], "expected balanced, a .json or .npy file, or numbers"),
+        (["--loss", "l1", "--class-weights", "balanced"], "the loss 'l1' has no classes"),
         (["--loss", "l1", "--label-smoothing", 0.1], "loss 'l1' has no option 'label_smoothing'"),
-        (["--loss", "logits=l1", "--loss", "mse"], "of several losses each says its output"),
-        (["--loss-weight", "logits=2"], "loss_weights are of several losses"),
-        (["--find-lr", "--resume", "-o", "run"], "--find-lr looks for the rate of a run before it begins"),
-        (["--find-lr", "--processes", 2, "--kvstore", "dist_sync"], "--find-lr looks for a rate in one process"),
+        (["--loss", "logits=l1", "--loss", "mse"], "with several losses, each needs its output: --loss OUTPUT=mse"),
+        (["--loss-weight", "logits=2"], "--loss-weight only works if losses have outputs"),
+        (["--find-lr", "--resume", "-o", "run"], "--find-lr looks for the learning rate of a new run"),
+        (["--find-lr", "--processes", 2, "--kvstore", "dist_sync"], "--find-lr only works with one process"),
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_is_written(call, task, tmp_path, monkeypatch, more, message):
@@ -281,7 +282,7 @@ def test_a_learning_rate_is_looked_for(call, task, tmp_path):
     run = tmp_path / "run"
     code, out, err = call(*options(task, "--find-lr", "-o", run))
     assert code == 0, err
-    suggestion = float(out.removeprefix("learning rate "))
+    suggestion = float(out.removeprefix("suggested learning rate: "))
     assert 1e-4 < suggestion < 10
     assert sorted(p.name for p in run.iterdir()) == ["learning_rates.csv"]
     rows = np.loadtxt(run / "learning_rates.csv", delimiter=",", skiprows=1)

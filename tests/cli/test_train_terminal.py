@@ -88,7 +88,7 @@ def test_a_table_has_a_row_for_each_epoch(task, width, further):
         "--metric", "accuracy",
     )  # fmt: skip
     samples, counted, head, *rows, end = lines
-    assert "96 samples to train on, 24 held out" in samples
+    assert "96 samples for training, 24 for validation" in samples
     assert "parameters" in counted
     assert head.split() == ["epoch", "loss", "accuracy", "valid_loss", "valid_accuracy", *further]
     assert [row.split()[0] for row in rows] == ["1/3", "2/3", "3/3"]

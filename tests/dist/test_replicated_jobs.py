@@ -391,4 +391,4 @@ def test_a_training_goes_on_when_one_of_two_servers_is_killed(net):
 def test_options_that_do_not_go_together(net, capsys, more):
     given = ["train", str(net / "net.json"), "--data", "digits", "--processes", "2", *more, "--replicate-servers"]
     assert invoke(given) == 2
-    assert "--replicate-servers needs two servers at least" in capsys.readouterr().err
+    assert "--replicate-servers needs --servers 2 or more" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from graphkit import config
 from graphkit.cli import invoke
 from graphkit.dist.job import launch, mpi
 
-EVENTS = "as in the run so far: --data digits --batch-size 32"
+EVENTS = "options taken from the run: --data digits --batch-size 32"
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_two_processes_go_on_as_two_and_as_many_as_mpiexec_starts(net):
     done = command(*graphkit, *arguments(net, "--resume", "--epochs", "2"))
     assert done.returncode == 0, done.stderr
     assert f"{EVENTS} --processes 2 --kvstore dist_sync\n" in done.stderr
-    assert "the run had 2 processes; --processes 1 resumes it with one\n" in done.stderr
+    assert "resuming with 2 processes, as before; to resume with one process: --processes 1\n" in done.stderr
     settings = (net / "run" / "config.toml").read_text()
     assert 'processes = 2\nkvstore = "dist_sync"\n' in settings
     done = command(launch.find_mpiexec(), "-n", "3", *graphkit, *arguments(net, "--resume", "--epochs", "3"))
@@ -96,7 +96,7 @@ def test_two_processes_go_on_as_two_and_as_many_as_mpiexec_starts(net):
     assert 'processes = 3\nkvstore = "dist_sync"\n' in (net / "run" / "config.toml").read_text()
     for call in json.loads((net / "run" / "run.json").read_text())["calls"]:
         assert not {config.JOB_PIPE.name, config.JOB_SIZE.name} & call["settings"].keys()
-    changed = "changed by the command line or its file of options: --processes 3 (was --processes 2)"
+    changed = "options changed by the command line or .toml file: --processes 3 (was --processes 2)"
     assert f"{EVENTS} --kvstore dist_sync\n{changed}" in done.stderr
     lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["processes"] for line in lines if line["event"] == "epoch"] == [2, 2, 3]

@@ -60,7 +60,7 @@ def test_processes_write_one_trace(jobs, tmp_path, option):
     train = ["train", tmp_path / "net.json", "--data", "digits", "--batch-size", "32", "--kvstore", "dist_sync"]
     train += ["-o", tmp_path / "run"]
     printed = "".join(jobs.run(command(*train, "--profile", tmp_path / "trace.json", *option)))
-    assert "time by operator" in printed
+    assert "time per operator" in printed
     assert printed.count("trace.json") == 1
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

@@ -139,6 +139,24 @@ def test_axes_scales_and_runs_are_chosen(browse, runs, tmp_path):
     assert found["none"] == "all runs are hidden"
 
 
+def test_equal_curves_are_both_visible(browse, run_folder, records, tmp_path):
+    lines = [records.epoch(n, loss=y, valid_loss=y + 0.5) for n, y in enumerate(LOSSES, 1)]
+    runs = read_runs([run_folder("first", lines), run_folder("second", lines)])
+    script = """
+    const svg = document.querySelector('.chart[data-key="loss"] > svg');
+    const lines = [...svg.querySelectorAll("path.train")];
+    const dots = [...svg.querySelectorAll('circle[data-part="train"]')];
+    result = lines.map(line => [line.style.strokeDasharray, line.style.strokeDashoffset]);
+    result.push(dots.map(dot => Number(dot.getAttribute("r"))));
+    """
+    _, (first, second, radii) = opened(browse, tmp_path, page([Reported(run) for run in runs], "t"), script)
+    assert first[0] == second[0] != ""
+    assert first[1] != second[1]
+    assert min(radii[: len(LOSSES)]) > max(radii[len(LOSSES) :])
+    _, alone = opened(browse, tmp_path, page([Reported(runs[0])], "t"), script)
+    assert alone[0] == ["", ""]
+
+
 def test_smoothing_is_the_moving_average(browse, run_folder, records, tmp_path):
     rng = np.random.default_rng(1)
     losses = [float(v) for v in rng.normal(size=150).round(4)]

@@ -96,12 +96,14 @@ def test_some_of_the_samples():
 
 
 def test_a_class_that_the_model_does_not_have():
-    with pytest.raises(InputError, match="tells 2 classes apart, from 0; the targets hold class 7"):
+    with pytest.raises(InputError, match="has 2 classes, numbered from 0, but the targets contain class 7"):
         predict(linear(3, 2), gk.data.Dataset(rows(3, 3), np.array([0, 7, 1])))
 
 
 def test_what_cannot_be_compared():
-    with pytest.raises(UsageError, match=r"shape \[3, 2\] and the target float64\[3, 5\]: neither classes nor numbers"):
+    with pytest.raises(
+        UsageError, match=r"shape \[3, 2\] and the target float64\[3, 5\]: they can be compared neither"
+    ):
         predict(linear(3, 2), gk.data.Dataset(rows(3, 3), np.zeros((3, 5))))
     with pytest.raises(UsageError, match="has no targets"):
         predict(linear(3, 2), gk.data.Dataset(rows(3, 3)))

@@ -39,8 +39,8 @@ def test_a_line_that_is_being_written_is_left_out(run_folder, records):
     ("line", "says"),
     [
         ('{"event": "epoch", "seconds"\n', "line 2"),
-        ("[1, 2]\n", "no record of an event"),
-        ('{"loss": 1.0}\n', "no record of an event"),
+        ("[1, 2]\n", "it is not a JSON object with an event"),
+        ('{"loss": 1.0}\n', "it is not a JSON object with an event"),
         ('{"event": "epoch", "seconds": 1, "epoch": "one", "updates": 3}\n', "'epoch' is \"one\", not a number"),
         ('{"event": "step", "seconds": 1, "epoch": 1, "updates": NaN}\n', "'updates' is NaN, not a number"),
         ('{"event": "step", "seconds": 1, "epoch": 1, "updates": true}\n', "'updates' is true, not a number"),
@@ -56,7 +56,7 @@ def test_a_damaged_line_is_named_and_the_others_count(run_folder, records, line,
     assert [r["epoch"] for r in run.epochs] == [1, 2]
     (note,) = run.notes
     assert str(folder / "log.jsonl") in note
-    assert "line 2 is damaged" in note
+    assert "skipped line 2, which is damaged" in note
     assert says in note
 
 
@@ -66,13 +66,13 @@ def test_bytes_that_are_no_text_are_a_damaged_line(run_folder, records):
         file.write(b'\xff\xfe{"event"\n' + json.dumps(records.epoch(2, loss=1.0)).encode() + b"\n")
     run = read_run(folder)
     assert [r["epoch"] for r in run.epochs] == [1, 2]
-    assert "line 2 is damaged" in run.notes[0]
+    assert "skipped line 2, which is damaged" in run.notes[0]
 
 
 def test_many_damaged_lines_are_counted(run_folder, records):
     run = read_run(run_folder("run", [*["{\n"] * 1000, records.epoch(1, loss=1.0)]))
     assert len(run.notes) == 6
-    assert run.notes[-1].endswith("995 more lines are damaged and left out")
+    assert run.notes[-1].endswith("skipped 995 more damaged lines")
 
 
 def test_of_a_log_that_grows_only_what_is_new_is_read(run_folder, records, monkeypatch):
@@ -125,7 +125,7 @@ def test_what_is_no_run_is_refused(tmp_path, run_folder):
     with pytest.raises(UsageError, match="not a folder"):
         read_run(tmp_path / "file")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"is no run: it has no log\.jsonl"):
+    with pytest.raises(UsageError, match=r"is not the folder of a run: it contains no log\.jsonl"):
         read_run(tmp_path / "empty")
     assert read_run(tmp_path / "empty", waiting=True).epochs == ()
     assert read_run(run_folder("begun", [])).epochs == ()
@@ -152,7 +152,7 @@ def test_a_run_goes_on_while_its_process_lives(run_folder, records):
     with subprocess.Popen([sys.executable, "-P", "-c", "input()"], stdin=subprocess.PIPE) as process:
         lock(folder, pid=process.pid, host=platform.node(), since=0)
         assert read_run(folder).goes_on
-        assert read_run(folder).status == "running: 1 epochs are over"
+        assert read_run(folder).status == "running: 1 epochs done"
         process.communicate()
     assert not read_run(folder).goes_on
 

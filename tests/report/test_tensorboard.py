@@ -109,7 +109,7 @@ def test_histograms_of_gradients(tmp_path):
 
 
 def test_gradients_need_samples_with_targets(tmp_path):
-    with pytest.raises(UsageError, match="gradients are of the loss of samples"):
+    with pytest.raises(UsageError, match="gradients=True needs samples with targets"):
         gk.TensorBoard(tmp_path, gradients=True)
     data = made()
     board = gk.TensorBoard(tmp_path, samples=gk.data.Dataset(data.take(np.arange(5))[0]), gradients=True)

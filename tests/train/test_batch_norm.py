@@ -81,7 +81,7 @@ def test_the_command_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[st
     np.savez(tmp_path / "data.npz", x=X, y=Y)
     command = ["train", str(tmp_path / "net.json"), "--data", str(tmp_path / "data.npz"), "--batch-size", "4"]
     assert invoke([*command, "-o", str(tmp_path / "run")]) == 0
-    assert "BatchNormalization (1): by the statistics of each batch" in capsys.readouterr().err
+    assert "BatchNormalization (1 node): normalises by the statistics of each batch" in capsys.readouterr().err
     assert invoke([*command, "-o", str(tmp_path / "frozen"), "--batch-norm", "frozen"]) == 0
     assert "BatchNormalization" not in capsys.readouterr().err
     kept = gk.load(tmp_path / "frozen").params["norm_running_mean"]

@@ -156,6 +156,6 @@ def test_the_command(sets, tmp_path, monkeypatch):
     assert employed == [loading_workers(), loading_workers(), 2]
     digits = [given[0], "--data", "digits", "--on-damaged", "skip"]
     done = CliRunner().invoke(command.command, digits)
-    assert "the data are in memory" in str(done.exception)
+    assert "these data are loaded into memory at once" in str(done.exception)
     done = CliRunner().invoke(command.command, [*digits[:3], "--workers", "2"])
     assert "are not made one by one" in str(done.exception)

@@ -338,7 +338,7 @@ def test_a_model_reads_tables_by_its_metadata(path, tmp_path, capsys):
     expected = model.compile().run(encoding.inputs(reading.read_table(tmp_path / "more.csv")))["price"]
     np.testing.assert_allclose(found["values"], expected, rtol=1e-6)
     assert invoke(["run", str(tmp_path / "net.json"), str(path)]) == 2
-    assert "do not say what the columns of a table become" in capsys.readouterr().err
+    assert "do not describe how columns of a table become inputs" in capsys.readouterr().err
     (tmp_path / "more.csv").write_text("rooms,city,age\n3,Chur,33\n")
     assert invoke(["run", str(tmp_path / "net.onnx"), str(tmp_path / "more.csv")]) == 2
     assert "no column 'income'" in capsys.readouterr().err

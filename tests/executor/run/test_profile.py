@@ -203,7 +203,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 
     text = graphkit("run", "net.onnx", "x:2,1,8,8", "--profile", "trace.json")
     check_trace(json.loads((tmp_path / "trace.json").read_text()))
-    assert "time by operator" in text
+    assert "time per operator" in text
     assert "Conv" in text
     result = json.loads(graphkit("run", "net.onnx", "x:2,1,8,8", "--profile", "trace.json", "--json"))
     assert {"ai.graphkit.ChannelsLastConv", "Gemm"} <= {o["operator"] for o in result["operators"]}

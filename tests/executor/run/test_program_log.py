@@ -123,7 +123,7 @@ def test_level_3_prints_graphs_and_steps(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize("value", ["4", "-1", "1.5", "debug", "٣"])
 def test_other_values_are_errors_that_name_the_levels(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKIT_DEBUG", value)
-    with pytest.raises(UsageError, match=r"GRAPHKIT_DEBUG=.*expected 0, 1, 2 or 3 \(true, yes, on: 1"):
+    with pytest.raises(UsageError, match=r"GRAPHKIT_DEBUG=.*expected 0, 1, 2 or 3 \(true, yes and on mean 1"):
         config.DEBUG.get()
 
 
