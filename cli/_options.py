@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -185,8 +186,14 @@ def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return `--data-option` texts as keywords of `data.load`; whole numbers become int."""
-    return {k: int(v) if v.isdecimal() else v for k, v in key_values(pairs, "--data-option").items()}
+    """Return `--data-option` texts as keywords of `data.load`; whole numbers become int, decimal fractions float."""
+    return {name: _number(text) for name, text in key_values(pairs, "--data-option").items()}
+
+
+def _number(text: str) -> int | float | str:
+    if text.isdecimal():
+        return int(text)
+    return float(text) if re.fullmatch(r"\d+\.\d*|\.\d+", text) else text
 
 
 def key_values(pairs: tuple[str, ...], option: str) -> dict[str, str]:

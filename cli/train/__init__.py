@@ -86,7 +86,7 @@ def command(context: click.Context, model: str, folder: str | None, print_config
         return 0
     resume = options["resume"]
     if resume and folder is None:
-        raise UsageError("--resume needs the folder of the run: -o RUN/")
+        folder = _resumed(model)
     if resume and not options["find_lr"]:
         options |= job_of_run(context, options, notes_before(str(folder)))
     job = Job.of(options)
@@ -126,6 +126,15 @@ def _trained(
         else:
             run.train(context, network, path, job.store(), options)
     return 0
+
+
+def _resumed(model: str) -> str:
+    """Return MODEL if it is the folder of a run, which --resume continues. Raises UsageError if it is not."""
+    from graphkit.train import checkpoint
+
+    if not checkpoint.exists(model):
+        raise UsageError(f"--resume needs the folder of the run: graphkit train RUN/ --resume, or {model} with -o RUN/")
+    return model
 
 
 @contextlib.contextmanager

@@ -101,6 +101,19 @@ def test_resume_takes_the_options_of_the_run(call, task, tmp_path):
     assert "the length of the whole run: --epochs 4 continues it" in err
 
 
+def test_model_may_be_the_run_that_is_resumed(call, task, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    head = ("--head", "classes=7", "--seed", 3)  # the network of the run already has it
+    assert call(*options(task, whole, *head, "--epochs", 2))[0] == 0
+    assert call(*options(task, parts, *head))[0] == 0
+    code, _, err = call("train", parts, "--resume", "--epochs", 2)
+    assert code == 0, err
+    (a,), (b,) = (list(p.glob("state.*.safetensors")) for p in (whole, parts))
+    assert a.name == b.name, "named by content"
+    code, _, err = call("train", task / "net.json", "--resume")
+    assert (code, "--resume needs the folder of the run: graphkit train RUN/ --resume" in err) == (USAGE, True)
+
+
 def test_resume_says_what_changes_and_refuses_what_cannot(call, task, tmp_path):
     assert call(*options(task, tmp_path, "--seed", 3))[0] == 0
     resume = ("train", task / "net.json", "-o", tmp_path, "--resume", "--epochs", 2)

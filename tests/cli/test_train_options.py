@@ -294,3 +294,8 @@ def test_a_learning_rate_is_looked_for(call, task, tmp_path):
     # The run may begin in that folder.
     code, _, err = call(*options(task, "-o", run, "--lr", suggestion))
     assert code == 0, err
+
+
+def test_numbers_of_data_options():
+    found = source_options(("test_fraction=0.4", "size=32", "mean=.5", "augment=crop,flip", "version=1.2.3", "name=-1"))
+    assert list(map(repr, found.values())) == ["0.4", "32", "0.5", "'crop,flip'", "'1.2.3'", "'-1'"]
