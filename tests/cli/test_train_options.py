@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
+from graphkit.cli._options import source_options
 
 USAGE, INPUT = 2, 3
 
