@@ -47,7 +47,7 @@ def run(call, line):
 
 
 def commands_of_the_readme():
-    section = README.read_text().partition("## Train from a folder of pictures\n")[2].partition("\n## ")[0]
+    section = README.read_text().partition("## Train from a folder of images\n")[2].partition("\n## ")[0]
     return re.findall(r"^`?graphkit ([^`\n]+)", section, re.MULTILINE)
 
 
