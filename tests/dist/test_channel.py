@@ -133,6 +133,15 @@ def test_mpi_is_closed_by_whom_it_was_opened_once(monkeypatch, opened, unclosed,
     assert closed == ["channel", *(["MPI"] if opened and not unclosed and not finalized else [])]
 
 
+def test_what_a_rank_waits_for_is_told_to_the_watch():
+    """Without that, a job that hangs would not be ended."""
+    watch = SimpleNamespace(for_progress=object(), for_life=object())
+    waiting = [mpi.MpiCommunicator.waiting(SimpleNamespace(_watch=watch), steps) for steps in (True, False)]
+    assert waiting == [watch.for_progress, watch.for_life]
+    with mpi.MpiCommunicator.waiting(SimpleNamespace(_watch=None), True) as nothing:
+        assert nothing is None
+
+
 def test_several_ranks_use_the_bucket_that_rank_0_has_measured(on_ranks, monkeypatch):
     monkeypatch.setattr(KVStore, "_measured_bucket", lambda store: 12_345 + store.rank)
     assert (
