@@ -227,7 +227,7 @@ def test_inspect_shows_groups(network, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--place", "a=first"], "--place a=first: expected the number of a process"),
+        (["--place", "a=first"], "--place a=first: expected the rank of a process, from 0"),
         (["--place", "a=0"], "groups= places a model on several processes"),
         (["--micro-batches", "4"], "micro_batches are those of a pipeline"),
     ],
