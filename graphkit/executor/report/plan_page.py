@@ -13,10 +13,11 @@ from typing import Any
 from graphkit.executor.report.plan_data import Block, PlanData
 from graphkit.text import human
 
-# Height of both pictures in their own units; widths are steps.
+# Height of both diagrams in their own units; widths are steps.
 _HEIGHT = 1000.0
 # Rows of the table of what lives at the peak.
 _ROWS = 30
+_PALETTE = [f"hsl({hue} 60% {light}%)" for light in (50, 32, 68) for hue in range(0, 360, 30)]
 
 
 class _Template(string.Template):
@@ -24,7 +25,7 @@ class _Template(string.Template):
 
 
 def page(plan: PlanData, title: str) -> str:
-    """HTML that needs no other file. The pictures are there without scripts; scripts add zoom, search and details."""
+    """Return an HTML page that needs no other file. Its diagrams need no scripts; scripts add zoom and search."""
     timed = [i for i, step in enumerate(plan.steps) if step.kernel not in ("view", "constant")]
     # Views and constants take no time: blocks are counted in the steps that do.
     position = {shown: step for step, shown in enumerate(timed)}
@@ -45,9 +46,10 @@ def page(plan: PlanData, title: str) -> str:
         ],
         "peak": peak,
     }  # fmt: skip
+    colours = _colours(operators)
     template = _Template(resources.files("graphkit.executor.report").joinpath("plan_page.html").read_text("utf-8"))
     rects = [
-        _rect(i, block, span, steps[span[0]].op, plan.arena_bytes)
+        _rect(i, block, span, colours[steps[span[0]].op], plan.arena_bytes)
         for i, (block, span) in enumerate(zip(blocks, spans, strict=True))
     ]
     quarters = [human(plan.arena_bytes * part // 4) for part in (4, 3, 2, 1, 0)]
@@ -62,7 +64,7 @@ def page(plan: PlanData, title: str) -> str:
         "map": _svg("map", len(steps), rects),
         "curve": _svg("curve", len(steps), [_curve(live, plan.arena_bytes), _bound(plan, len(steps))]),
         "legend": "".join(
-            f'<span data-op="{escape(op)}"><i style="background:{_colour(op)}"></i>{escape(op)}</span>'
+            f'<span data-op="{escape(op)}"><i style="background:{colours[op]}"></i>{escape(op)}</span>'
             for op in operators
         ),
         "peak_rows": "".join(_row(b, s, live[peak]) for b, s in sorted(alive, key=lambda a: -a[0].bytes)[:_ROWS]),
@@ -92,11 +94,11 @@ def _svg(name: str, width: int, parts: Sequence[str]) -> str:
     return f'<svg id="{name}" viewBox="0 0 {max(width, 1)} {_HEIGHT:g}" preserveAspectRatio="none">\n{inside}\n</svg>'
 
 
-def _rect(index: int, block: Block, span: tuple[int, int], op: str, arena: int) -> str:
+def _rect(index: int, block: Block, span: tuple[int, int], colour: str, arena: int) -> str:
     """Low addresses are at the bottom. The title is what a browser shows without scripts."""
     scale = _HEIGHT / arena
     first, last = span
-    kind = ' class="scratch"' if block.kind == "scratch" else f' fill="{_colour(op)}"'
+    kind = ' class="scratch"' if block.kind == "scratch" else f' fill="{colour}"'
     title = f"{block.name} {block.type} {human(block.bytes)}, steps {first} to {last}"
     return (
         f'<rect data-block="{index}"{kind} x="{first}" width="{last - first + 1}" '
@@ -125,7 +127,16 @@ def _row(block: Block, span: tuple[int, int], total: int) -> str:
     )
 
 
-def _colour(op: str) -> str:
-    """One colour for one operator, in every plan."""
-    code = zlib.crc32(op.encode())
-    return f"hsl({code % 360} {45 + code // 360 % 3 * 15}% {50 + code // 1080 % 3 * 8}%)"
+def _colours(operators: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each operator: the same in every plan, unless two operators of a plan would share it.
+
+    The palette's hues differ by 30 degrees, and its lightness by 18%. Colours repeat above 36 operators.
+    """
+    free: list[int] = []
+    taken: dict[str, int] = {}
+    for op in sorted(operators):
+        free = free or list(range(len(_PALETTE)))
+        wanted = zlib.crc32(op.encode()) % len(_PALETTE)
+        taken[op] = min(free, key=lambda entry: (entry - wanted) % len(_PALETTE))
+        free.remove(taken[op])
+    return {op: _PALETTE[entry] for op, entry in taken.items()}

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from graphkit.executor.report import plan_page
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -104,3 +105,13 @@ def test_a_plan_without_an_arena_has_a_page():
     plan = Executor(Graph([x], [F.exp(x)]), ParamStore({})).plan
     assert plan.arena_bytes == 0
     assert data_of(plan.to_html())["blocks"] == []
+
+
+def test_operators_of_one_plan_have_different_colours() -> None:
+    names = [f"Operator{i}" for i in range(36)]
+    colours = plan_page._colours(names)
+    assert len(set(colours.values())) == 36
+    assert plan_page._colours(names[::-1]) == colours
+    alone = {name: plan_page._colours([name])[name] for name in names}
+    assert sum(colours[name] == alone[name] for name in names) >= 12, "most keep the colour that they have in any plan"
+    assert set(plan_page._colours([*names, "One", "More"])) == {*names, "One", "More"}
