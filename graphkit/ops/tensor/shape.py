@@ -18,7 +18,7 @@ from graphkit.ops.axes import INT64, fresh_shape, i64, length_of, normal_axes, r
 
 @op
 class Identity(Op):
-    """x itself: a tensor, a sequence or an optional."""
+    """Return x unchanged: a tensor, a sequence or an optional."""
 
     inputs = ("x",)
     views = ((0, 0),)
@@ -37,7 +37,7 @@ class Identity(Op):
 
 @op
 class Shape(Op):
-    """The dimensions [start, end) of x, an int64 vector; negative bounds count from the back, and all are clamped."""
+    """The dimensions [start, end) of x as an int64 vector; negative bounds count from the back, all are clamped."""
 
     start: int = 0
     end: int | None = None
@@ -129,8 +129,10 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
 
 @op
 class Reshape(Op):
-    """x's elements in row-major order in another shape: a vector in which 0 copies x's dimension (unless allowzero)
-    and one -1 stands for what is left."""
+    """Give x another shape; elements keep their row-major order.
+
+    shape: int64 vector. 0 copies x's dimension (unless `allowzero`); one -1 is computed from the other dimensions.
+    """
 
     allowzero: bool = False
     inputs = ("x", "shape")
@@ -165,7 +167,7 @@ class Reshape(Op):
 
 @op
 class Flatten(Op):
-    """A matrix: the dimensions before `axis` make its rows, the others its columns."""
+    """Reshape x to a matrix: the dimensions before `axis` form its rows, the others its columns."""
 
     axis: int = 1
     inputs = ("x",)
@@ -200,7 +202,7 @@ class Flatten(Op):
 
 @op
 class Squeeze(Op):
-    """x without the given axes, whose dimensions are 1; without all dimensions of 1 when `axes` is absent."""
+    """Remove the given axes, whose dimensions must be 1; without `axes`, remove all dimensions of 1."""
 
     inputs = ("x", "axes?")
     types = {"x": ANY, "axes": INT64}
@@ -247,7 +249,7 @@ class Squeeze(Op):
 
 @op
 class Unsqueeze(Op):
-    """x with a dimension of 1 at each of `axes`, which count in the result."""
+    """Insert a dimension of 1 at each of `axes`, which are positions in the result."""
 
     inputs = ("x", "axes")
     types = {"x": ANY, "axes": INT64}
