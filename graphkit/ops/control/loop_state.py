@@ -1,4 +1,4 @@
-"""Types through subgraphs: inference on other operand types, and the types of loop states that iterations keep."""
+"""Type inference through subgraphs: on other operand types, and for loop states that keep their type."""
 
 from __future__ import annotations
 

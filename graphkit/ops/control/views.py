@@ -1,4 +1,4 @@
-"""The one reading of how operands and results of If, Loop and Scan lie: what each of them is for."""
+"""Views of If, Loop and Scan that say what each operand and result is for. All other code reads them through these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features by their positions: ArrayFeatureExtractor, FeatureVectorizer, OneHotEncoder."""
+"""Operators that select, join and encode features: ArrayFeatureExtractor, FeatureVectorizer, OneHotEncoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graphkit.ops.ml.matrix import ML, NUMBERS
 
 @op
 class ArrayFeatureExtractor(Op):
-    """The elements of x at the positions y along its last axis; a vector is a matrix of one row."""
+    """The elements of x at the indices y along its last axis; a vector is taken as a matrix of one row."""
 
     domain = ML
     inputs = ("x", "y")
@@ -69,10 +69,10 @@ def _rows(x: TensorType) -> Dim:
 
 @op
 class FeatureVectorizer(Op):
-    """The first `inputdimensions[i]` features of each operand, filled up with zeros, side by side; float32.
+    """Join the first `inputdimensions[i]` features of each operand side by side; missing ones are 0; float32.
 
-    A vector is one example. Of an operand with more than two axes, an example's features are in one row, as ONNX
-    Runtime has them (OneHotEncoder of a column gives three axes).
+    A vector is one example. If an operand has more than two axes, all features of an example form one row, as in ONNX
+    Runtime (OneHotEncoder of a column gives three axes).
     """
 
     inputdimensions: tuple[int, ...] = ()
@@ -131,7 +131,7 @@ class FeatureVectorizer(Op):
 
 @op
 class OneHotEncoder(Op):
-    """1 at the place of the category that an element is, along a new last axis, else 0; float32.
+    """One-hot encoding along a new last axis: 1 at the element's position among the categories, else 0; float32.
 
     An element that is none of the categories gives zeros, or with `zeros=0` an error.
     """

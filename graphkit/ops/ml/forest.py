@@ -1,7 +1,7 @@
-"""Forest: the trees of an ensemble as arrays, checked once, and how rows of features fall through them.
+"""Forest: the trees of an ensemble as arrays, checked once, and their evaluation for rows of features.
 
-Checks and building are linear in the nodes but for sorting identifiers. Nothing that passes them can loop or read
-outside of the arrays.
+Checks and construction take time linear in the number of nodes, but for sorting identifiers. A forest that passes the
+checks cannot loop or read outside of the arrays.
 """
 
 from __future__ import annotations

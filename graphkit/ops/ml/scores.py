@@ -1,6 +1,7 @@
-"""From scores to what a model returns: the transformations `post_transform` of scores, and labels of classes.
+"""From scores to the results of a model: the transformations `post_transform` of scores, and labels of classes.
 
-Where the standard is silent (one score for two classes, one score alone), the results are those of ONNX Runtime.
+If the standard does not say what happens (one score for two classes, one score alone), results are those of ONNX
+Runtime.
 """
 
 from __future__ import annotations

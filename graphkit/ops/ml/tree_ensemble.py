@@ -1,4 +1,4 @@
-"""TreeEnsemble: trees whose nodes and leaves are told by their positions in lists."""
+"""TreeEnsemble: trees whose nodes and leaves are identified by their positions in lists."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MEMBER = 6
 
 @op
 class TreeEnsemble(RowWise):
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends.
+    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches.
 
-    In the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, != and 6 for the membership in a set; the sets are in
-    `membership_values` in the order of such nodes, each of them ended by NaN. Of one target no transformation but
-    PROBIT is made.
+    The result has the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, !=, and 6 for membership in a set. The sets are
+    in `membership_values`, in the order of such nodes; NaN ends each set. For a single target, PROBIT is the only
+    transformation that applies.
     """
 
     tree_roots: tuple[int, ...]

@@ -142,12 +142,12 @@ def _quantise_samples() -> tuple[Sample, ...]:
 
 @op
 class QuantizeLinear(_Linear):
-    """round(x / y_scale) + y_zero_point within the bounds of the result's type; ties go to even.
+    """round(x / y_scale) + y_zero_point, clipped to the bounds of the result's type; ties go to even.
 
-    y_scale, y_zero_point: scalars, vectors along `axis`, or, with `block_size`, tensors like x with one element for a
-    block along `axis`. The result has the zero point's type, else `output_dtype`, else uint8. Half floats are divided
-    in float32, as ONNX Runtime does, unless `precision` names another type. NaN becomes the least integer. `saturate`
-    concerns 8-bit floats: what is too large is then the largest number.
+    y_scale, y_zero_point: scalars, vectors along `axis`, or, with `block_size`, tensors like x with one element for
+    each block along `axis`. The result has the zero point's type, else `output_dtype`, else uint8. float16 and bfloat16
+    are divided in float32, as in ONNX Runtime, unless `precision` names another type. NaN becomes the least integer.
+    `saturate` applies to 8-bit floats: numbers that are too large become the largest one.
     """
 
     saturate: bool = True
@@ -228,7 +228,7 @@ def _dequantise_samples() -> tuple[Sample, ...]:
 
 @op
 class DequantizeLinear(_Linear):
-    """(x - x_zero_point) * x_scale, of the scale's type unless `output_dtype` names another one.
+    """(x - x_zero_point) * x_scale, in the scale's type unless `output_dtype` names another one.
 
     x_scale, x_zero_point: as for QuantizeLinear. The product is computed in float32, as ONNX Runtime does.
     Differentiable in the scale.

@@ -17,7 +17,7 @@ _FLOATS = TensorType(DType.FLOAT32)
 
 @op
 class Optional(Op):
-    """An optional that holds x; without x an empty one, of what `type` says it could hold."""
+    """An optional that holds x; without x an empty optional of the given `type`."""
 
     type: Type | None = None
     inputs = ("x?",)
@@ -55,7 +55,7 @@ class Optional(Op):
 
 @op
 class OptionalHasElement(Op):
-    """Whether an optional holds a value, a bool scalar: true of a tensor or a sequence, false of an absent operand."""
+    """Whether an optional holds a value: a bool scalar, true for a tensor or sequence, false for an absent operand."""
 
     inputs = ("x?",)
     onnx = Onnx("OptionalHasElement", since=28)
@@ -78,7 +78,10 @@ class OptionalHasElement(Op):
 
 @op
 class OptionalGetElement(Op):
-    """What an optional holds; a tensor or a sequence as it is. Reading an empty one is a RuntimeFailure."""
+    """The value that an optional holds; a tensor or a sequence is returned as it is.
+
+    Reading an empty optional raises RuntimeFailure.
+    """
 
     inputs = ("x",)
     onnx = Onnx("OptionalGetElement", since=28)

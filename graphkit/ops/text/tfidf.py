@@ -1,4 +1,4 @@
-"""Counts of n-grams in rows of words or numbers."""
+"""Count n-grams in rows of words or numbers."""
 
 from __future__ import annotations
 
@@ -136,13 +136,13 @@ def _sample(x: Any, mode: str, skips: int, shortest: int, longest: int, pool: An
 
 @op
 class TfIdfVectorizer(TextOp):
-    """How often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places].
+    """Count how often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places].
 
     x: strings, int32 or int64, [C] or [rows, C]. The pool holds the 1-grams, then the 2-grams, and so on;
     `ngram_counts` says where each length begins, `ngram_indexes` where in the result each n-gram is counted. Words of
     an n-gram may be up to `max_skip_count` words apart, always the same number. Modes: TF, the counts; TFIDF, counts
-    times weights; IDF, the weight of what is there, of the last one that was found where several have one place. Weight
-    i is that of n-gram i of the pool.
+    times weights; IDF, the weight of each n-gram that occurs; if several have one place, of the last one that was
+    found. Weight i is that of n-gram i of the pool.
     """
 
     mode: str
