@@ -1,8 +1,7 @@
-"""Values that go from one process to another in the middle of a program.
+"""Send and receive values between processes in the middle of a program.
 
-Each of these operators takes a token and gives one back, so that those of a program form a chain, which is the order in
-which they take place (see `graphkit.passes.distribution.distribute`). They run where the executor has channels, and
-nowhere else.
+Each of these operators takes a token and returns one, so that those of a program form a chain: the order in which they
+run (see `graphkit.passes.distribution.distribute`). They run only where the executor has channels.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ def _sizes(
 
 @declared
 class Send(Op):
-    """Send x to rank `to`, which receives it under the same number; the token says that it is on its way.
+    """Send x to rank `to`, which receives it under the same number; the returned token says that it was sent.
 
-    key: what x is called in messages.
+    key: the name of x in messages.
     """
 
     key: str
@@ -64,8 +63,10 @@ class Send(Op):
 
 @declared
 class Receive(Op):
-    """What rank `source` sends under this number. shape: the text of each dimension, in which `symbols` stand for sizes
-    of `likes`, as `axes` say, or UNKNOWN."""
+    """Receive the value that rank `source` sends under this number.
+
+    shape: the text of each dimension. In it `symbols` are sizes of `likes` along `axes`; UNKNOWN is an unknown size.
+    """
 
     key: str
     number: int
@@ -90,7 +91,7 @@ class Receive(Op):
 
 @declared
 class Elements(Op):
-    """A tensor of whole numbers that follow from sizes: those of a value on another process, which need not travel."""
+    """A tensor of integers that follow from sizes. It replaces a value on another process, which need not be sent."""
 
     dtype: DType
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Products of numbers with a matrix of few bits: what is left of MatMul behind a dequantisation of its weights."""
+"""Matrix products with weights of few bits, made from MatMul and the dequantisation of its weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _weights(columns: int, terms: int, low: int, high: int, dtype: str) -> Rand:
 class WeightOnlyMatMul(Op):
     """a @ transpose(w'), where w' is w dequantised in blocks along its rows: (w - zero_point) * scale.
 
-    a: [..., terms], w: [columns, terms], scale and zero_point: [columns, blocks of `block_size` terms]. `bits` says how
-    many bits an element of w has, of uint8 or int8: 4 or 8.
+    a: [..., terms], w: [columns, terms], scale and zero_point: [columns, blocks of `block_size` terms]. `bits` is the
+    number of bits of an element of w, stored as uint8 or int8: 4 or 8.
     """
 
     block_size: int
