@@ -1,7 +1,7 @@
-"""Nested tuples, lists, dicts and TensorArrays of values, as control flow carries them.
+"""Trees: nested tuples, lists, dicts and TensorArrays of values, as control flow uses them.
 
 A tree's `Skeleton` is the same nesting with every leaf replaced by LEAF; None is a tree without leaves. Dicts are
-walked in the order of their sorted keys, so that two dicts of the same keys have the same skeleton. A class of
+traversed in the order of their sorted keys, so that two dicts of the same keys have the same skeleton. A class of
 values takes part by being a `Nest`.
 """
 

@@ -1,4 +1,4 @@
-"""Calls as numpy, PyTorch and Keras write them: what can mean one thing is taken, the rest is told the right form."""
+"""Calls in the style of numpy, PyTorch and Keras: accepted if their meaning is clear, else an error shows the form."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ _FUNCTIONS = {
 
 
 def elsewhere(name: str) -> str | None:
-    """What to write here for a function or a method that other libraries call `name`; None for no such thing."""
+    """The graphkit expression for a function or method that other libraries call `name`; None if there is none."""
     return _FUNCTIONS.get(name)
 
 
@@ -195,7 +195,7 @@ def too_many(cls: Any, operands: Sequence[Any]) -> UsageError:
 
 
 def form(cls: Any, operands: Sequence[Any], **attrs: Any) -> str:
-    """`gk.softmax(x, axis=1)`."""
+    """Text of a call, such as `gk.softmax(x, axis=1)`."""
     parts = [_shown(v) for v in operands]
     for key, value in attrs.items():
         per_axis = key in cls.fields and cls.fields[key].kind == "tuple[int, ...]" and isinstance(value, int)

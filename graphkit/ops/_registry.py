@@ -104,7 +104,7 @@ registry = Registry()
 
 
 def op(cls: type[OpT]) -> type[OpT]:
-    """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
+    """Register an operator class. Its annotated fields become attributes, and `gk.<name>` makes its nodes."""
     registry.add(declared(cls))
     return cls
 
@@ -113,12 +113,12 @@ def op(cls: type[OpT]) -> type[OpT]:
 
 
 def constant(value: Any, dtype: Any = None) -> Value:
-    """A Constant node holding `value`."""
+    """Return a value of the graph that holds a constant array or number."""
     return F.constant(value=Tensor(value, dtype))
 
 
 def as_value(operand: Any, like: Value | None = None) -> Value:
-    """A Value for a Value, an array or a Python number; numbers take the dtype of `like`."""
+    """Convert an array or a Python number to a Value; return a Value as it is. Numbers take the dtype of `like`."""
     if isinstance(operand, Value):
         return operand
     if isinstance(operand, (bool, int, float)) and like is not None:
@@ -139,7 +139,7 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
 
 
 def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
-    """Make a node; return its output, or the tuple of its outputs when it has several."""
+    """Make a node; return its output, or a tuple if it has several outputs."""
     values = [_operand(operator, i, operands) for i in range(len(operands))]
     while values and values[-1] is None:
         values.pop()
@@ -180,7 +180,10 @@ def _type_variable(operator: Op, position: int) -> str:
 
 
 class OpFunction:
-    """`gk.softmax(x, axis=1)`: inputs by position or keyword, attributes by keyword, `name=` for the node."""
+    """Function of an operator, such as `gk.softmax(x, axis=1)`, which makes a node.
+
+    Inputs are given by position or keyword, attributes by keyword, and the node's name as `name=`.
+    """
 
     __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_plain")
 

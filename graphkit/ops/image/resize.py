@@ -383,7 +383,7 @@ class Resize(Resizing):
 
 @op
 class ResizeGrad(Resizing):
-    """Gradient of Resize with respect to x: add each element of dy to the elements of x that it was interpolated from.
+    """Gradient of Resize: add each element of dy to the elements of x that it was interpolated from.
 
     Only the shape of x is used; roi, scales, sizes and the attributes are Resize's.
     """

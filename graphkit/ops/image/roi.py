@@ -268,12 +268,13 @@ def _nms_samples() -> tuple[Sample, ...]:
 
 @op
 class NonMaxSuppression(Op):
-    """Select boxes of each image and class, best first, that overlap no better selected box by more than iou_threshold.
+    """Select boxes of each image and class, best first, that do not overlap a better selected box too much.
 
-    boxes: [N, B, 4] as y1, x1, y2, x2 of any two opposite corners, or with center_point_box=1 as x, y of the centre,
-    width, height; scores: [N, classes, B]. At most `max_output_boxes_per_class` (0 when absent) boxes are selected for
-    each class, all with scores above `score_threshold`. If scores are equal, the first box is the better one. The
-    result, int64 [selected, 3], holds image, class and box.
+    The overlap (intersection over union) may be at most iou_threshold. boxes: [N, B, 4] as y1, x1, y2, x2 of any two
+    opposite corners, or with center_point_box=1 as x, y of the centre, width, height; scores: [N, classes, B]. At most
+    `max_output_boxes_per_class` (0 when absent) boxes are selected for each class, all with scores above
+    `score_threshold`. If scores are equal, the first box is the better one. The result, int64 [selected, 3], holds
+    image, class and box.
     """
 
     center_point_box: int = 0

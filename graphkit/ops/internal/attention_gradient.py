@@ -119,11 +119,11 @@ def _gradient_samples() -> Iterator[Sample]:
 
 @op
 class FusedAttentionWithStatistics(_Scored):
-    """FusedAttention that also returns each query's largest score, and its sum of exp(score - largest), both [N, H, L].
+    """FusedAttention that also returns each query's largest score and its sum of exp(score - largest).
 
-    The statistics are float32, for float64 operands float64. Their logarithm in one number would not be enough: if all
-    scores of a query are far from 0, as where a mask puts -1e9 in place of each, its weights are lost. A query that
-    sees no key has minus infinity, and the sum 0.
+    Both are [N, H, L] of float32, for float64 operands of float64. Their logarithm in one number would not be enough:
+    if all scores of a query are far from 0, as where a mask puts -1e9 in place of each, its weights are lost. A query
+    that sees no key has minus infinity, and the sum 0.
     """
 
     inputs = ("q", "k", "v", "mask?")

@@ -98,7 +98,7 @@ def _index_type(kernel: tuple[int, ...] | None) -> DType:
 
 @op
 class ChannelsLastMaxPoolIndices(Pooling):
-    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C]; also returns the index of each maximum within its window.
+    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C]; also returns each maximum's index within its window.
 
     Elements of a window, padding included, are counted in row-major order; if elements tie, the first one counts.
     Indices are uint8, or int32 for windows of more than 256 elements.

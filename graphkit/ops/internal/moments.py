@@ -29,11 +29,11 @@ def merged_moments(
 
 @op
 class AllMoments(Op):
-    """Number, mean and sum of squared deviations from the mean over the samples of all ranks, from those of each rank.
+    """Number, mean and sum of squared deviations over the samples of all ranks, from those of each rank.
 
-    All ranks use the same `key`. count: an int64 scalar, 0 if there are no samples; mean and deviations: float64
-    vectors [C]. Merged as in Chan, Golub and LeVeque, 1979. Its reference, and an exported ONNX file, merge one
-    process.
+    Deviations are from the mean. All ranks use the same `key`. count: an int64 scalar, 0 if there are no samples; mean
+    and deviations: float64 vectors [C]. Merged as in Chan, Golub and LeVeque, 1979. Its reference, and an exported ONNX
+    file, merge one process.
     """
 
     key: str

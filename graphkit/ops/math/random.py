@@ -288,7 +288,7 @@ class Multinomial(RandomOp):
 
 @op
 class Dropout(RandomOp):
-    """In training, set each element to zero with probability `ratio` and divide the others by 1 - ratio; else return x.
+    """In training, set elements to zero with probability `ratio` and divide the others by 1 - ratio; else return x.
 
     data: float tensor; ratio: float scalar in [0, 1], 0.5 when absent; training_mode: bool scalar, false when absent.
     Outputs: y of data's type, and the bool mask of the elements that are kept. Srivastava et al. 2014.
@@ -380,8 +380,7 @@ class Dropout(RandomOp):
 
 @op
 class RngFoldIn(Op):
-    """Derive another (seed, step) for each `index`, an integer scalar in [0, 2**32). Iterations of a loop draw from it.
-    """
+    """Derive a (seed, step) for `index`, an integer scalar in [0, 2**32), from which one iteration of a loop draws."""
 
     domain = DOMAIN
     inputs = ("rng", "index")

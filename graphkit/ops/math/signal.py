@@ -104,9 +104,9 @@ class HammingWindow(_Window):
 
 @op
 class BlackmanWindow(_Window):
-    """Blackman window: 0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period) for n below `size`, a 0-d integer.
+    """Blackman window: 0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period) for n below `size`.
 
-    The period is `size`, or size - 1 with periodic=False.
+    size: a 0-d integer. The period is `size`, or size - 1 with periodic=False.
     """
 
     onnx = Onnx("BlackmanWindow", since=17)
@@ -117,10 +117,10 @@ class BlackmanWindow(_Window):
 
 @op
 class MelWeightMatrix(Op):
-    """Triangular mel filters, equally spaced on the mel scale between two edges: [dft_length // 2 + 1, num_mel_bins].
+    """Triangular mel filters, equally spaced on the mel scale: [dft_length // 2 + 1, num_mel_bins].
 
-    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The edges are rounded down to bins of the spectrum, so that
-    the matrix is piecewise constant in them.
+    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The filters lie between two edges. These are rounded down to
+    bins of the spectrum, so that the matrix is piecewise constant in them.
     """
 
     output_datatype: DType = DType.FLOAT32
@@ -168,11 +168,12 @@ class MelWeightMatrix(Op):
 
 @op
 class DFT(Op):
-    """Discrete Fourier transform along `axis` (0-d, default -2: the last axis of the signal); `inverse` divides by n.
+    """Discrete Fourier transform along `axis`; `inverse` divides by n.
 
-    x: [..., n, ..., 1 or 2]. dft_length: 0-d, default n: the signal is cut to this length, or padded with zeros. The
-    result is complex. onesided: the result has only the first dft_length // 2 + 1 elements. With `onesided` and
-    `inverse` x holds these elements, and the result is real, with a default length of 2 * (n - 1).
+    axis: 0-d, default -2: the last axis of the signal. x: [..., n, ..., 1 or 2]. dft_length: 0-d, default n: the signal
+    is cut to this length, or padded with zeros. The result is complex. onesided: the result has only the first
+    dft_length // 2 + 1 elements. With `onesided` and `inverse` x holds these elements, and the result is real, with a
+    default length of 2 * (n - 1).
     """
 
     inverse: bool = False

@@ -162,8 +162,7 @@ def dtype_of_table(array: np.ndarray) -> DType:
 
 @op
 class CategoryMapper(Op):
-    """Map strings to integers, or integers to strings, by two lists of equal length; anything else gives the default.
-    """
+    """Map strings to integers, or integers to strings, by two lists of equal length; others give the default."""
 
     cats_int64s: tuple[int, ...] = ()
     cats_strings: tuple[str, ...] = ()

@@ -222,7 +222,7 @@ class SoftmaxCrossEntropyLoss(ClassLoss):
 
 @op
 class SoftmaxCrossEntropyGrad(ClassLoss):
-    """Gradient of SoftmaxCrossEntropyLoss with respect to scores: weights[label] * (softmax - one_hot(label)) * dloss.
+    """Gradient of SoftmaxCrossEntropyLoss in scores: weights[label] * (softmax - one_hot(label)) * dloss.
 
     dloss: gradient of the loss, its shape; log_prob: the second output of the loss, [N, C, d1, ..., dk].
     """

@@ -142,9 +142,9 @@ def _sizes(size: int, split: Any) -> list[int]:
 
 @op
 class ConcatFromSequence(Op):
-    """Concatenate the elements of a sequence, at least one, along `axis`; with `new_axis`, stack them along a new axis.
+    """Concatenate the elements of a sequence along `axis`; with `new_axis`, stack them along a new axis.
 
-    With `new_axis` all elements have one shape.
+    The sequence has at least one element. With `new_axis` all elements have one shape.
     """
 
     axis: int

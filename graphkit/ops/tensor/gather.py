@@ -93,7 +93,9 @@ class Gather(Op):
 
 @op
 class GatherGrad(Op):
-    """Gradient of Gather: zeros of x's shape, to which each slice of dy is added at its index. Only x's shape is read.
+    """Gradient of Gather: zeros of x's shape, to which slices of dy are added at their indices.
+
+    Only the shape of x is read.
     """
 
     axis: int = 0

@@ -56,9 +56,9 @@ def _chosen(condition: Dim, a: Dim, b: Dim) -> Dim | None:
 
 @op
 class Compress(Op):
-    """Slices of x along `axis` where the boolean vector `condition` is true; without `axis`, elements of flattened x.
+    """Slices of x along `axis` where the boolean vector `condition` is true; without `axis`, single elements.
 
-    If the condition is shorter than the axis, the remaining slices are dropped.
+    Without `axis`, x is flattened. If the condition is shorter than the axis, the remaining slices are dropped.
     """
 
     axis: int | None = None
