@@ -28,13 +28,15 @@ def bert(
     classes: int = 2,
     dropout: float = 0.1,
 ) -> Model:
-    """An encoder of bidirectional attention and feed-forward layers of 4 * width, each normalised after (post-norm).
+    """Transformer encoder with bidirectional attention, feed-forward layers of 4 * width, and post-norm.
 
-    x: int64 [N, T], T <= length, the tokens; segments: int64 [N, T], 0 or 1; mask: int64 [N, T], 0 at padding.
-    logits: float32 [N, classes], of the sequence, from tanh(linear) of its first token. `dropout`: ratio after
-    embedding, attention, feed-forward layer and pooling, in training.
-    Parameters token_weight, position_weight, segment_weight, norm_*, block0/qkv_weight, ..., pool_*, fc_*: with the
-    default options 109,482,240 as in BERT-base, and 1,538 of the classifier.
+    x: int64 [N, T], the tokens, T <= length; segments: int64 [N, T], 0 or 1; mask: int64 [N, T], 0 at padding. logits:
+    float32 [N, classes], computed from tanh(linear) of the first token.
+
+    `dropout`: ratio after embedding, attention, feed-forward layer and pooling, in training.
+
+    Parameters: token_weight, position_weight, segment_weight, norm_*, block0/qkv_weight, ..., pool_*, fc_*. With the
+    default options there are 109,482,240, as in BERT-base, and 1,538 of the classifier.
     """
     positive("bert", vocab=vocab, width=width, heads=heads, layers=layers, length=length, classes=classes)
     head_width("bert", width, heads)

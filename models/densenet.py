@@ -26,13 +26,15 @@ def densenet(
     layers: int = 121, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, growth: int | None = None,
     dropout: float = 0.0,
 ) -> Model:  # fmt: skip
-    """Four blocks whose layers read the channels of all layers before them; between them half the channels and pixels.
+    """Four blocks in which each layer reads the channels of all layers before it.
 
-    x: float32 [N, *image]; logits: [N, classes]. `layers` is 121, 161, 169 or 201. `growth`: channels that every layer
-    adds, 32, or 48 with 161 layers; the first convolution has twice as many. `dropout`: ratio after each layer, in
-    training.
-    Parameters conv1_weight, bn1_weight, block1/layer1/bn1_weight, transition1/conv_weight, ..., fc_bias. With 1,000
-    classes: 7,978,856, 28,681,000, 14,149,480 and 20,013,928 parameters.
+    Between blocks, the channels and the sides of the image are halved. x: float32 [N, *image]; logits: [N, classes].
+
+    `layers` is 121, 161, 169 or 201. `growth`: the channels that every layer adds, 32, or 48 with 161 layers; the first
+    convolution has twice as many. `dropout`: ratio after each layer, in training.
+
+    Parameters: conv1_weight, bn1_weight, block1/layer1/bn1_weight, transition1/conv_weight, ..., fc_bias. With 1,000
+    classes there are 7,978,856, 28,681,000, 14,149,480 and 20,013,928.
     """
     if layers not in _DEPTHS:
         raise UsageError(f"densenet: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")

@@ -1,4 +1,4 @@
-"""The deep learning recommendation model of Naumov et al. (2019): vectors of categories that interact in pairs."""
+"""The deep learning recommendation model of Naumov et al. (2019): embedded categories that interact in pairs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ def dlrm(
     numbers: int = 13, sizes: tuple[int, ...] = _CRITEO, width: int = 16, bottom: tuple[int, ...] = (512, 256, 64),
     top: tuple[int, ...] = (512, 256), interaction: str = "dot",
 ) -> Model:  # fmt: skip
-    """A perceptron on the numbers, a table per category, the products of all pairs of vectors, and a perceptron on top.
+    """A perceptron on the numbers, embeddings of the categories, products of all vector pairs, a perceptron on top.
 
     x: float32 [N, numbers]; categories: int64 [N, columns], column i below sizes[i]; logits: float32 [N, 1], of the
-    probability of a click. `bottom` and `top`: widths of ReLU layers; one of `width` follows behind bottom, and the
-    logit behind top. `interaction`: "dot", what is below the diagonal of Z Z^T, Z the vectors of the numbers and of
-    each column, behind the vector of the numbers; or "cat", the vectors side by side. The defaults are the
-    authors' widths for Criteo's Kaggle data, with tables cut to 1000 rows: theirs have sizes up to 10,131,227.
-    Parameters bottom<n>_weight, bottom<n>_bias, table<i>_weight [sizes[i], width], top<n>_*, click_*.
+    probability of a click.
+
+    `bottom` and `top`: widths of ReLU layers. A layer of `width` units follows the bottom layers, and the logit follows
+    the top layers. `interaction`: "dot" takes the vector of the numbers and the products Z Z^T below the diagonal,
+    where Z holds the vectors of the numbers and of each column; "cat" takes all vectors side by side. The default
+    widths are the authors' for Criteo's Kaggle data. The tables are cut to 1000 rows; the authors' have up to
+    10,131,227.
+
+    Parameters: bottom<n>_weight, bottom<n>_bias, table<i>_weight [sizes[i], width], top<n>_*, click_*.
     """
     positive("dlrm", numbers=numbers, width=width)
     below, above = hidden_widths("dlrm", "bottom", bottom), hidden_widths("dlrm", "top", top)

@@ -20,16 +20,19 @@ _SMALLEST = 4  # the side of the first map of the generator
 
 @network
 def gan(part: str = "generator", image: tuple[int, ...] = (3, 64, 64), latent: int = 100, width: int = 64) -> Model:
-    """One of the two networks that play against each other; `graphkit.train.adversarial.AdversarialTrainer` plays.
+    """The generator or the discriminator; `graphkit.train.adversarial.AdversarialTrainer` trains both.
 
-    `part`: "generator", from noise: float32 [N, latent], standard normal, to image: [N, *image] in (-1, 1), by
-    transposed convolutions that double the side from 4; or "discriminator", from x: float32 [N, *image] to logits:
-    [N, 1], of the probability that x is real, by convolutions that halve it. Kernels of 4, batch normalisation but next
-    to the image and the logits, ReLU in the generator, leaky ReLU of slope 0.2 in the discriminator. Images are
-    squares whose side is a power of two, 8 or more; `width`: channels next to the image, doubled with every halving.
-    Parameters generator/up<n>_weight, generator/norm<n>_*, discriminator/down<n>_weight, discriminator/norm<n>_*,
-    discriminator/judge_weight, as in PyTorch's example: 3,576,704 for the default options, and 2,765,568 for the
-    discriminator. Scales of normalisations start at 1.
+    `part` "generator" maps noise: float32 [N, latent], standard normal, to image: [N, *image] in (-1, 1), by transposed
+    convolutions that double the side, starting from 4. `part` "discriminator" maps x: float32 [N, *image] to logits:
+    [N, 1], of the probability that x is real, by convolutions that halve the side.
+
+    Kernels have size 4. There is batch normalisation except next to the image and the logits. The generator has ReLU,
+    the discriminator leaky ReLU of slope 0.2. Images are squares whose side is a power of two, 8 or more. `width`:
+    channels next to the image, doubled with every halving. Scales of normalisations start at 1.
+
+    Parameters: generator/up<n>_weight, generator/norm<n>_*, discriminator/down<n>_weight, discriminator/norm<n>_*,
+    discriminator/judge_weight. As in PyTorch's example there are 3,576,704 for the default options, and 2,765,568 for
+    the discriminator.
     """
     channels, side, breadth = image_shape("gan", image)
     positive("gan", latent=latent, width=width)

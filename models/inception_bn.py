@@ -29,13 +29,16 @@ _MAXIMUM = {"5b"}  # modules of full size that pool by the maximum, all others b
 
 @network
 def inception_bn(image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, dropout: float = 0.0) -> Model:
-    """Ten inception modules whose branch of 5x5 convolutions is two of 3x3; every convolution is normalised.
+    """Ten inception modules, in which two 3x3 convolutions replace the 5x5 one; every convolution is normalised.
 
-    x: float32 [N, *image]; logits: [N, classes]. `dropout`: ratio before the last layer, in training.
-    The first two poolings take in the last rows and columns (ceil), which gives the sizes of the paper: 112, 56, 28,
-    14 and 7 pixels a side. Convolutions have biases, as in the published weights, whose gradient is 0 in training.
-    Parameters conv1_weight, conv1_bn_weight, inception3a/1x1_weight, inception3a/double_3x3_reduce_weight, ...,
-    fc_bias: 11,295,240 with 1,000 classes.
+    x: float32 [N, *image]; logits: [N, classes].
+
+    `dropout`: ratio before the last layer, in training. The first two poolings include the last rows and columns
+    (ceil), which gives the sizes of the paper: 112, 56, 28, 14 and 7 pixels a side. Convolutions have biases, as in the
+    published weights; their gradient in training is 0.
+
+    Parameters: conv1_weight, conv1_bn_weight, inception3a/1x1_weight, inception3a/double_3x3_reduce_weight, ...,
+    fc_bias. There are 11,295,240 with 1,000 classes.
     """
     channels, height, width = image_shape("inception_bn", image)
     positive("inception_bn", classes=classes)

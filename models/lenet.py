@@ -16,9 +16,12 @@ _SMALLEST_UNPADDED = 16
 def lenet(image: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> Model:
     """Two 5x5 convolutions (20 and 50 channels), each with tanh and 2x2 max pooling, then 500 tanh units.
 
-    x: float32 [N, *image]; logits: [N, classes]. The convolutions are unpadded for images of at least 16 pixels a
-    side (431,080 parameters for 1x28x28 and 10 classes), and padded by 2 for smaller ones, such as 8x8 digits.
-    Parameters conv1_weight, conv1_bias, conv2_*, fc1_*, fc2_*.
+    x: float32 [N, *image]; logits: [N, classes].
+
+    For images of at least 16 pixels a side, convolutions have no padding (431,080 parameters for 1x28x28 and 10
+    classes). For smaller ones, such as 8x8 digits, they are padded by 2.
+
+    Parameters: conv1_weight, conv1_bias, conv2_*, fc1_*, fc2_*.
     """
     channels, height, width = image_shape("lenet", image)
     positive("lenet", classes=classes)

@@ -19,14 +19,17 @@ def lstm_lm(
     vocab: int = 10000, hidden: int = 200, layers: int = 2, embedding: int | None = None, dropout: float = 0.0,
     tied: bool = False, stateful: bool = False,
 ) -> Model:  # fmt: skip
-    """An embedding, LSTM layers of `hidden` units, and a linear layer; the defaults are the paper's small network.
+    """An embedding, LSTM layers of `hidden` units, and a linear layer. The defaults are the paper's small network.
 
-    x: int64 [T, N], below `vocab`; logits: float32 [T, N, vocab], of the next token. `embedding`: width of the token
-    table (default: hidden); `tied`: the table makes the logits too. `dropout`: ratio before, between and after the LSTM
-    layers, in training. `stateful`: the first state comes in as h, c: float32 [layers, N, hidden], the last one goes
-    out as last_h, last_c, for text in pieces: training carries it over (`carry`), and a caller feeds it back.
-    Parameters token_weight, lstm0_weight, lstm0_recurrent, lstm0_bias, ..., fc_weight, fc_bias: 4,653,200 for the
-    default options, as torch.nn.Embedding, LSTM and Linear have together.
+    x: int64 [T, N], below `vocab`; logits: float32 [T, N, vocab], of the next token.
+
+    `embedding`: width of the token table (default: hidden). `tied`: the token table also computes the logits.
+    `dropout`: ratio before, between and after the LSTM layers, in training. `stateful`, for text in consecutive pieces:
+    the first state is an input (h, c: float32 [layers, N, hidden]), and the last state an output (last_h, last_c).
+    Training passes the state to the next batch (`carry`); otherwise the caller does.
+
+    Parameters: token_weight, lstm0_weight, lstm0_recurrent, lstm0_bias, ..., fc_weight, fc_bias. There are 4,653,200
+    for the default options, as in torch.nn.Embedding, LSTM and Linear together.
     """
     positive("lstm_lm", vocab=vocab, hidden=hidden, layers=layers)
     width = hidden if embedding is None else embedding

@@ -16,8 +16,9 @@ def matrix_factorization(users: int = 943, items: int = 1682, factors: int = 32)
     """rating = mean + bias of user + bias of item + <factors of user, factors of item>: equation 4 of the paper.
 
     user, item: int64 [N], below `users` and `items` (by default those of MovieLens 100K); rating: float32 [N].
-    Parameters user_weight [users, factors], item_weight, user_bias_weight [users, 1], item_bias_weight and mean [1]:
-    (users + items) * (factors + 1) + 1 of them.
+
+    Parameters: user_weight [users, factors], item_weight, user_bias_weight [users, 1], item_bias_weight and mean [1].
+    There are (users + items) * (factors + 1) + 1.
     """
     positive("matrix_factorization", users=users, items=items, factors=factors)
     user = nn.input("user", ["N"], "int64")

@@ -23,8 +23,10 @@ def mlp(
     """Fully connected layers with ReLU between them.
 
     x: float32 [N, inputs], or [N, *inputs] for a tuple such as (1, 8, 8), which is flattened; logits: [N, classes].
+
     `hidden`: the width of each hidden layer. `dropout`: ratio after each hidden layer, in training.
-    Parameters fc1_weight, fc1_bias, ...
+
+    Parameters: fc1_weight, fc1_bias, ...
     """
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)

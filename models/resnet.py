@@ -45,18 +45,20 @@ _EXPANSION = 4  # a bottleneck's output channels over its width
 def resnet(
     layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, preactivation: bool = False
 ) -> Model:
-    """Residual network of 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers; for small images of 20 to 110.
+    """Residual network of 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers; for small images of 20 to 110.
 
-    x: float32 [N, *image]; logits: [N, classes]. Convolutions start from He's normal distribution by fan out, without
-    biases. Parameter names: conv1_weight, bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias.
-    With 1,000 classes: 11,689,512, 21,797,672, 25,557,032, 44,549,160 and 60,192,808 parameters.
+    x: float32 [N, *image]; logits: [N, classes].
 
-    Networks of 20, 32, 44, 56 or 110 layers are the paper's for CIFAR-10: they begin with a 3x3 convolution, halve the
-    image twice, and have widths of 16, 32 and 64; a shortcut takes every second pixel, and has channels of zeros behind
-    its own. With 10 classes, for RGB: 269,722, 464,154, 658,586, 853,018 and 1,727,962 parameters.
+    Convolutions have no biases, and start from He's normal distribution by fan out. Parameters: conv1_weight,
+    bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias. With 1,000 classes there are
+    11,689,512, 21,797,672, 25,557,032, 44,549,160 and 60,192,808.
 
-    With `preactivation`, known as ResNet v2, normalisation and ReLU come before a convolution, nothing comes after a
-    sum, and the sums end in a normalisation of their own, bn2: 11,687,848, 21,796,008, 25,549,480, 44,541,608 and
+    Networks of 20, 32, 44, 56 or 110 layers are the paper's for CIFAR-10. They begin with a 3x3 convolution, halve the
+    image twice, and have widths of 16, 32 and 64. A shortcut takes every second pixel, and adds channels of zeros
+    behind its own. With 10 classes, for RGB, there are 269,722, 464,154, 658,586, 853,018 and 1,727,962 parameters.
+
+    With `preactivation`, known as ResNet v2, normalisation and ReLU come before a convolution, and nothing follows a
+    sum. After the last sum there is one more normalisation, bn2: 11,687,848, 21,796,008, 25,549,480, 44,541,608 and
     60,185,256 parameters.
     """
     if layers not in _FORMS:

@@ -1,6 +1,4 @@
-"""SSD (Liu et al. 2016) on VGG16, as torchvision defines it; what it is trained with: `default_boxes`, `match`,
-`multibox_loss`.
-"""
+"""SSD (Liu et al. 2016) on VGG16, as torchvision defines it. `default_boxes`, `match`, `multibox_loss` train it."""
 
 from __future__ import annotations
 
@@ -28,17 +26,22 @@ _SMALLEST = 268  # pixels a side: the last map is one place
 
 @network
 def ssd(image: tuple[int, ...] = (3, 300, 300), classes: int = 21, width: int = 64, detections: int = 0) -> Model:
-    """Boxes and classes of objects, from six feature maps of VGG16 and of convolutions behind it.
+    """Detect objects: boxes and classes, from six feature maps of VGG16 and of further convolutions.
 
-    x: float32 [N, *image], at least 268 pixels a side. `classes` counts the background, class 0. `width`: channels of
-    the first convolution, to which all others are in proportion.
-    With `detections` = 0, for training: logits [N, A, classes] and offsets [N, A, 4] for each of A default boxes, 8,732
-    at 300x300. Train it with `multibox_loss`, whose targets `match` makes.
-    Otherwise the best `detections` of each image, found in the graph (scores above 0.01, the best 400 boxes of a class,
-    of which none overlaps a better one by more than 0.45): boxes float32 [N, detections, 4], x1, y1, x2, y2 as parts of
-    the image's size, labels int64 [N, detections], scores [N, detections]; rows that are left over are 0.
-    Parameters conv1_1_weight, ..., norm_weight, fc6_weight, ..., conv11_2_bias, map1/scores_weight,
-    map1/offsets_weight, ...: 26,285,486 with 21 classes, 35,641,826 with the 91 of COCO.
+    x: float32 [N, *image], at least 268 pixels a side.
+
+    `classes` includes the background, class 0. `width`: channels of the first convolution; all others are proportional.
+
+    With `detections` = 0, for training, the outputs are logits [N, A, classes] and offsets [N, A, 4] for each of A
+    default boxes, 8,732 at 300x300. Train it with `multibox_loss`, whose targets `match` makes.
+
+    Otherwise the graph finds the best `detections` objects of each image. It considers scores above 0.01 and the best
+    400 boxes of a class, none of which overlaps a better one by more than 0.45. boxes: float32 [N, detections, 4], x1,
+    y1, x2, y2 as fractions of the image's size; labels: int64 [N, detections]; scores: [N, detections]. Unused rows are
+    0.
+
+    Parameters: conv1_1_weight, ..., norm_weight, fc6_weight, ..., conv11_2_bias, map1/scores_weight,
+    map1/offsets_weight, .... There are 26,285,486 with 21 classes, 35,641,826 with the 91 of COCO.
     """
     channels, rows, columns = image_shape("ssd", image)
     positive("ssd", width=width)
@@ -60,7 +63,10 @@ def ssd(image: tuple[int, ...] = (3, 300, 300), classes: int = 21, width: int = 
 
 
 def default_boxes(image: tuple[int, ...] = (3, 300, 300)) -> np.ndarray:
-    """float32 [A, 4]: centre x and y, width and height as parts of the image's size, in the order of the outputs."""
+    """Return the default boxes, float32 [A, 4]: centre x and y, width and height, as fractions of the image's size.
+
+    They are in the order of the network's outputs.
+    """
     _, rows, columns = image_shape("ssd", image)
     return np.concatenate([tiling.boxes() for tiling in _tilings(rows, columns)])
 

@@ -23,13 +23,16 @@ def text_classifier(
     vocab: int = 10000, width: int = 128, hidden: int = 128, classes: int = 2, bidirectional: bool = True,
     pooling: str = "mean", dropout: float = 0.5,
 ) -> Model:  # fmt: skip
-    """An embedding, a Scan of a GRU in one or both directions, pooled over time, and a linear layer.
+    """An embedding, a Scan of a GRU in one or both directions, pooling over time, and a linear layer.
 
-    x: int64 [N, T], below `vocab`; lengths: int64 [N], of which the rest of a row is padding, 0 to T; logits: float32
-    [N, classes]. `pooling`: "mean" of the states over a sentence, or the "last" one. `dropout`: ratio after the
-    embedding and before the last layer, in training.
-    Parameters token_weight, forward_input_*, forward_hidden_*, reverse_*, fc_*, laid out as those of
-    torch.nn.Embedding, GRU and Linear.
+    x: int64 [N, T], below `vocab`; lengths: int64 [N], 0 to T, the tokens of each row, the rest is padding; logits:
+    float32 [N, classes].
+
+    `pooling`: "mean" of the states over a sentence, or the "last" one. `dropout`: ratio after the embedding and before
+    the last layer, in training.
+
+    Parameters: token_weight, forward_input_*, forward_hidden_*, reverse_*, fc_*, in the layout of torch.nn.Embedding,
+    GRU and Linear.
     """
     positive("text_classifier", vocab=vocab, width=width, hidden=hidden, classes=classes)
     if pooling not in _POOLINGS:

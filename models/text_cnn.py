@@ -23,13 +23,16 @@ def text_cnn(
 ) -> Model:  # fmt: skip
     """An embedding, convolutions over windows of words, the maximum of each map over the sentence, a linear layer.
 
-    x: int64 [N, T], below `vocab`; lengths: int64 [N], of which the rest of a row is padding; logits: float32
-    [N, classes]. `maps`: of each size in `windows`. A sentence has `window` - 1 zero vectors at both ends, as in the
-    author's program, so that it may be shorter than a window; windows behind it do not count. With `static` the
-    embedding stays as it is: put vectors of words into `params["token_weight"]` (CNN-static; else CNN-rand, or
-    CNN-non-static with such vectors). `dropout`: ratio before the last layer, in training. The paper's bound on the
-    norm of fc_weight's rows is left to weight decay.
-    Parameters token_weight [vocab, width], conv<window>_weight [maps, width, window], conv<window>_bias, fc_weight,
+    x: int64 [N, T], below `vocab`; lengths: int64 [N], the tokens of each row, the rest is padding; logits: float32 [N,
+    classes].
+
+    `windows`: sizes of windows. `maps`: feature maps of each size. A sentence is padded with `window` - 1 zero vectors
+    at both ends, as in the author's program, so that it may be shorter than a window; windows behind it do not count.
+    With `static` the embedding is not trained: put word vectors into `params["token_weight"]` (CNN-static). Else the
+    network is CNN-rand, or with such vectors CNN-non-static. `dropout`: ratio before the last layer, in training. The
+    paper also bounds the norm of fc_weight's rows: use weight decay instead.
+
+    Parameters: token_weight [vocab, width], conv<window>_weight [maps, width, window], conv<window>_bias, fc_weight,
     fc_bias.
     """
     positive("text_cnn", vocab=vocab, width=width, maps=maps, classes=classes)

@@ -18,10 +18,11 @@ from graphkit.ops import F
 def vae(image: tuple[int, ...] = (1, 28, 28), hidden: int = 400, latent: int = 20) -> Model:
     """One hidden layer of ReLU units in encoder and decoder, a normal latent variable, Bernoulli pixels.
 
-    x: float32 [N, *image] in [0, 1]; noise: float32 [N, latent], drawn by the caller from the standard normal
-    distribution in training (zeros decode the mean, and keep the exported network deterministic).
-    logits: [N, *image], of the pixels; mean and log_variance: [N, latent]. Train it with `negative_elbo`.
-    Parameters encode_*, mean_*, log_variance_*, decode1_*, decode2_*: 652,824 for the default options.
+    x: float32 [N, *image] in [0, 1]; noise: float32 [N, latent]. In training, the caller draws it from the standard
+    normal distribution; zeros decode the mean, and keep the exported network deterministic. logits: [N, *image], of the
+    pixels; mean and log_variance: [N, latent]. Train it with `negative_elbo`.
+
+    Parameters: encode_*, mean_*, log_variance_*, decode1_*, decode2_*. There are 652,824 for the default options.
     """
     channels, height, width = image_shape("vae", image)
     positive("vae", hidden=hidden, latent=latent)
@@ -39,7 +40,7 @@ def vae(image: tuple[int, ...] = (1, 28, 28), hidden: int = 400, latent: int = 2
 
 
 def negative_elbo(logits: Value, mean: Value, log_variance: Value, target: Value) -> Value:
-    """Mean over the batch of -log p(target | z) + KL(q(z | x) || N(0, I)): a loss for `Trainer`, by equation 10.
+    """Loss of a VAE: mean over the batch of -log p(target | z) + KL(q(z | x) || N(0, I)), equation 10.
 
     logits, target: [N, ...]; target: the pixels, in [0, 1]. mean, log_variance: [N, latent].
     """

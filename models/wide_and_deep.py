@@ -25,15 +25,17 @@ def wide_and_deep(
 ) -> Model:  # fmt: skip
     """logits = W_wide [x, one-hot(categories), crosses] + W_deep a + b: equation 3 of the paper.
 
-    x: float32 [N, numbers], left out where `numbers` is 0; categories: int64 [N, columns], column i below sizes[i], as
-    a table gives them (`train.encoding.sizes`); logits: float32 [N, classes], of which one is the logarithm of the
-    odds. `crosses`: pairs of columns, one pair behind the other, whose pairs of values are features of the wide part
-    (equation 1), each with a weight of its own. a: ReLU layers of the widths `hidden` above x and a row of `width`
-    numbers for each category. `dropout`: ratio behind each of them, in training. The defaults are the paper's
-    widths and the columns of the Census Income data. For these columns, the default crosses are TensorFlow's:
-    education with occupation, country with occupation. For other columns, there are none by default.
-    Parameters wide_x_weight [classes, numbers], wide<i>_weight [sizes[i], classes], wide<i>x<j>_weight
-    [sizes[i] * sizes[j], classes], embed<i>_weight [sizes[i], width], fc<n>_weight, fc<n>_bias.
+    x: float32 [N, numbers], absent if `numbers` is 0; categories: int64 [N, columns], column i below sizes[i], as a
+    table gives them (`train.encoding.sizes`); logits: float32 [N, classes]. One logit is the logarithm of the odds.
+
+    `crosses`: a flat list of pairs of columns. Each pair of values is a feature of the wide part (equation 1) with its
+    own weight. a: ReLU layers of the widths `hidden`, on top of x and an embedding of `width` numbers for each
+    category. `dropout`: ratio after each of them, in training. The defaults are the paper's widths and the columns of
+    the Census Income data. For these columns, the default crosses are TensorFlow's: education with occupation, country
+    with occupation. For other columns, there are none by default.
+
+    Parameters: wide_x_weight [classes, numbers], wide<i>_weight [sizes[i], classes], wide<i>x<j>_weight [sizes[i] *
+    sizes[j], classes], embed<i>_weight [sizes[i], width], fc<n>_weight, fc<n>_bias.
     """
     positive("wide_and_deep", width=width, classes=classes)
     widths = hidden_widths("wide_and_deep", "hidden", hidden)
