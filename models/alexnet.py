@@ -17,7 +17,7 @@ _SMALLEST = 63
 def alexnet(
     image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, hidden: int = 4096, dropout: float = 0.5
 ) -> Model:
-    """Five convolutions with ReLU, three with 3x3 max pooling of stride 2 behind them, then two layers of `hidden` units.
+    """Five convolutions with ReLU, three followed by 3x3 max pooling of stride 2, then two layers of `hidden` units.
 
     x: float32 [N, *image], at least 63 pixels a side; logits: [N, classes].
 
