@@ -237,7 +237,7 @@ class Model:
     def select(self, *names: str) -> Model:
         """Return a model with the same parameters whose outputs are the given outputs or inner values (see `value`)."""
         if any(not isinstance(n, str) for n in names):
-            raise UsageError("values are selected by their names, one by one: select('a', 'b')")
+            raise UsageError("select takes names of values, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
         return Model(outputs, name=self.name, params=None, meta=self.meta)
 
@@ -272,13 +272,13 @@ class Model:
         """
         table = dict(zip(self.inputs, operands, strict=False)) | named
         if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
-            raise UsageError(f"{titled(self.graph, 'model')} takes {', '.join(self.inputs)}")
+            raise UsageError(f"{titled(self.graph, 'model')} takes the inputs {', '.join(self.inputs)}")
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
         if len(arrays) == len(table) and arrays:
             computed = tuple(self.run(table).values())
             return computed[0] if len(computed) == 1 else computed
         if arrays:
-            raise UsageError(f"input {arrays[0]!r} is no graph value, as others are: gk.constant(array) makes one")
+            raise UsageError(f"input {arrays[0]!r} is not a graph value, but other inputs are: use gk.constant(array)")
         arguments = [table[self.graph.name_of(v)] if v.role == "data" else v for v in self.graph.inputs]
         outputs = inline(self.graph, arguments)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -311,7 +311,7 @@ class Model:
         """
         if not isinstance(feeds, Mapping):
             named = ", ".join(f"{name!r}: array" for name in self.inputs)
-            raise UsageError(f"inputs are given by name, run({{{named}}})")
+            raise UsageError(f"give inputs by name: run({{{named}}})")
         if self._executor is None:
             self._executor = self.compile()
         return self._executor.run(feeds, outputs)
@@ -352,7 +352,7 @@ class Model:
 
                 exporter.save(self.to_onnx(**options), path)
             case suffix:
-                raise UsageError(f"cannot save {path}: the suffix is {suffix!r}, and .json or .onnx is known")
+                raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json or .onnx")
 
     @typed("Model.to_onnx")
     def to_onnx(self, *, opset: int | None = None, **options: Any) -> ModelProto:
@@ -408,7 +408,7 @@ def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> 
     outputs = list(outputs)
     for value in outputs:
         if not isinstance(value, Value):
-            raise UsageError(f"a model's outputs are graph values, not {type(value).__name__}")
+            raise UsageError(f"a model's outputs must be graph values, not {type(value).__name__}")
     found: dict[Value, None] = {v: None for v in outputs if v.node is None}
     for node in topological(outputs):
         found.update((v, None) for v in node.inputs if v is not None and v.node is None)
@@ -528,7 +528,7 @@ def grad(
         if not names:
             raise UsageError(
                 f"{titled(model.graph, 'model')}: {', '.join(targets)} depends on no parameter; give wrt=, names "
-                "of inputs or internal values, or make parameters of weights in Constant nodes by "
+                "of inputs or internal values, or turn weights in Constant nodes into parameters with "
                 "constants_to_parameters"
             )
     else:
@@ -547,7 +547,7 @@ def _with_gradients(
     for name, value in zip(names, gradients, strict=True):
         if (made := name + suffix) in found:
             raise UsageError(
-                f"the gradient in {name!r} would be called {made!r}, as another output is: give another suffix= "
+                f"the gradient of {name!r} would have the name {made!r} of another output: give another suffix= "
                 "(--suffix), or each name once"
             )
         found[made] = value

@@ -43,7 +43,7 @@ class Option(NamedTuple):
                         return text
             except (ValueError, KeyError):
                 continue
-        raise UsageError(f"option {self.name}: {text!r} is no {self.type}")
+        raise UsageError(f"option {self.name}: {text!r} is not of type {self.type}")
 
 
 _networks: dict[str, Callable[..., Model]] = {}

@@ -56,7 +56,7 @@ def ssd(image: tuple[int, ...] = (3, 300, 300), classes: int = 21, width: int = 
     defaults = default_boxes(image)
     if detections > (most := (classes - 1) * len(defaults)):
         raise UsageError(
-            f"ssd: {len(defaults)} boxes of {classes - 1} classes are no {detections} detections, but {most}"
+            f"ssd: detections={detections} is above {most}, for {len(defaults)} boxes of {classes - 1} classes"
         )
     detection = Detection(detections, candidates=400, overlap=0.45, score=0.01)
     return Model(detection.detect(logits, offsets, defaults), name="ssd")

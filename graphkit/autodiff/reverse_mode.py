@@ -54,7 +54,7 @@ def gradient(
             raise UsageError(f"{value} is not a float tensor: it has no gradient")
     if seeds is None:
         if other := [str(y) for y in outputs if not isinstance(y.type, TensorType)]:
-            raise UsageError(f"gradients of {', '.join(other)} need seeds: of tensors alone they are ones")
+            raise UsageError(f"gradients of {', '.join(other)} need seeds=: only tensors have the default, ones")
         with context.detached():
             seeds = [_ones_like(y) for y in outputs]
     if len(seeds) != len(outputs):
@@ -143,7 +143,7 @@ class _Sweep:
         try:
             if control is not None:
                 if is_undetermined(node):
-                    raise UsageError("its subgraphs draw random numbers without a state: see passes.randomness")
+                    raise UsageError("its subgraphs draw random numbers, but have no random state: call bind_rng first")
                 results, extended = control(node, gradients, self.active, _differentiate)
                 self.extended += [] if extended is None else [extended]
                 contributions: Iterable[tuple[Value | None, Value | None]] = zip(node.inputs, results, strict=True)

@@ -126,7 +126,7 @@ def _type_of(name: str, value: Any) -> onnx.TypeProto:
         return helper.make_map_type_proto(_element_type(keys), _type_of(name, np.asarray(list(value.values()))[0]))
     if isinstance(value, (list, tuple)):
         if not value:
-            raise InputError(f"input {name!r} is an empty sequence: nothing tells its element type")
+            raise InputError(f"input {name!r} is an empty sequence of unknown element type")
         kinds = {_type_of(name, item).SerializeToString() for item in value}
         tensors = [np.asarray(item) for item in value if not isinstance(item, (Mapping, list, tuple))]
         if len(kinds) == 1:
@@ -135,7 +135,7 @@ def _type_of(name: str, value: Any) -> onnx.TypeProto:
             raise InputError(f"input {name!r} is a sequence of several types")
         return helper.make_sequence_type_proto(helper.make_tensor_type_proto(_element_type(tensors[0]), None))
     if value is None:
-        raise InputError(f"input {name!r} is an empty optional: nothing tells its element type")
+        raise InputError(f"input {name!r} is an empty optional of unknown element type")
     array = np.asarray(value)
     return helper.make_tensor_type_proto(_element_type(array), array.shape)
 

@@ -99,7 +99,9 @@ class GradientReport:
     def raise_if_failed(self) -> None:
         """Raise CheckFailed, with the failing entries, unless the report passed; also if nothing was compared."""
         if self.verdict == "NOT TESTED":
-            raise CheckFailed("no gradient was compared: the inputs have no elements; give shapes or inputs that have")
+            raise CheckFailed(
+                "no gradient was compared: the inputs have no elements; give shapes or inputs with elements"
+            )
         if not self.passed:
             raise CheckFailed("gradients differ: " + "; ".join(str(e) for e in self.entries if not e.passed))
 
@@ -155,9 +157,9 @@ def check_gradient(
     targets = _chosen({graph.name_of(v): v for v in graph.inputs if isinstance(v.type, TensorType)}, wrt)
     if (node := narrow_node(targets.values(), outputs.values())) is not None:
         raise UnsupportedError(
-            f"{node.describe()}: {node.op.name} has no float64, and numeric differentiation needs its digits, so that "
-            "gradients through this node cannot be checked: name outputs in front of it (of=), or inputs and "
-            "parameters behind it (wrt=)"
+            f"{node.describe()}: {node.op.name} has no float64, which numeric differentiation needs, so gradients "
+            "through this node cannot be checked: name outputs before it (of=), or inputs and parameters behind it "
+            "(wrt=)"
         )
     report = check_graph(
         graph.inputs, _tensors(graph, list(outputs.values()), arrays), targets, arrays,
@@ -323,7 +325,9 @@ def _chosen(known: Mapping[str, Value], names: Sequence[str] | None) -> dict[str
     if names is None:
         floats = {n: v for n, v in known.items() if holds_floats(v.type)}
         if not floats:
-            raise UsageError(f"none of {', '.join(known) or 'the inputs'} holds floats, so that there is no gradient")
+            raise UsageError(
+                f"none of {', '.join(known) or 'the inputs'} holds floats, so there is no gradient to check"
+            )
         return floats
     for name in names:
         if name not in known:

@@ -107,7 +107,7 @@ class Report:
             raise CheckFailed(
                 "nothing was compared with ONNX Runtime: "
                 + "; ".join(f"{o.name}: {o.untested}" for o in self.outputs)
-                + "; give inputs for which the outputs have numbers"
+                + "; give inputs that make the outputs contain numbers"
             )
         if not self.passed:
             raise CheckFailed(
@@ -223,7 +223,7 @@ def _with_noise(
     try:
         truth = in_double_precision(model, feeds)
     except GraphkitError as error:
-        reason = f"double precision, to measure the noise, cannot be had: {error}"
+        reason = f"the noise of rounding cannot be measured: {error}"
         return tuple(replace(r, reason=reason) if _is_doubtful(r) else r for r in reports)
     true = {name: t for key, value in ours.items() for name, _, t in _flat(key, value, truth[key])}
     pairs = zip(ours.items(), reference.values(), strict=True)
@@ -301,7 +301,7 @@ def compare(
     scaled = by_magnitude and atol is None
     atol = default[1] if atol is None or dtype not in FLOATS else atol
     if a.shape != b.shape or dtype is not dtype_of(b.dtype):
-        reason = f"{dtype}{list(a.shape)} here, {dtype_of(b.dtype)}{list(b.shape)} there"
+        reason = f"graphkit gave {dtype}{list(a.shape)}, ONNX Runtime {dtype_of(b.dtype)}{list(b.shape)}"
         inf = float("inf")
         return OutputReport(
             name, str(dtype), a.shape, False, inf, inf, inf, rtol, atol, inf, inf, max(a.size, 1), reason

@@ -232,10 +232,10 @@ def _sequences(name: str, xs: Any, length: int | Value | None, axis: Any) -> tup
     """What a scan goes through, with the path and the axis of each leaf; numbers where there are no xs."""
     if xs is None:
         if length is None:
-            raise UsageError(f"{name}: without xs, length= says how often to call the function")
+            raise UsageError(f"{name}: without xs, give length=, the number of calls")
         return [F.range(np.int64(0), count(length, name, "length"), np.int64(1))], [""], [0]
     if length is not None:
-        raise UsageError(f"{name}: length= is for xs=None; the length of xs decides here")
+        raise UsageError(f"{name}: length= is only for xs=None; otherwise the length of xs is used")
     sequences = [leaf(item) for item in tree.leaves(xs)]
     if not sequences:
         raise UsageError(f"{name}: xs holds no value")

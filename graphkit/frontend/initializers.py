@@ -170,7 +170,9 @@ class TruncatedNormal(Initializer):
         _require(self.std >= 0, f"truncated_normal: std={self.std} is negative")
         # Sampling redraws what falls outside: the interval must hold a fair share of the distribution.
         share = 0.5 * (math.erf(self.high / math.sqrt(2)) - math.erf(self.low / math.sqrt(2)))
-        _require(share >= 0.01, f"truncated_normal: [{self.low}, {self.high}] holds under 1% of the distribution")
+        _require(
+            share >= 0.01, f"truncated_normal: [{self.low}, {self.high}] contains less than 1% of the distribution"
+        )
 
     def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
         return self.mean + self.std * stream.truncated_normal(math.prod(shape), self.low, self.high)
@@ -341,7 +343,7 @@ def of(spec: Any) -> Initializer:
         spec = {"type": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("type"), str):
         raise UsageError(
-            f"{spec!r} is no initialiser: give a name, a number, a dict with a 'type', or a gk.init object"
+            f"{spec!r} is not an initialiser: give a name, a number, a dict with a 'type', or a gk.init object"
         )
     kind = _ALIASES.get(spec["type"], spec["type"])
     if kind not in _registry:

@@ -143,7 +143,8 @@ def _conv(
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
         raise TypeMismatch(
-            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups"
+            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels cannot be divided into "
+            f"{groups} groups"
         )
     shape = (channels, inputs // groups, *sizes)
     weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
@@ -232,7 +233,8 @@ def conv_transpose2d(
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
         raise TypeMismatch(
-            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups"
+            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels cannot be divided into "
+            f"{groups} groups"
         )
     shape = (inputs, channels // groups, *sizes)
     weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)

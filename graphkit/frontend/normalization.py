@@ -87,7 +87,9 @@ def group_norm(
     """Normalise `groups` groups of channels of every sample of [N, C, *spatial] (Wu and He 2018)."""
     count = _channels("group_norm", name, x, channels)
     if count % positive("group_norm", name, "groups", groups):
-        raise TypeMismatch(f"{describe('group_norm', name, x)}: {count} channels do not make {groups} equal groups")
+        raise TypeMismatch(
+            f"{describe('group_norm', name, x)}: {count} channels cannot be divided into {groups} equal groups"
+        )
     weight, bias = _scale_and_shift(name, (count,), x.dtype, affine)
     return first(F.group_normalization(x, weight, bias, num_groups=groups, epsilon=epsilon, name=name))
 

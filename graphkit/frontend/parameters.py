@@ -70,5 +70,5 @@ def _size(label: str, given: Any) -> dims.Dim:
         raise UsageError(f"{label}: a size is an integer or a name, not {given!r}")
     size = dims.parse(int(given) if isinstance(given, np.integer) else given)
     if not isinstance(size, DimExpr) and size < 0:
-        raise UsageError(f"{label}: a size cannot be negative, as {given!r} is")
+        raise UsageError(f"{label}: a size cannot be negative: {given!r}")
     return size

@@ -45,7 +45,7 @@ class TensorArray(tree.Nest):
         """Return the array whose elements are the slices of a tensor [size, *element]."""
         given = as_value(values)
         if given.rank == 0:
-            raise TypeMismatch(f"TensorArray.of: {given} has no axis of elements")
+            raise TypeMismatch(f"TensorArray.of: {given} is a scalar; its first axis must hold the elements")
         return cls._around(given)
 
     @classmethod
@@ -125,7 +125,7 @@ class TensorArray(tree.Nest):
         value = as_value(given)
         if value.dtype not in (DType.INT64, DType.INT32) or value.rank not in (rank, None):
             wanted = "an integer scalar" if rank == 0 else "a vector of integers"
-            raise TypeMismatch(f"TensorArray.{method}: elements are numbered by {wanted}, not {value}")
+            raise TypeMismatch(f"TensorArray.{method}: an index must be {wanted}, not {value}")
         return value if value.dtype is DType.INT64 else F.cast(value, to=DType.INT64)
 
     def _fitting(self, method: str, value: Value, lead: tuple[Dim, ...]) -> Value:

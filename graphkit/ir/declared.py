@@ -74,7 +74,7 @@ class Declarations:
         del self._claims[name]
         self._told.add(name)
         warnings.warn(
-            f"{self._label}: tensor {name!r} is declared as {_text(declared)}, and is {_text(shape)}; what is declared "
+            f"{self._label}: tensor {name!r} is declared as {_text(declared)}, but is {_text(shape)}; the declaration "
             "is ignored",
             DeclarationWarning,
             stacklevel=2,

@@ -279,7 +279,7 @@ def _extreme(function: str, choose: Callable[[int, int], int], dims: Iterable[Di
             else:
                 constant = part if constant is None else choose(constant, part)
     if not operands:
-        assert constant is not None, f"{function} of no dimensions"
+        assert constant is not None, f"{function} needs at least one dimension"
         return constant
     parts: list[Dim] = sorted(operands, key=str)
     if constant is not None:

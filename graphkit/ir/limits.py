@@ -153,11 +153,13 @@ def require_memory(nbytes: int, what: str = "") -> None:
     most = current().memory
     if most is not None:
         if nbytes > most:
-            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and {_bytes(most)} are the limit")
+            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)} are needed, but the limit is {_bytes(most)}")
     elif nbytes > _SMALL or _have_grown(nbytes):
         left = available_memory()
         if nbytes > left:
-            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and about {human(max(left, 0))} are left")
+            raise OutOfMemory(
+                f"{_begun(what)}{_bytes(nbytes)} are needed, but only about {human(max(left, 0))} are left"
+            )
 
 
 def fits_limit(nbytes: int) -> bool:

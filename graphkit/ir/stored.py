@@ -93,8 +93,8 @@ class StoredFile:
         # The time of modification changes before the content does.
         if rest or self._look() != self._facts:
             raise FileChanged(
-                f"{self._path} was written while it was in use, and what it held is lost: load it again (whoever "
-                "replaces a file writes another and renames it)"
+                f"{self._path} was overwritten while it was in use, and its old content is lost: load it again (to "
+                "replace a file, write a new one and rename it)"
             )
 
     def _look(self) -> tuple[int, int]:

@@ -158,7 +158,7 @@ def read_weights(
         if actual.code != code or (shape is not None and actual.shape != shape):
             wanted = code + ("" if shape is None else str(list(shape)))
             raise InvalidModel(
-                f"{where}: tensor {name!r} is {actual.code}{list(actual.shape)}, the graph says {wanted}"
+                f"{where}: tensor {name!r} is {actual.code}{list(actual.shape)}, but the graph says {wanted}"
             )
     if _sha256(file) != sha256:
         raise InvalidModel(f"{where} is not the one that the graph was saved with: its SHA-256 differs")

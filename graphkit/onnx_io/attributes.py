@@ -113,5 +113,5 @@ def ignored(domain: str, operator: str, name: str, where: str) -> bool:
     known = functions.known_attributes(domain, operator)
     if known is None or name in known:
         return False
-    tell(f"{where}: the operator has no attribute {name!r}, which is ignored")
+    tell(f"{where}: the operator has no attribute {name!r}; it is ignored")
     return True

@@ -103,7 +103,9 @@ class OnnxRuntimeModel:
             if not self._exotic and all(_plain(value) for value in feeds.values()):
                 return dict(zip(self.outputs, self._session.run(None, dict(feeds)), strict=True))
             if other := [name for name, value in feeds.items() if value is None or isinstance(value, (list, tuple))]:
-                raise InputError(f"{other[0]!r}: beside sequences and optionals it takes only numpy's element types")
+                raise InputError(
+                    f"{other[0]!r}: with sequences or optionals, ONNX Runtime takes only numpy's element types"
+                )
             values = {name: self._value(np.asarray(array)) for name, array in feeds.items()}
             results = self._session.run_with_ort_values(self._given_names, values)
             return {name: self._array(name, result) for name, result in zip(self.outputs, results, strict=True)}
@@ -116,7 +118,7 @@ class OnnxRuntimeModel:
         Raises InputError when the model or an array has an element type that numpy lacks.
         """
         if self._exotic or not all(_plain(value) for value in feeds.values()):
-            raise InputError("ONNX Runtime takes and gives only numpy's own element types in a bound call")
+            raise InputError("in a bound call, ONNX Runtime supports only numpy's own element types")
         run, arrays = self._session.run, dict(feeds)
         return lambda: run(None, arrays)
 

@@ -90,7 +90,7 @@ def export(
             refused = refused if opset else error
             continue
         if opset:
-            raise UnsupportedError(f"{refused}; opset {later} holds every node (--opset, opset=)") from None
+            raise UnsupportedError(f"{refused}; opset {later} has all operators (--opset, opset=)") from None
         return written(later, params, as_inputs)
     raise refused
 

@@ -51,10 +51,10 @@ from graphkit.passes.training.randomness import bind_rng
 # What to do about a file with operators of a domain of which graphkit has none.
 _HINTS = {
     "com.microsoft.nchwc": (
-        "com.microsoft.nchwc: ONNX Runtime has laid the weights out for one kind of processor; let it save the model "
-        "at graph_optimization_level ORT_ENABLE_EXTENDED or lower"
+        "com.microsoft.nchwc: ONNX Runtime has optimised the file for one kind of CPU; let it save the model with "
+        "graph_optimization_level ORT_ENABLE_EXTENDED or lower"
     ),
-    "ai.onnx.contrib": "ai.onnx.contrib: operators of the package onnxruntime-extensions, which are code, not a graph",
+    "ai.onnx.contrib": "ai.onnx.contrib: these operators are code of the package onnxruntime-extensions, not graphs",
 }
 
 
@@ -117,7 +117,7 @@ class Names:
         """The value called `name`, which must be there."""
         found = self.find(name)
         if found is None:
-            raise InvalidModel(f"{name!r} is an output, and has no value")
+            raise InvalidModel(f"{name!r} is an output, but has no value")
         return found
 
 
@@ -291,7 +291,8 @@ class Builder:
             raise InvalidModel(f"{self.label}: {error}") from None
         if nodes > self.most_nodes:
             raise InvalidModel(
-                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES), {nodes}"
+                f"{self.label}: the functions expand to {nodes} nodes, more than the limit of {self.most_nodes} "
+                "(GRAPHKIT_MAX_NODES)"
             )
 
     def called(self, raw: RawNode, opsets: Mapping[str, int]) -> functions.Function | None:
@@ -336,7 +337,7 @@ class Builder:
         if declared is None:
             return
         if not claims(declared, inferred):
-            raise InvalidModel(f"{self.label}: tensor {name!r} is declared as {declared}, and is {inferred}")
+            raise InvalidModel(f"{self.label}: tensor {name!r} is declared as {declared}, but is {inferred}")
         if isinstance(declared, TensorType) and isinstance(inferred, TensorType):
             self.declared.claim(name, declared, inferred)
 
@@ -344,7 +345,7 @@ class Builder:
         self.built += 1
         if self.built > self.most_nodes:
             raise InvalidModel(
-                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES)"
+                f"{self.label}: the functions expand to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES)"
             )
         limits.check_time()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")

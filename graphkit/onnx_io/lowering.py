@@ -77,7 +77,7 @@ def _replacement(node: Node, operands: Sequence[Value | None], target: int) -> S
     op = operator(node, Op)
     if op.domain == DOMAIN or op.onnx is None:
         if op.expand is None:
-            raise UnsupportedError(f"{node.describe()}: {op.name} has no form in standard operators")
+            raise UnsupportedError(f"{node.describe()}: {op.name} cannot be expressed in standard operators")
         return _expanded(node, operands)
     site = downgrade.Site(node, op, tuple(operands), target)
     results = downgrade.rewritten(site)
@@ -109,7 +109,7 @@ def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         raise type(error)(f"{node.describe()}: in its expansion: {error}") from error
     values = tuple(results) if isinstance(results, (tuple, list)) else (results,)
     if len(values) != len(node.outputs):
-        raise UnsupportedError(f"{node.describe()}: its expansion has {len(values)} results for {len(node.outputs)}")
+        raise UnsupportedError(f"{node.describe()}: its expansion has {len(values)} results, not {len(node.outputs)}")
     return values
 
 

@@ -161,8 +161,8 @@ def check_combined(cls: Any, operands: Sequence[Any]) -> None:
     if cls.name in _COMBINES and not cls.domain and len(operands) == 1 and isinstance(operands[0], Value):
         name, x = cls.name.lower(), _shown(operands[0])
         raise UsageError(
-            f"gk.{name} combines tensors element by element, gk.{name}([a, b]), and one is given; "
-            f"along axes of one it is gk.{_COMBINES[cls.name]}({x}, axes=[...])"
+            f"gk.{name} combines tensors element by element, gk.{name}([a, b]), but one is given; "
+            f"to reduce it along axes, use gk.{_COMBINES[cls.name]}({x}, axes=[...])"
         )
 
 

@@ -22,4 +22,4 @@ def check_stored(computed: DType, *kinds: DType) -> None:
     float32."""
     for kind in kinds:
         if kind is not computed and not (kind in HALVES and computed is DType.FLOAT32):
-            raise TypeMismatch(f"elements are {kind} where {computed} is computed in")
+            raise TypeMismatch(f"elements are {kind}, but the computation is in {computed}")

@@ -254,7 +254,7 @@ class Op:
     def _check_operands(self, inputs: Sequence[Type | None]) -> None:
         formals, given = self.formals, len(inputs)
         if given > len(formals) and not (formals and formals[-1].variadic):
-            raise TypeMismatch(f"takes at most {len(formals)} operands, {given} given")
+            raise TypeMismatch(f"takes at most {len(formals)} operands, but {given} are given")
         seen: dict[str, DType] = {}
         for position, (name, optional, variadic) in enumerate(formals):
             if not optional and not variadic and (position >= given or inputs[position] is None):
@@ -303,7 +303,7 @@ def operator(node: Node, kind: type[T]) -> T:
     """The node's operator, which is of class `kind`: an operator's, a base's that several share, or Op."""
     op = node.op
     if not isinstance(op, kind):
-        raise TypeError(f"{node.describe()}: its operator is no {kind.__name__}")
+        raise TypeError(f"{node.describe()}: its operator is not {kind.__name__}")
     return op
 
 

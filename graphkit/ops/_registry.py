@@ -123,7 +123,7 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
         return operand
     if isinstance(operand, (bool, int, float)) and like is not None:
         if isinstance(operand, float) and not like.dtype.is_float:
-            raise UsageError(f"a float constant {operand!r} beside {like}: cast one of them")
+            raise UsageError(f"a float constant {operand!r} cannot be combined with {like}: cast one of them")
         return constant(np.asarray(operand, dtype=like.dtype.numpy))
     if isinstance(operand, (bool, int, float, np.ndarray, np.generic, Tensor, list, tuple)):
         if isinstance(operand, Tensor):
@@ -132,10 +132,10 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
             return constant(np.float32(operand))
         if isinstance(operand, (list, tuple)) and any(isinstance(item, Value) for item in operand):
             raise UsageError(
-                f"a list of graph values is no operand: gk.concat joins tensors; [{', '.join(map(str, operand))}]"
+                f"a list of graph values cannot be an operand; use gk.concat: [{', '.join(map(str, operand))}]"
             )
         return constant(array_of("an operand", operand, objects=True))
-    raise UsageError(f"an operand is a graph value, an array or a number, not {shown(operand)}")
+    raise UsageError(f"an operand must be a graph value, an array or a number, not {shown(operand)}")
 
 
 def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:

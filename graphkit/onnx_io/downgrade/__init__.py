@@ -72,7 +72,7 @@ class Spelling:
         if value is not None:
             found = constant_array(value)
             if found is None:
-                raise self.fail(f"operand {index}, computed at run time and an attribute ({name!r}) there,")
+                raise self.fail(f"operand {index}, which is computed at run time but must be the attribute {name!r},")
             self.attrs[name] = found.tolist()
             self.drop_input(index)
 

@@ -339,7 +339,7 @@ class Scan(Op):
     def _directions(self, given: tuple[int, ...] | None, count: int, what: str) -> tuple[int, ...]:
         directions = self._per(given, count, what)
         if any(d not in (0, 1) for d in directions):
-            raise TypeMismatch(f"{what} is made of 0 and 1, not {directions}")
+            raise TypeMismatch(f"{what} must consist of 0 and 1, not {directions}")
         return directions
 
     def infer(self, *values: Type) -> tuple[Type, ...]:

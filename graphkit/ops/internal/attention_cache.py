@@ -40,7 +40,7 @@ class CachedAttention(AttentionOp):
         mask: TensorType | None = None,
     ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
         if self.layout != "NHLD":
-            raise UsageError(f"keys come behind others in the layout NHLD, not {self.layout!r}")
+            raise UsageError(f"the layout must be NHLD, not {self.layout!r}")
         keys, values = (Concat(axis=2).infer(past, new) for past, new in ((past_k, k), (past_v, v)))
         return self.result(q, keys, values, mask), keys, values
 

@@ -23,7 +23,7 @@ class Summed(Op):
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         if any(x.dtype is not xs[0].dtype for x in xs):
-            raise TypeMismatch(f"what travels as one array has one dtype, not {', '.join(map(str, xs))}")
+            raise TypeMismatch(f"arrays that are sent as one must have one dtype, not {', '.join(map(str, xs))}")
         return tuple(TensorType(x.dtype, x.shape) for x in xs)
 
     def reference(self, xp: Any, *xs: Any) -> tuple[Any, ...]:

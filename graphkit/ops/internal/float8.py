@@ -141,7 +141,7 @@ class ScaledFloat8(Op):
         if x.shape is None:
             return TensorType(self.to), TensorType(self.to), scale
         if len(x.shape) < 2:
-            raise TypeMismatch(f"{x} is no matrix")
+            raise TypeMismatch(f"{x} is not a matrix")
         *leading, n = x.shape
         rows, columns = (*leading, _padded(n)), (n, _padded(dims.product(leading)))
         return TensorType(self.to, rows), TensorType(self.to, columns), scale
@@ -201,13 +201,13 @@ class Float8MatMul(Op):
         residual: TensorType | None = None,
     ) -> TensorType:
         if a.dtype is b.dtype is DType.FLOAT8E5M2:
-            raise TypeMismatch(f"{a} and {b}: no product has two operands of E5M2")
+            raise TypeMismatch(f"{a} and {b}: at least one operand must be E4M3")
         if a.shape is None or b.shape is None:
             return TensorType(DType.BFLOAT16)
         if len(a.shape) < 2 or len(b.shape) != 2:
             raise TypeMismatch(f"a product takes rows and a matrix, not {a} and {b}")
         if not dims.may_equal(a.shape[-1], b.shape[-1]):
-            raise TypeMismatch(f"{a} and {b} have other numbers of columns")
+            raise TypeMismatch(f"{a} and {b} have different numbers of columns")
         y = TensorType(DType.BFLOAT16, (*a.shape[:-1], b.shape[0]))
         if bias is not None and not fits(bias.shape, y.known_shape[-1:]):
             raise TypeMismatch(f"the bias {bias} does not fit the result {y}")

@@ -31,7 +31,7 @@ def _sizes(
     bound: dict[str, Dim] = {}
     for name, axis, like in zip(symbols, axes, likes, strict=True):
         if like.shape is None:
-            raise TypeMismatch(f"{like} does not tell the dimension {name}")
+            raise TypeMismatch(f"dimension {name} cannot be read from {like}, whose rank is unknown")
         bound[name] = like.shape[axis]
     return tuple(dims.fresh() if t == UNKNOWN else dims.substitute(dims.parse(t), bound) for t in texts)
 
@@ -58,7 +58,7 @@ class Send(Op):
         return TOKEN
 
     def reference(self, xp: Any, x: Any, token: Any) -> Any:
-        raise UnsupportedError(f"{self.key} is sent to rank {self.to} by an executor with channels alone")
+        raise UnsupportedError(f"only an executor with channels can send {self.key} to rank {self.to}")
 
 
 @declared
@@ -86,7 +86,7 @@ class Receive(Op):
         return TensorType(self.dtype, _sizes(self.shape, self.symbols, self.axes, likes)), TOKEN
 
     def reference(self, xp: Any, token: Any, *likes: Any) -> Any:
-        raise UnsupportedError(f"{self.key} is received from rank {self.source} by an executor with channels alone")
+        raise UnsupportedError(f"only an executor with channels can receive {self.key} from rank {self.source}")
 
 
 @declared

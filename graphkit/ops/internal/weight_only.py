@@ -58,7 +58,7 @@ class WeightOnlyMatMul(Op):
             raise TypeMismatch(f"bits={self.bits}, block_size={self.block_size}: 4 or 8 bits, in blocks")
         if w.shape is not None:
             if len(w.shape) != 2:
-                raise TypeMismatch(f"w {w} is no matrix")
+                raise TypeMismatch(f"w {w} is not a matrix")
             wanted = (w.shape[0], dims.ceildiv(w.shape[1], self.block_size))
             for parameter in (scale, zero_point):
                 if parameter is not None and not fits(parameter.shape, wanted):

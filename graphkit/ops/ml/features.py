@@ -91,7 +91,7 @@ class FeatureVectorizer(Op):
 
     def infer(self, *xs: TensorType) -> TensorType:
         if len(xs) != len(self.inputdimensions):
-            raise UsageError(f"{len(xs)} operands, and inputdimensions for {len(self.inputdimensions)}")
+            raise UsageError(f"{len(xs)} operands, but inputdimensions has {len(self.inputdimensions)} entries")
         if not xs or any(size < 0 for size in self.inputdimensions):
             raise UsageError(f"inputdimensions={list(self.inputdimensions)}")
         count, *others = map(_rows, xs)
@@ -180,7 +180,7 @@ class OneHotEncoder(Op):
         categories = self._categories(DType.of(x.dtype))
         if not self.zeros and (places < 0).any():
             unknown = x.reshape(-1)[places < 0][:1].tolist()[0]
-            raise RuntimeFailure(f"{unknown!r} is none of the categories, and zeros=0")
+            raise RuntimeFailure(f"{unknown!r} is not one of the categories, and zeros=0 makes this an error")
         y = xp.zeros((places.size, len(categories)), np.float32)
         y.reshape(-1)[(xp.arange(places.size) * len(categories) + places)[places >= 0]] = 1
         return y.reshape(*x.shape, len(categories))

@@ -88,7 +88,7 @@ class Forest:
         An AVERAGE is a SUM, yet to be divided. Sums are taken tree after tree, in the type of the weights or of x.
         """
         if x.shape[1] < self.features:
-            raise TypeMismatch(f"the trees ask for {self.features} features, x has {x.shape[1]}")
+            raise TypeMismatch(f"the trees read {self.features} features, but x has {x.shape[1]}")
         scores = np.zeros((len(x), self.targets), np.result_type(self.weight, x))
         has = np.zeros(scores.shape, bool)
         step = max(_AT_ONCE // max(len(self.roots), 1), 1)
@@ -134,7 +134,7 @@ def checked_forest(
     """
     inner = mode != LEAF
     if (bad := inner & ((feature < 0) | (feature >= _LARGEST_INDEX))).any():
-        raise UsageError(f"node {_first(bad)} asks for feature {feature[_first(bad)]}")
+        raise UsageError(f"node {_first(bad)} reads feature {feature[_first(bad)]}")
     if len(mode) > _LARGEST_INDEX or len(weight) > _LARGEST_INDEX:
         raise UsageError(f"{len(mode)} nodes and {len(weight)} weights")
     if (bad := (target < 0) | (target >= targets)).any():
@@ -206,7 +206,7 @@ class NodeTable:
         twice = np.flatnonzero(self._keys[1:] == self._keys[:-1])
         if twice.size:
             at = int(self._order[twice[0]])
-            raise UsageError(f"node {node[at]} of tree {tree[at]} is there twice")
+            raise UsageError(f"node {node[at]} of tree {tree[at]} occurs twice")
 
     def positions(self, tree: np.ndarray, node: np.ndarray, what: str) -> np.ndarray:
         """Raises UsageError for a node that is not there."""
@@ -221,7 +221,7 @@ class NodeTable:
             at = self._order[at]
         if not found.all():
             bad = _first(~found)
-            raise UsageError(f"{what} {bad} is node {node[bad]} of tree {tree[bad]}, which is not there")
+            raise UsageError(f"{what} {bad} is node {node[bad]} of tree {tree[bad]}, which does not exist")
         return at
 
 

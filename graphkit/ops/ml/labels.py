@@ -151,7 +151,7 @@ def _only(
     given = [items for items in given if len(items)] or given[:1]
     if len(given) != 1:
         raise UsageError(
-            f"{name}_strings, {name}_int64s, {name}_floats, {name}_tensor: {len(given)} are given, not one"
+            f"give one of {name}_strings, {name}_int64s, {name}_floats and {name}_tensor; {len(given)} are given"
         )
     return given[0]
 

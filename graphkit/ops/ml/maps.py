@@ -92,7 +92,7 @@ class CastMap(Op):
         row = np.full((1, self.max_map), "0.f" if self.cast_to == "TO_STRING" else 0, kind)
         for key in x:
             if key < 0:
-                raise RuntimeFailure(f"key {key} of the map is no column")
+                raise RuntimeFailure(f"key {key} of the map is not a column")
             if key < self.max_map:
                 row[0, key] = self._cast(x[key])
         return row

@@ -85,7 +85,7 @@ def rows_of(xp: Any, x: Any, dtype: Any = None) -> Any:
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Raise UsageError for an attribute that is none of the words that it may be."""
     if value not in allowed:
-        raise UsageError(f"{name}={value!r} is none of {', '.join(allowed)}")
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(allowed)}")
 
 
 def same_length(**lists: Sized) -> None:

@@ -165,7 +165,7 @@ class Binarizer(Op):
             low = math.floor(self.threshold) if math.isfinite(self.threshold) else self.threshold
             limits = np.iinfo(x.dtype.numpy)
             if not limits.min <= low <= limits.max:
-                raise UnsupportedError(f"threshold={self.threshold} is no {x.dtype}")
+                raise UnsupportedError(f"threshold={self.threshold} is not a number of {x.dtype}")
             return F.cast(F.greater(x, constant(np.array(low, x.dtype.numpy))), to=x.dtype)
         return F.cast(F.greater(x, constant(np.array(np.float32(self.threshold), x.dtype.numpy))), to=x.dtype)
 

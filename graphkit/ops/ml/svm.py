@@ -375,7 +375,7 @@ def classes_of(pairs: int) -> int:
     """How many classes have so many pairs; raises UsageError for a number that is none of pairs."""
     classes = (1 + math.isqrt(1 + 8 * pairs)) // 2
     if classes * (classes - 1) // 2 != pairs:
-        raise UsageError(f"{pairs} is no number of pairs")
+        raise UsageError(f"{pairs} is not a number of pairs of classes")
     return classes
 
 

@@ -129,7 +129,7 @@ class IdentifiedTrees(RowWise):
         count = len(self.base())
         if count not in (0, targets) and not (count == 1 and targets == 2):
             raise UsageError(f"base_values has {count} entries for {targets} targets")
-        require_at_least(x, forest.features, "the trees ask for")
+        require_at_least(x, forest.features, "the trees read")
 
 
 def _single(x: np.ndarray) -> np.ndarray:

@@ -194,12 +194,16 @@ class Attention(Op):
         if not 0 <= self.qk_matmul_output_mode <= _WEIGHTS:
             raise UsageError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {self.qk_matmul_output_mode}")
         if self.scale is not None and self.scale < 0:
-            raise UsageError(f"scale={self.scale}: queries and keys are each multiplied by its root")
+            raise UsageError(
+                f"scale={self.scale} must not be negative: queries and keys are multiplied by its square root"
+            )
         if (past_key is None) is not (past_value is None) or (past_key is not None and nonpad is not None):
-            raise TypeMismatch("past_key and past_value go together, without nonpad_kv_seqlen")
+            raise TypeMismatch("past_key and past_value must be given together, and without nonpad_kv_seqlen")
         ranks = {x.rank for x in (q, k, v)} - {None}
         if len(ranks) > 1 or not ranks <= {3, 4} or (3 in ranks and not (self.q_num_heads and self.kv_num_heads)):
-            raise TypeMismatch(f"q, k, v have four axes, or three with q_num_heads and kv_num_heads: {q}, {k}, {v}")
+            raise TypeMismatch(
+                f"q, k, v must have four axes, or three with q_num_heads and kv_num_heads: {q}, {k}, {v}"
+            )
         if any(x.shape is None for x in (q, k, v)):
             return TensorType(q.dtype), TensorType(k.dtype), TensorType(v.dtype), TensorType(q.dtype)
         flat = 3 in ranks

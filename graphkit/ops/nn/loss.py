@@ -303,7 +303,7 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
     ) -> Any:
         self.check(scores, labels, weights)
         if self.reduction == "none" or scores.rank not in (None, 2):
-            raise TypeMismatch(f"scores {scores} are no rows, or reduction={self.reduction!r} leaves no single loss")
+            raise TypeMismatch(f"scores {scores} must be [N, C], and reduction 'mean' or 'sum', not {self.reduction!r}")
         made = self.made or dloss.dtype
         check_stored(dloss.dtype, scores.dtype, made)
         return TensorType(dloss.dtype, ()), TensorType(made, scores.shape)

@@ -168,10 +168,10 @@ class QuantizeLinear(_Linear):
         """The element type of the result; raises TypeMismatch."""
         named = None if zero_point is None else zero_point.dtype
         if named is not None and self.output_dtype is not None and named is not self.output_dtype:
-            raise TypeMismatch(f"the zero point is {named}, output_dtype {self.output_dtype}")
+            raise TypeMismatch(f"the zero point is {named}, but output_dtype is {self.output_dtype}")
         target = named or self.output_dtype or DType.UINT8
         if target not in _TARGETS:
-            raise TypeMismatch(f"output_dtype={target} is no quantised type")
+            raise TypeMismatch(f"output_dtype={target} is not a quantised type")
         return target
 
     def reference(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:

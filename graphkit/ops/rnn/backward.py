@@ -108,7 +108,7 @@ class RecurrenceGrad(OfLayer):
         count, time, batch, _ = gates.shape
         hidden = r.shape[2]
         if not all(fits((n,), (layer.directions,)) for n in (count, r.shape[0])):
-            raise TypeMismatch(f"gates {gates} and r {r} are of other than {layer.directions} directions")
+            raise TypeMismatch(f"gates {gates} and r {r} do not have {layer.directions} directions")
 
         def saved(parts: int) -> TensorType:
             return TensorType(gates.dtype, (count, time, batch, hidden * parts))

@@ -33,17 +33,19 @@ class Optional(Op):
     def infer(self, x: Type | None = None) -> OptionalType:
         if x is None:
             if self.type is None:
-                raise TypeMismatch("without a value, attribute 'type' says what it could hold")
+                raise TypeMismatch(
+                    "without a value, the attribute 'type' is required: the type that the optional can hold"
+                )
             return OptionalType(self.type)
         if isinstance(x, OptionalType):
-            raise TypeMismatch(f"{x} in an optional")
+            raise TypeMismatch(f"an optional cannot hold {x}")
         held = without_elements(x)
         if self.type is None:
             return OptionalType(held)
         try:
             join(held, self.type)
         except TypeMismatch:
-            raise TypeMismatch(f"x is {x}, attribute 'type' {self.type}") from None
+            raise TypeMismatch(f"x is {x}, but attribute 'type' is {self.type}") from None
         return OptionalType(held)
 
     def reference(self, xp: Any, x: Any = None) -> Any:

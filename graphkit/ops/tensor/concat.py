@@ -123,7 +123,7 @@ class Split(Op):
         if count is None or count < 1:
             raise TypeMismatch(f"the number of parts of Split is not known: {split}")
         if count > _MOST_PARTS:
-            raise TypeMismatch(f"Split into {count} parts; {_MOST_PARTS} are the most")
+            raise TypeMismatch(f"Split into {count} parts; at most {_MOST_PARTS} are allowed")
         if x.shape is None:
             return (TensorType(x.dtype, None),) * count
         axis = normal_axis(self.axis, len(x.shape))

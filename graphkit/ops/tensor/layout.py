@@ -45,7 +45,7 @@ class Transpose(Op):
         rank = len(x.shape)
         perm = tuple(reversed(range(rank))) if self.perm is None else self.perm
         if sorted(perm) != list(range(rank)):
-            raise TypeMismatch(f"perm {list(perm)} is no permutation of the {rank} axes of {shape_text(x.shape)}")
+            raise TypeMismatch(f"perm {list(perm)} is not a permutation of the {rank} axes of {shape_text(x.shape)}")
         return TensorType(x.dtype, [x.shape[axis] for axis in perm], moved(self.reference, known_array(x)))
 
     def reference(self, xp: Any, x: Any) -> Any:

@@ -102,7 +102,7 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
     for axis, dim in enumerate(wanted):
         if dims.is_static(dim) and dim < 0:
             if dim != -1 or open_axis is not None:
-                raise misfit("one dimension may be -1, none below")
+                raise misfit("only one dimension may be -1, and none may be smaller")
             open_axis = axis
         if dim == 0 and not allowzero:
             if source is not None and axis >= len(source):
@@ -122,7 +122,7 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
             right.remove(dim)
     have, taken = dims.product(left), dims.product(right)
     if taken == 0 or (dims.is_static(have) and dims.is_static(taken) and dims.mod(have, taken) != 0):
-        raise misfit(f"{have} elements do not divide by {taken}")
+        raise misfit(f"{have} elements are not divisible by {taken}")
     result[open_axis] = dims.floordiv(have, taken)
     return tuple(result)
 

@@ -84,7 +84,9 @@ def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
     found: list[Sequence[Any]] = []
     for size, (start, end) in enumerate(itertools.pairwise((*op.ngram_counts, len(pool))), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % size:
-            raise UsageError(f"ngram_counts {list(op.ngram_counts)}: {start} to {end} of the pool are no {size}-grams")
+            raise UsageError(
+                f"ngram_counts {list(op.ngram_counts)}: {start} to {end} of the pool do not form {size}-grams"
+            )
         entries = [pool[i : i + size] for i in range(start, end, size)]
         if len(set(entries)) != len(entries):
             raise UsageError(f"the pool has a {size}-gram twice")

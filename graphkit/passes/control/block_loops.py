@@ -55,8 +55,8 @@ def in_blocks(node: Node, block: Block) -> Sequence[Value]:
     if block == "sqrt":
         if not isinstance(trips, int):
             raise UsageError(
-                f"{node.describe()}: the number of iterations is not known, so that blocks of its square root are not "
-                "either; give the number of iterations in a block"
+                f"{node.describe()}: blocks of 'sqrt' iterations need a known number of iterations; give the number of "
+                "iterations in a block instead"
             )
         block = _near_sqrt(trips)
     if block == 1:
