@@ -143,7 +143,10 @@ class _Sweep:
         try:
             if control is not None:
                 if is_undetermined(node):
-                    raise UsageError("its subgraphs draw random numbers, but have no random state: call bind_rng first")
+                    raise UsageError(
+                        "its subgraphs draw random numbers, but have no random state: use gk.grad, or call bind_rng "
+                        "of graphkit.passes.training.randomness"
+                    )
                 results, extended = control(node, gradients, self.active, _differentiate)
                 self.extended += [] if extended is None else [extended]
                 contributions: Iterable[tuple[Value | None, Value | None]] = zip(node.inputs, results, strict=True)

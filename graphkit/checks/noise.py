@@ -89,9 +89,7 @@ def judge(
     other_fits = _fits(theirs, beside_other, size, suspects, OTHER_FACTOR, step)
     reason = ""
     if not other_fits:
-        reason = (
-            "ONNX Runtime is further from double precision than rounding explains: it computes another function"
-        )
+        reason = "ONNX Runtime is further from double precision than rounding explains: it computes another function"
     elif not ours_fit:
         reason = f"graphkit is more than {FACTOR:g} times as far from double precision as ONNX Runtime"
     return Noise(not reason, _max(mine[suspects]), _mean(mine), _max(theirs), _mean(theirs), reason)

@@ -1,4 +1,4 @@
-"""Shapes that a file declares for its tensors: claims to hold against what is found, never a source of types."""
+"""Shapes that a file declares for its tensors: checked against inferred shapes, never a source of types."""
 
 from __future__ import annotations
 

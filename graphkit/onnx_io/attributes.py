@@ -1,6 +1,6 @@
-"""Attributes on import: what a node of the file has, as the fields of an operator.
+"""Attributes on import: convert a node's attributes to the fields of an operator.
 
-Which attributes an operator of the standard has, and their default values, onnx's schemas say.
+onnx's schemas say which attributes a standard operator has, and their default values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The operator Gradient of ai.onnx.preview.training: graph in its place, made by whoever imports.
+"""Import of the operator Gradient of ai.onnx.preview.training: the importer differentiates and inserts the result.
 
-`xs` and `zs` name the independent variables of a function whose result is called `y`; the node's inputs are the values
-at which its derivatives are wanted. Names are those of the graph around the node, and may be those of another
-Gradient's results.
+`xs` and `zs` name the independent variables of a function whose result is called `y`. The node's inputs are the values
+at which its derivatives are computed. Names are those of the graph around the node, and may be results of another
+Gradient.
 """
 
 from __future__ import annotations

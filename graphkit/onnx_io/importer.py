@@ -1,9 +1,9 @@
-"""ONNX to graphkit: a model file becomes a Graph, its parameters and its metadata.
+"""Import of ONNX: a model file becomes a Graph, its parameters and its metadata.
 
-The file's nodes are read in dependency order, brought up to the canonical opset by `upgrade`, functions are
-inlined, subgraphs are closed over what they capture, and every type is inferred anew. What the file declares of types
-between inputs and outputs decides nothing: another element type is an error, another shape a warning (see
-`graphkit.ir.declared`). Nothing in the file is executed.
+The file's nodes are read in dependency order, and brought up to the canonical opset by `upgrade`. Functions are
+inlined, subgraphs are closed over their captures, and every type is inferred anew. Types that the file declares for
+inner tensors are only checked: another element type is an error, another shape a warning (see `graphkit.ir.declared`).
+Nothing in the file is executed.
 """
 
 from __future__ import annotations
@@ -82,9 +82,16 @@ def import_model(
     """Read an ONNX model (opset 1 to 28) from a path, from bytes or from a ModelProto.
 
     Floating-point initialisers become inputs of role "parameter" (batch normalisation's mean and variance: "state"),
-    others constants; see `initializers`. `external_root` is one more folder that external data may lie in;
-    `differentiate` makes graph of the operator Gradient.
-    Raises InvalidModel, UnsafeModel, UnsupportedError, or UnsupportedOperator listing every unknown operator.
+    others constants; see `initializers`.
+
+    Args:
+        external_root: One more folder in which external data may be.
+        differentiate: Computes the gradients that the operator Gradient stands for.
+
+    Raises:
+        InvalidModel: The file is damaged or inconsistent.
+        UnsafeModel: The file breaks a safety rule.
+        UnsupportedError: A feature is not supported. UnsupportedOperator lists every unknown operator.
     """
     parsed = validate.read_model(source)
     external = ExternalData(parsed.folders, None if external_root is None else Path(external_root))

@@ -1,7 +1,7 @@
-"""Graph to graph before writing: only operators that the target opset has are left.
+"""Graph to graph before export: afterwards all operators exist in the target opset.
 
-graphkit's own operators become their `expand`; operators that are newer than the target become their `expand`, or
-the function by which the standard defines them; the rewrites of `downgrade` do the rest.
+graphkit's own operators become their `expand`. Operators that are newer than the target become their `expand`, or the
+function by which the standard defines them. The rewrites of `downgrade` do the rest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MAX_DEPTH = 32
 
 
 def lower(graph: Graph, target: int) -> Graph:
-    """The graph in operators of opset `target`, subgraphs included.
+    """Return the graph in operators of opset `target`, subgraphs included.
 
-    Raises UnsupportedError naming the node, its operator and the target for what cannot be expressed.
+    Raises UnsupportedError, with the node, its operator and the target, for a node that cannot be expressed.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:

@@ -1,7 +1,7 @@
-"""Reading a model file and checking its frame: what it is, versions, limits. Never executes anything from it.
+"""Read a model file and check its format, versions and limits. Nothing in it is ever executed.
 
-onnx's checker is not used: it refuses files that run elsewhere (unsorted nodes) and can take unbounded time.
-The rest of validation is done where the data are looked at: names and cycles in `scopes`, tensors in `tensors`.
+onnx's checker is not used: it rejects files that run elsewhere (unsorted nodes) and can take unbounded time. Other
+modules validate the rest where they read the data: names and cycles in `scopes`, tensors in `tensors`.
 """
 
 from __future__ import annotations

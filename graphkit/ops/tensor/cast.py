@@ -327,7 +327,7 @@ class BitCast(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.to not in _WHOLE_BYTES or self.to.itemsize != x.dtype.itemsize:
-            raise TypeMismatch(f"{x} cannot be read as {self.to}: the element sizes differ")
+            raise TypeMismatch(f"{x} cannot be read as {self.to}: its elements do not have the same size")
         return TensorType(self.to, x.shape)
 
     def reference(self, xp: Any, x: Any) -> Any:

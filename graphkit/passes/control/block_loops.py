@@ -1,9 +1,10 @@
-"""Loops in blocks of iterations, so that differentiating them takes memory for sqrt(T) iterations in place of T.
+"""Group the iterations of loops in blocks, so that differentiation needs memory for sqrt(T) iterations instead of T.
 
-A Scan of T iterations becomes a Scan over blocks of k iterations, marked `recompute`, around a Scan inside a block:
-the gradient keeps the states at the borders of blocks (T / k of them) and computes one block at a time again (k
-iterations), as in Chen et al., "Training deep nets with sublinear memory cost", 2016. What T leaves over after whole
-blocks is a Scan of its own. A Loop becomes a Loop of Loops in the same way, with its trips decided as before.
+A Scan of T iterations becomes a Scan over blocks of k iterations, marked `recompute`, around a Scan inside a block. The
+gradient keeps the states at the borders of blocks (T / k of them) and computes one block at a time again (k
+iterations), as in Chen et al., "Training deep nets with sublinear memory cost", 2016. The iterations after the last
+whole block are a separate Scan. A Loop becomes a Loop of Loops in the same way, and its trip count is decided as
+before.
 """
 
 from __future__ import annotations

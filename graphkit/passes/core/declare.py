@@ -1,4 +1,4 @@
-"""What a pass declares: what it requires of a graph, what it ensures and what it breaks; and the orders that fit."""
+"""Declarations of passes: properties of a graph that they require, ensure and break; and valid orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.ir.graph import Graph, Node
 
 
 class Property(Enum):
-    """What may hold of a graph between passes, and of its subgraphs as far as the passes that ensure it enter them."""
+    """Properties of a graph between passes, and of its subgraphs if the passes that ensure them enter subgraphs."""
 
     STREAMS_BOUND = "every random node has a stream"
     SIMPLIFIED = "no identities, and no chains of operators that return their input"

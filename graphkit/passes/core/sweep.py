@@ -1,4 +1,4 @@
-"""The sweeps that every pass is written with, use counts, and the runner that logs what a pass did."""
+"""Sweeps with which every pass is written, use counts, and the runner that logs the effect of a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention: softmax(scale * Q K^T + mask) V as one operator, with the transposes around it."""
+"""Fuse attention, softmax(scale * Q K^T + mask) V, into one operator, with the transposes around it."""
 
 from __future__ import annotations
 

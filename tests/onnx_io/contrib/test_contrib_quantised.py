@@ -222,5 +222,5 @@ def test_an_attribute_that_nobody_knows_is_refused(name):
     known |= {"kernel_shape": [2, 2]} if "Pool" in name else {}
     arrays = [np.asarray(a) for a in operands]
     gk.load(model(name, arrays, (0,), 1, 21, known))
-    with pytest.raises(UnsupportedError, match=rf"{name}.*attributes .*rounding_of_others"):
+    with pytest.raises(UnsupportedError, match=rf"{name}.*unknown attributes: .*rounding_of_others"):
         gk.load(model(name, arrays, (0,), 1, 21, {**known, "rounding_of_others": 1}))

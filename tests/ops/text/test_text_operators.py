@@ -255,7 +255,12 @@ def test_tfidf_with_many_skips() -> None:
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 0, "pad_value": "", "separators": [" "]}, "mincharnum"),
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 1, "pad_value": ""}, "either separators or tokenexp"),
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 2, "pad_value": "", "separators": [""]}, "leaves none"),
-        (gk.tokenizer, [2], {"mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "("}, "regular expression of RE2"),
+        (
+            gk.tokenizer,
+            [2],
+            {"mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "("},
+            "regular expression of RE2",
+        ),
         (gk.tokenizer, [2, 2, 2], {"mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "a"}, "takes"),
     ],
 )
