@@ -1,4 +1,4 @@
-"""What a run takes in memory, planned and measured."""
+"""The memory that a run needs, planned and measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each operator offers, found out by doing it: every sample is differentiated, twice, and planned on the CPU."""
+"""The properties of each operator, found by trying: every sample is differentiated, twice, and planned on the CPU."""
 
 from __future__ import annotations
 

@@ -174,19 +174,12 @@ def scan(
 ) -> tuple[Any, Any]:
     """Apply carry, y = fn(carry, x) to every slice x of xs; return the last carry, and all ys stacked.
 
-    `recompute`, `swap_memory` and `parallel_iterations` are described in docs/control_flow.md.
+    `init` and `xs` are trees: nested tuples, lists and dicts. All leaves of xs have one length along `axis`; with
+    xs=None, fn gets x=None, `length` times. The carry keeps its nesting and types. With `reverse` the slices are taken
+    from the end, and each y stays at the position of its x. `axis` and `out_axis`, along which ys are stacked, are one
+    axis for all leaves, or a tree of axes. docs/control_flow.md describes the other options.
 
-    Args:
-        fn: Returns (carry, y). The carry keeps its nesting and types.
-        init: The first carry: a value, or nested tuples, lists and dicts.
-        xs: Values whose slices fn gets, one after the other; all have one length. With None, fn gets x=None.
-        reverse: Take the slices from the end. Each y stays at the position of its x.
-        axis: The axis of xs along which slices are taken: one for all leaves, or a tree of axes like xs.
-        out_axis: The axis along which ys are stacked: one for all leaves, or a tree of axes like ys.
-        length: The number of calls if xs is None.
-
-    Raises:
-        TypeMismatch: Lengths differ, or a carry changes its type; the message names the leaf.
+    Raises TypeMismatch, which names the leaf, if lengths differ or a carry changes its type.
     """
     _check_parallel(name, parallel_iterations)
     sequences, paths, axes = _sequences(name, xs, length, axis)

@@ -24,11 +24,11 @@ Skeleton: TypeAlias = Any
 
 
 class Nest(ABC):
-    """A container of a class of its own. Two with LEAF in place of their items are equal when their nesting is."""
+    """A container class for states of control flow. Two with LEAF as items are equal if their nesting is equal."""
 
     @abstractmethod
     def items(self) -> Sequence[Any]:
-        """What it holds, in order."""
+        """Its items, in order."""
 
     @abstractmethod
     def around(self, items: Sequence[Any]) -> Nest:

@@ -13,9 +13,9 @@ from graphkit.ir.types import TensorType
 
 
 class Declarations:
-    """The claims of one file that inference could not decide, by tensor. A false one is one DeclarationWarning.
+    """Declared shapes of one file that inference could not decide, by tensor. A false one gives one DeclarationWarning.
 
-    `label` names the file. What is done with several threads may warn twice.
+    `label` names the file. Runs in several threads may warn twice.
     """
 
     def __init__(self, label: str):

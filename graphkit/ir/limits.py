@@ -122,7 +122,7 @@ def set_process_limits(limits: Limits = _UNLIMITED) -> None:
 
 @contextlib.contextmanager
 def limited(memory: int | None = None, seconds: float | None = None, iterations: int | None = None) -> Iterator[None]:
-    """Inside, these limits hold beside those outside."""
+    """Inside, these limits apply in addition to those outside."""
     token = _inside.set(current().narrowed(memory, seconds, iterations))
     try:
         yield
@@ -132,7 +132,7 @@ def limited(memory: int | None = None, seconds: float | None = None, iterations:
 
 @contextlib.contextmanager
 def untimed(holds: bool = True) -> Iterator[None]:
-    """Inside, if it `holds`, there is no deadline: what goes on has to come to its end."""
+    """Inside, if it `holds`, there is no deadline, for work that must be completed."""
     token = _inside.set(current()._replace(deadline=_NEVER) if holds else current())
     try:
         yield

@@ -1,7 +1,7 @@
 """The weights file: safetensors (https://huggingface.co/docs/safetensors) with its SHA-256.
 
-Element types that the format lacks are stored as U8 vectors of their raw bytes; the logical type is written down by
-whoever refers to the tensor.
+Element types that the format lacks are stored as U8 vectors of their raw bytes; the file that refers to the tensor
+stores the logical type.
 """
 
 from __future__ import annotations

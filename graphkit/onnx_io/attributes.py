@@ -34,7 +34,7 @@ def bound(raw: RawNode, outer: Mapping[str, AttributeProto]) -> dict[str, Attrib
 
 
 def value_of(proto: AttributeProto, where: str, external: ExternalData) -> Any:
-    """What an attribute that is no graph holds: a number, a text, a Tensor, a type, or a tuple of numbers or texts."""
+    """The value of an attribute, unless it is a graph: a number, text, Tensor, type, or a tuple of numbers or texts."""
     match proto.type:
         case AttributeProto.FLOAT:
             return proto.f

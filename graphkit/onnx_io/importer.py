@@ -129,7 +129,7 @@ class Names:
 
 
 class Setting(NamedTuple):
-    """What nodes are read under: opset by domain, attributes of the function around them, the calls on the way."""
+    """The context of nodes: opset by domain, attributes of the enclosing function, and the calls so far."""
 
     opsets: Mapping[str, int]
     attributes: Mapping[str, AttributeProto]
@@ -303,7 +303,7 @@ class Builder:
             )
 
     def called(self, raw: RawNode, opsets: Mapping[str, int]) -> functions.Function | None:
-        """The model-local function that stands for a node; None for an operator that is known here."""
+        """The model-local function that a node calls; None for a known operator."""
         target, built = upgrade.destination(raw.domain, raw.op_type, Setting(opsets, {}).version(raw.domain))
         known = built or registry.find(raw.domain, target) is not None
         return None if known else self.library.find(raw)
@@ -405,7 +405,7 @@ class Builder:
         return self.apply(cls, view, raw).outputs
 
     def operand(self, names: Names, name: str) -> Value | None:
-        """What a node reads under a name; None for an absent operand."""
+        """The value that a node reads under a name; None for an absent operand."""
         value = names.find(name) if name else None
         return value if value is None or self.stand_ins is None else self.stand_ins.of(value)
 

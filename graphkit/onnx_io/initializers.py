@@ -67,11 +67,11 @@ _SCALES = {
 
 
 class Plan(NamedTuple):
-    """What becomes of the initialisers.
+    """The roles of the initialisers.
 
     Attributes:
         entries: (region, name, role) of each one that is used, outer regions first.
-        frozen: By name, why training leaves a parameter of the file's graph alone.
+        frozen: By name, why training leaves a parameter of the file's graph unchanged.
         initial_states: Names of those that only recurrent layers read, as the states before the first step.
     """
 
@@ -152,7 +152,7 @@ def attributes(model: ModelProto) -> dict[str, dict[str, Any]]:
 
 
 def written_attributes(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a parameter's attributes goes into the metadata: how its values were drawn is of no use beside them."""
+    """The attributes of a parameter for the metadata: all but its initialiser, because its values are stored."""
     return {key: value for key, value in _plain(attrs).items() if key != "init"}
 
 

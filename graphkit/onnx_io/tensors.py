@@ -160,7 +160,7 @@ def left_in_file(
 
 
 def from_bytes(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """The array that bytes (uint8) as ONNX stores them stand for, without a copy where the layouts agree."""
+    """The array for bytes (uint8) as ONNX stores them, without a copy if the layouts agree."""
     bits = _PACKED_BITS.get(dtype)
     if bits is None:
         if dtype is DType.BOOL:

@@ -119,7 +119,7 @@ def elsewhere(name: str) -> str | None:
 
 
 def list_positions(names: Sequence[str]) -> tuple[int, ...]:
-    """Which of an operator's operands take one integer for a list of one, or are told what to write for it."""
+    """Return the positions of operands that may be one integer: a list of one, or an error with the right form."""
     return tuple(i for i, name in enumerate(names) if name in _LISTS or name in ("repeats", "split"))
 
 

@@ -128,7 +128,7 @@ def _register(
 
 
 def rewritten(site: Site) -> Sequence[Value] | None:
-    """What the first rewrite that applies makes of the node; None when none does."""
+    """Apply the first rewrite that fits the node; None if none does."""
     for below, rule in _rewrites.get(site.op.name, ()):
         if site.target < below and (results := rule(site)) is not None:
             return results

@@ -71,9 +71,10 @@ class ImageDecoder(Op):
 
 
 def decoded(data: bytes, grey: bool) -> np.ndarray:
-    """uint8 [height, width, 1 if `grey` else 3]; raises RuntimeFailure for what is no whole picture, MissingDependency.
+    """Decode a picture to uint8 [height, width, 1 if `grey` else 3].
 
-    Sizes are compared with Pillow's limit before any pixel is decoded.
+    Raises RuntimeFailure for a damaged picture, MissingDependency without Pillow. Sizes are compared with Pillow's
+    limit before any pixel is decoded.
     """
     try:
         from PIL import Image, UnidentifiedImageError

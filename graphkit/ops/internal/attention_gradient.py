@@ -23,7 +23,7 @@ _MASKS = FLOATS | BOOLS
 
 
 def statistics_type(kind: DType) -> DType:
-    """The element type of the statistics of attention on `kind`: float32 of half floats."""
+    """The element type of the statistics of attention on `kind`: float32 for float16 and bfloat16."""
     return DType.FLOAT32 if kind in HALVES else kind
 
 

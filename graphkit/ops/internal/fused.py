@@ -229,7 +229,7 @@ ATTENTION_SAMPLES = (
 
 
 class AttentionOp(Op):
-    """What operators of scaled dot-product attention share: attributes, which FusedAttention describes, and sizes."""
+    """Base of operators of scaled dot-product attention: attributes, which FusedAttention describes, and sizes."""
 
     scale: float = 1.0
     causal: bool = False

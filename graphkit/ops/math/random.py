@@ -32,7 +32,7 @@ _UINT64 = frozenset({DType.UINT64})
 
 
 class RandomOp(Op):
-    """A node that draws. `stream` tells the nodes of one graph apart."""
+    """Base of random operators. `stream` distinguishes the random nodes of one graph."""
 
     stream: int = 0
     random = True
@@ -48,7 +48,7 @@ class RandomOp(Op):
 
     @property
     def own_seed(self) -> int | None:
-        """The seed that the node brings; fractions are cut off, and NaN is none, as in onnx's evaluator."""
+        """The node's own seed, or None; fractions are cut off, and NaN means None, as in onnx's evaluator."""
         seed = getattr(self, "seed", None)
         return None if seed is None or not math.isfinite(seed) else int(seed)
 
@@ -57,7 +57,7 @@ class RandomOp(Op):
         return xp.asarray(np.zeros(2, np.uint64)) if rng is None else rng
 
     def own_generator(self, rng: Any) -> np.random.RandomState | None:
-        """What a node with a seed draws from."""
+        """The random generator of a node with its own seed."""
         seed = self.own_seed
         if seed is None:
             return None

@@ -232,11 +232,13 @@ def require_targets(count: int) -> None:
 
 
 def modes_of(names: Sequence[str]) -> np.ndarray:
-    """Raises UsageError for a name that is none of MODES."""
+    """Return the codes of mode names. Raises UsageError for a name that is not one of MODES."""
     table = {name: i for i, name in enumerate(MODES)}
     codes = np.array([table.get(name, -1) for name in names], np.int64)
     if (codes < 0).any():
-        raise UsageError(f"node {_first(codes < 0)} has mode {names[_first(codes < 0)]!r}: none of {', '.join(MODES)}")
+        raise UsageError(
+            f"node {_first(codes < 0)} has mode {names[_first(codes < 0)]!r}, not one of {', '.join(MODES)}"
+        )
     return codes
 
 
@@ -244,7 +246,7 @@ _kept: dict[tuple[int, str], tuple[Any, Any]] = {}
 
 
 def kept_with(op: Any, what: str, build: Callable[[], Made]) -> Made:
-    """What is made of an operator: built when it is first asked for, kept as long as the operator is."""
+    """A value computed from an operator at its first use, and cached as long as the operator exists."""
     key = (id(op), what)
     entry = _kept.get(key)
     if entry is None or entry[0]() is not op:

@@ -68,7 +68,7 @@ class SquaredDistances(Op):
 
 
 class KernelMachine(RowWise):
-    """What the two operators have in common: vectors, and a kernel with gamma, coef0 and degree."""
+    """Base of SVMRegressor and SVMClassifier: support vectors, and a kernel with gamma, coef0 and degree."""
 
     kernel_type: str = "LINEAR"
     kernel_params: tuple[float, ...] = ()

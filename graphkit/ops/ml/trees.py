@@ -49,7 +49,7 @@ _TREES: dict[str, Any] = {
 
 
 class IdentifiedTrees(RowWise):
-    """What the two operators have in common. A tree's root is the first node that has its identifier."""
+    """Base of the two operators. A tree's root is the first node that has its identifier."""
 
     nodes_treeids: tuple[int, ...] = ()
     nodes_nodeids: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class IdentifiedTrees(RowWise):
         return array
 
     def base(self) -> np.ndarray:
-        """What is added to scores."""
+        """The base values that are added to scores."""
         return self._numbers("base_values")
 
     def _forest(self, prefix: str, targets: int) -> Forest:

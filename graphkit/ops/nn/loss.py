@@ -25,7 +25,7 @@ _WEIGHTS = Rand((4,), 0.5, 2.0)
 
 
 class ClassLoss(Op):
-    """What the losses share: reduction, ignore_index, operand checks, and the weight of each label."""
+    """Base of the losses: reduction, ignore_index, operand checks, and the weight of each label."""
 
     ignore_index: int | None = None
     reduction: str = "mean"
@@ -309,7 +309,7 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
         return TensorType(dloss.dtype, ()), TensorType(made, scores.shape)
 
     def parts(self) -> tuple[SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyGrad]:
-        """The two operators that it stands for."""
+        """The two operators that it replaces."""
         options: Any = {"ignore_index": self.ignore_index, "reduction": self.reduction}
         return SoftmaxCrossEntropyLoss(**options), SoftmaxCrossEntropyGrad(**options)
 

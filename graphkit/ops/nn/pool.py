@@ -228,9 +228,9 @@ def _counts(spatial: Sequence[Any], window: Window, positions: Sequence[Any], pa
 
 
 class AveragePooling(Pooling):
-    """What AveragePool and its adjoint share: the number of elements that each window's sum is divided by.
+    """Base of AveragePool and its adjoint: the number of elements by which each window's sum is divided.
 
-    Padding counts when `count_include_pad` is set; places behind the padding, where ceil_mode reaches, never do.
+    Padding counts if `count_include_pad` is set; positions behind the padding, where ceil_mode reaches, never count.
     """
 
     count_include_pad: bool = False

@@ -20,7 +20,7 @@ _FEW_BITS = BYTES | FLOAT8
 
 
 class IntegerProduct(Op):
-    """What the products share: numpy's rules of MatMul, and parameters for rows of a and columns of b."""
+    """Base of the quantised products: numpy's rules of MatMul, and parameters for rows of a and columns of b."""
 
     substitutes = True
 

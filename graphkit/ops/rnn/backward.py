@@ -32,7 +32,7 @@ _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
 class OfLayer(Op):
-    """What belongs to a recurrent layer, and has its attributes."""
+    """Base of the operators for gradients of a recurrent layer, with the attributes of the layer."""
 
     layer: ClassVar[type[Recurrence]]
     # Scans of native steps are an order of magnitude faster than the recurrence of `reference`.

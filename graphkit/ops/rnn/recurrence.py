@@ -291,7 +291,7 @@ class Recurrence(Op):
 
 
 class Direction(NamedTuple):
-    """What one direction's Scan reads: the input's product with w, the first state, (r, bias of r, peepholes)."""
+    """The operands of one direction's Scan: the product of input and w, the first state, (r, bias of r, peepholes)."""
 
     projected: Value
     initial: tuple[Value, ...]
@@ -300,7 +300,7 @@ class Direction(NamedTuple):
     backwards: bool
 
     def weights(self, captured: Sequence[Any]) -> Weights:
-        """What `cell` takes, inside a body whose captures are `captured`."""
+        """The weights for `cell`, inside a body whose captures are `captured`."""
         r, bias, peepholes = captured
         return Weights(r, bias, peepholes, self.functions)
 

@@ -16,7 +16,7 @@ from graphkit.ops.sequence.elements import drawn, sequence_type, without_element
 
 
 def element_types(operands: Sequence[Value]) -> list[SequenceType | TensorType]:
-    """What a body is given: one element of each sequence, and tensors as they are."""
+    """The types of a body's inputs: one element of each sequence, and tensors unchanged."""
     kinds = [v.type.element if isinstance(v.type, SequenceType) else v.type for v in operands]
     return [drawn(without_value(kind)) for kind in kinds]  # type: ignore[misc]
 

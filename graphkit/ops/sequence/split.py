@@ -77,7 +77,7 @@ class SplitToSequence(Op):
         return [contiguous(xp, x[(*before, slice(a, b))]) for a, b in itertools.pairwise(ends)]
 
     def drops_axis(self, split: TensorType | None) -> bool | None:
-        """Whether the parts lack the axis; None when only a run tells."""
+        """Whether the parts lack the axis; None if it is known only at run time."""
         if self.keepdims or (split is not None and split.rank == 1):
             return False
         if split is None:

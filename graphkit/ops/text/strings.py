@@ -85,7 +85,7 @@ class StringConcat(TextOp):
 
 
 def splitter(delimiter: str, limit: int | None) -> Callable[[str], list[str]]:
-    """What splits one string, at most `limit` times. As in ONNX Runtime, an empty string has no parts."""
+    """Return a function that splits a string at most `limit` times. As in ONNX Runtime, an empty one has no parts."""
     if delimiter:
         return lambda word: word.split(delimiter, -1 if limit is None else limit) if word else []
     if limit is None:

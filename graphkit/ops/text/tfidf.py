@@ -98,7 +98,7 @@ def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
 
 @kept
 def pool_of(op: TfIdfVectorizer) -> Pool:
-    """What the operator looks for, of the lengths that it counts."""
+    """The n-grams that the operator counts, of the lengths that it counts."""
     if not op.ngram_indexes or min(op.ngram_indexes) < 0:
         raise UsageError("ngram_indexes is empty, or has a negative element")
     shortest, longest = op.min_gram_length, op.max_gram_length

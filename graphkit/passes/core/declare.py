@@ -119,7 +119,7 @@ def pipeline(*passes: Pass[...], given: Iterable[Property] = INITIAL) -> tuple[P
 
 
 def held_after(passes: Sequence[Pass[...]], given: Iterable[Property] = INITIAL) -> frozenset[Property]:
-    """What holds behind the passes. Raises PassOrderError as `pipeline` does."""
+    """The properties that hold after the passes. Raises PassOrderError as `pipeline` does."""
     held = frozenset(given)
     for place, step in enumerate(passes):
         if missing := step.requires - held:
@@ -138,11 +138,11 @@ def _reason(wanted: Property, passes: Sequence[Pass[...]], place: int) -> str:
 
 
 def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
-    """Distinct passes in an order that their declarations permit, as near to the given one as they do.
+    """Order distinct passes as their declarations require, as near to the given order as possible.
 
-    Who breaks a property comes before who ensures it, and that before who requires it; where nobody ensures it, who
-    requires it comes before who breaks it. Raises PassOrderError for passes that want to be before each other, and for
-    one that is listed twice. Whether what is required holds is for `pipeline` to say.
+    A pass that breaks a property comes before the one that ensures it, and this one before a pass that requires it. If
+    no pass ensures it, a pass that requires it comes before one that breaks it. Raises PassOrderError for passes whose
+    declarations contradict each other, and for one that is listed twice. `pipeline` checks whether requirements hold.
     """
     if len(set(passes)) != len(passes):
         twice = next(p for i, p in enumerate(passes) if p in passes[:i])

@@ -1,4 +1,4 @@
-"""One graph of a model, or one subgraph, as the parts that ranks have of it: what is built where, and what travels."""
+"""Divide one graph or subgraph of a model among ranks: which rank builds which node, and which values are sent."""
 
 from __future__ import annotations
 
