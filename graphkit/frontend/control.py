@@ -132,7 +132,7 @@ def while_loop(
     shape = tree.skeleton(state)
     start = [leaf(item) for item in tree.leaves(state)]
     if not start:
-        raise UsageError(f"{name}: the state holds no value")
+        raise UsageError(f"{name}: the state contains no value")
     paths = list(tree.paths(state))
     states = StableStates([v.type for v in start], refusal=lambda i, a, b: changed_state(name, paths[i], a, b))
     while True:
@@ -177,9 +177,8 @@ def scan(
     `init` and `xs` are trees: nested tuples, lists and dicts. All leaves of xs have one length along `axis`; with
     xs=None, fn gets x=None, `length` times. The carry keeps its nesting and types. With `reverse` the slices are taken
     from the end, and each y stays at the position of its x. `axis` and `out_axis`, along which ys are stacked, are one
-    axis for all leaves, or a tree of axes. docs/control_flow.md describes the other options.
-
-    Raises TypeMismatch, which names the leaf, if lengths differ or a carry changes its type.
+    axis for all leaves, or a tree of axes. docs/control_flow.md describes the other options. Raises TypeMismatch, which
+    names the leaf, if lengths differ or a carry changes its type.
     """
     _check_parallel(name, parallel_iterations)
     sequences, paths, axes = _sequences(name, xs, length, axis)
@@ -231,7 +230,7 @@ def _sequences(name: str, xs: Any, length: int | Value | None, axis: Any) -> tup
         raise UsageError(f"{name}: length= is only for xs=None; otherwise the length of xs is used")
     sequences = [leaf(item) for item in tree.leaves(xs)]
     if not sequences:
-        raise UsageError(f"{name}: xs holds no value")
+        raise UsageError(f"{name}: xs contains no value")
     paths = list(tree.paths(xs))
     return sequences, paths, list(scanned_axes(name, paths, sequences, axes_of(name, "axis", axis, xs)))
 

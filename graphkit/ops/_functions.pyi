@@ -722,7 +722,7 @@ def conv(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Convolution (computed as cross-correlation, as in all networks) over any number of spatial axes."""
+    """Convolution (cross-correlation) over any number of spatial axes."""
 
 def conv_grad_input(
     dy: Operand,

@@ -89,7 +89,7 @@ def decoded(data: bytes, grey: bool) -> np.ndarray:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RuntimeFailure(f"the picture is above Pillow's limit: {error}") from None
     except UnidentifiedImageError:
-        raise RuntimeFailure(f"{len(data)} bytes are no picture in one of {', '.join(_FORMATS)}") from None
+        raise RuntimeFailure(f"{len(data)} bytes are not a picture in one of {', '.join(_FORMATS)}") from None
     except (EOFError, IndexError, OSError, OverflowError, SyntaxError, ValueError) as error:
         raise RuntimeFailure(f"the picture cannot be decoded: {error}") from None
 

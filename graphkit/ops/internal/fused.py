@@ -251,7 +251,7 @@ class AttentionOp(Op):
         keys, values = self.heads_first(k), self.heads_first(v)
         same = ((batch, keys[0]), (q_shape[3], keys[3]), *zip(keys[:3], values[:3], strict=True))
         if not (all(dims.may_equal(a, b) for a, b in same) and self._may_share(heads, keys[1])):
-            raise TypeMismatch(f"the shapes of {q}, {k} and {v} do not go together in layout {self.layout}")
+            raise TypeMismatch(f"the shapes of {q}, {k} and {v} do not fit together in layout {self.layout}")
         if mask is not None and mask.shape is not None:
             scores = (batch, heads, rows, keys[2])
             joint = broadcast_shapes([scores, mask.shape])

@@ -359,7 +359,7 @@ class QGemm(Op):
             if operand is not None and not any(fits(operand.shape, s) for s in ((), (1,), shape[1:])):
                 raise TypeMismatch(f"{name} {operand} does not fit {shape[1]} columns")
         if (named["y_scale"] is None) != (named["y_zero_point"] is None):
-            raise TypeMismatch("y_scale and y_zero_point belong together")
+            raise TypeMismatch("y_scale and y_zero_point must be given together")
         zero = named["y_zero_point"]
         return TensorType(DType.FLOAT32 if zero is None else zero.dtype, shape)
 

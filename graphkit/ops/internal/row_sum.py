@@ -20,7 +20,7 @@ def _check(indices: TensorType, rows: TensorType) -> None:
     if rows.shape is not None and not rows.shape:
         raise TypeMismatch(f"{rows} has no rows")
     if indices.shape and rows.shape and not dims.may_equal(indices.shape[0], rows.shape[0]):
-        raise TypeMismatch(f"{rows} has not one row for each of {indices}")
+        raise TypeMismatch(f"{rows} must have one row for each of {indices}")
 
 
 @op

@@ -122,12 +122,14 @@ class Gelqf(Op):
         if shape is None:
             return TensorType(a.dtype), TensorType(a.dtype)
         if dims.is_static(shape[-2]) and dims.is_static(shape[-1]) and shape[-2] > shape[-1]:
-            raise TypeMismatch(f"{a} has more rows than columns; an LQ factorisation has not")
+            raise TypeMismatch(f"{a} has more rows than columns, for which there is no LQ factorisation")
         return TensorType(a.dtype, shape), TensorType(a.dtype, (*shape[:-1], shape[-2]))
 
     def reference(self, xp: Any, a: Any) -> Any:
         if a.shape[-2] > a.shape[-1]:
-            raise TypeMismatch(f"a matrix {list(a.shape)} has more rows than columns; an LQ factorisation has not")
+            raise TypeMismatch(
+                f"a matrix {list(a.shape)} has more rows than columns, for which there is no LQ factorisation"
+            )
         q, r = xp.linalg.qr(swapped(xp, a))
         signs = xp.where(xp.diagonal(r, axis1=-2, axis2=-1) < 0, -1, 1).astype(a.dtype)
         return swapped(xp, q) * signs[..., :, None], xp.tril(swapped(xp, r) * signs[..., None, :])

@@ -224,7 +224,7 @@ _GEOMETRIES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...]
 
 @op
 class Conv(Convolution):
-    """Convolution (computed as cross-correlation, as in all networks) over any number of spatial axes.
+    """Convolution (cross-correlation) over any number of spatial axes.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], b: [M] -> [N, M, *positions].
     """

@@ -199,7 +199,7 @@ class CausalConvWithState(Op):
             return TensorType(x.dtype), TensorType(x.dtype)
         length = dims.fresh() if weight.shape is None else weight.shape[2] - 1
         if weight.shape is not None and not dims.may_equal(weight.shape[0], x.shape[1]):
-            raise TypeMismatch(f"weight {weight} has not one kernel for each channel of {x}")
+            raise TypeMismatch(f"weight {weight} must have one kernel for each channel of {x}")
         return TensorType(x.dtype, x.shape), TensorType(x.dtype, (*x.shape[:2], length))
 
     def reference(self, xp: Any, x: Any, weight: Any, bias: Any = None, past_state: Any = None) -> Any:

@@ -91,7 +91,7 @@ class SgdUpdate(Update):
         if bool(self.momentum) != (velocity is not None):
             raise TypeMismatch("velocity is given exactly when momentum is not 0")
         if self.nesterov and (not self.momentum or self.dampening):
-            raise UsageError("nesterov needs momentum and no dampening")
+            raise UsageError("nesterov needs momentum, and dampening=0")
         if self.dampening and step is None:
             raise TypeMismatch("dampening needs the step: the first one is not dampened")
         slots = {} if velocity is None else {"velocity": velocity}

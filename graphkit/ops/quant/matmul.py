@@ -170,7 +170,7 @@ class QLinearMatMul(IntegerProduct):
             single(f"y_{what}", named[f"y_{what}"])
         kinds = [named[f].dtype in FLOAT8 for f in ("a", "b", "y_zero_point")]
         if len(set(kinds)) > 1:
-            raise TypeMismatch("8-bit floats and integers have no product")
+            raise TypeMismatch("8-bit floats cannot be multiplied with integers")
         return TensorType(named["y_zero_point"].dtype, self.product_shape(named["a"], named["b"]))
 
     def reference(self, xp: Any, *operands: Any) -> Any:

@@ -24,7 +24,7 @@ def _heads(node: NodeView, x: Any, cache: Any, heads: int) -> int | None:
         return heads or None
     hidden, half = x.tensor.known_shape[2], cache.tensor.known_shape[1]
     if not dims.is_static(hidden) or not dims.is_static(half) or not half:
-        raise UnsupportedError(f"{node.label}: neither num_heads nor sizes that say how many heads there are")
+        raise UnsupportedError(f"{node.label}: the number of heads is unknown; give num_heads")
     return int(hidden // (2 * half))
 
 
