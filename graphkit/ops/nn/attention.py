@@ -132,10 +132,10 @@ class Attention(Op):
     the number of valid keys.
 
     Query i is at the position of key i + offset, where offset is the length of the past, or valid keys - L. is_causal:
-    ignore later keys. Windows: the largest number of keys to the left and right (-1: all). softcap c > 0: replace
-    scores by c * tanh(scores / c). A query that may attend to no key gives 0. Outputs: y, shaped like q but with E;
-    present_key, present_value [B, G, T, D or E]; qk_matmul_output [B, H, L, T]: the scores (mode 0), after softcap (1),
-    with the mask (2), after softmax (3).
+    ignore later keys. left_window_size, right_window_size: the largest number of keys to the left and right (-1: all).
+    softcap c > 0: replace scores by c * tanh(scores / c). A query that may attend to no key gives 0. Outputs: y, shaped
+    like q but with E; present_key, present_value [B, G, T, D or E]; qk_matmul_output [B, H, L, T]: the scores (mode 0),
+    after softcap (1), with the mask (2), after softmax (3).
     """
 
     is_causal: bool = False
