@@ -17,13 +17,15 @@ _SMALLEST = 63
 def alexnet(
     image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, hidden: int = 4096, dropout: float = 0.5
 ) -> Model:
-    """Five convolutions with ReLU, three followed by 3x3 max pooling of stride 2, then two layers of `hidden` units.
+    """Five convolutions with ReLU, three of them with 3x3 max pooling of stride 2, then two layers of `hidden` units.
 
-    x: float32 [N, *image], at least 63 pixels a side; logits: [N, classes].
+    Inputs: x is float32 [N, *image], at least 63 pixels per side.
 
-    `dropout`: ratio before each of the two hidden layers, in training.
+    Outputs: logits is [N, classes].
 
-    Parameters: conv1_weight, conv1_bias, ..., fc1_weight, ..., fc3_bias. There are 61,100,840 for the default options.
+    Options: `dropout` is the dropout ratio before each of the two hidden layers, in training.
+
+    Parameters: conv1_weight, conv1_bias, ..., fc1_weight, ..., fc3_bias. 61,100,840 with the default options.
     """
     channels, height, width = image_shape("alexnet", image)
     positive("alexnet", classes=classes, hidden=hidden)

@@ -28,15 +28,17 @@ def bert(
     classes: int = 2,
     dropout: float = 0.1,
 ) -> Model:
-    """Transformer encoder with bidirectional attention, feed-forward layers of 4 * width, and post-norm.
+    """An encoder of bidirectional attention and feed-forward layers of 4 * width, each normalised after (post-norm).
 
-    x: int64 [N, T], the tokens, T <= length; segments: int64 [N, T], 0 or 1; mask: int64 [N, T], 0 at padding. logits:
-    float32 [N, classes], computed from tanh(linear) of the first token.
+    Inputs: x is int64 [N, T], T <= length, the tokens. segments is int64 [N, T], 0 or 1. mask is int64 [N, T], 0 at
+    padding.
 
-    `dropout`: ratio after embedding, attention, feed-forward layer and pooling, in training.
+    Outputs: logits is float32 [N, classes]. It classifies the sequence by tanh(linear) of its first token.
+
+    Options: `dropout` is the dropout ratio after embedding, attention, feed-forward layer and pooling, in training.
 
     Parameters: token_weight, position_weight, segment_weight, norm_*, block0/qkv_weight, ..., pool_*, fc_*. With the
-    default options there are 109,482,240, as in BERT-base, and 1,538 of the classifier.
+    default options, 109,482,240 as in BERT-base, and 1,538 of the classifier.
     """
     positive("bert", vocab=vocab, width=width, heads=heads, layers=layers, length=length, classes=classes)
     head_width("bert", width, heads)

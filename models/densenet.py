@@ -26,15 +26,18 @@ def densenet(
     layers: int = 121, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, growth: int | None = None,
     dropout: float = 0.0,
 ) -> Model:  # fmt: skip
-    """Four blocks in which each layer reads the channels of all layers before it.
+    """Four blocks. Each layer reads the channels of all earlier layers. Between blocks, channels and pixels halve.
 
-    Between blocks, the channels and the sides of the image are halved. x: float32 [N, *image]; logits: [N, classes].
+    Inputs: x is float32 [N, *image].
 
-    `layers` is 121, 161, 169 or 201. `growth`: the channels that every layer adds, 32, or 48 with 161 layers; the first
-    convolution has twice as many. `dropout`: ratio after each layer, in training.
+    Outputs: logits is [N, classes].
+
+    Options: `layers` is 121, 161, 169 or 201. `growth` is the number of channels that each layer adds. Its default is
+    32, or 48 with 161 layers. The first convolution has twice as many channels. `dropout` is the dropout ratio after
+    each layer, in training.
 
     Parameters: conv1_weight, bn1_weight, block1/layer1/bn1_weight, transition1/conv_weight, ..., fc_bias. With 1,000
-    classes there are 7,978,856, 28,681,000, 14,149,480 and 20,013,928.
+    classes: 7,978,856, 28,681,000, 14,149,480 and 20,013,928, in the order of `layers`.
     """
     if layers not in _DEPTHS:
         raise UsageError(f"densenet: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")

@@ -1,4 +1,4 @@
-"""The deep learning recommendation model of Naumov et al. (2019): embedded categories that interact in pairs."""
+"""The deep learning recommendation model of Naumov et al. (2019): category vectors that interact in pairs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ def dlrm(
     numbers: int = 13, sizes: tuple[int, ...] = _CRITEO, width: int = 16, bottom: tuple[int, ...] = (512, 256, 64),
     top: tuple[int, ...] = (512, 256), interaction: str = "dot",
 ) -> Model:  # fmt: skip
-    """A perceptron on the numbers, embeddings of the categories, products of all vector pairs, a perceptron on top.
+    """A perceptron for numbers, a table per category, the products of all pairs of vectors, and a perceptron on top.
 
-    x: float32 [N, numbers]; categories: int64 [N, columns], column i below sizes[i]; logits: float32 [N, 1], of the
-    probability of a click.
+    Inputs: x is float32 [N, numbers]. categories is int64 [N, columns], column i below sizes[i].
 
-    `bottom` and `top`: widths of ReLU layers. A layer of `width` units follows the bottom layers, and the logit follows
-    the top layers. `interaction`: "dot" takes the vector of the numbers and the products Z Z^T below the diagonal,
-    where Z holds the vectors of the numbers and of each column; "cat" takes all vectors side by side. The default
-    widths are the authors' for Criteo's Kaggle data. The tables are cut to 1000 rows; the authors' have up to
+    Outputs: logits is float32 [N, 1], the logit of the probability of a click.
+
+    Options: `bottom` and `top` are the widths of ReLU layers. A layer of `width` follows bottom, and the logit follows
+    top. `interaction` is "dot" or "cat". Z contains the vector of the numbers and those of the columns. "dot" takes the
+    vector of the numbers, followed by the elements of Z Z^T below the diagonal. "cat" concatenates the vectors. The
+    defaults are the authors' widths for Criteo's Kaggle data. The tables are cut to 1000 rows; theirs have up to
     10,131,227.
 
     Parameters: bottom<n>_weight, bottom<n>_bias, table<i>_weight [sizes[i], width], top<n>_*, click_*.

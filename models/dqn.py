@@ -16,16 +16,19 @@ from graphkit.ops import F
 def dqn(
     observations: int = 25, actions: int = 4, hidden: int | tuple[int, ...] = (64, 64), dueling: bool = False
 ) -> Model:
-    """Fully connected layers with ReLU that estimate the expected discounted return of every action.
+    """The expected discounted return of every action, from fully connected layers with ReLU between them.
 
-    x: float32 [N, observations]; q: [N, actions].
+    Inputs: x is float32 [N, observations].
 
-    `hidden`: the width of each hidden layer. With `dueling`, q is v + a - mean(a), where v is the value of the state
-    and a the advantage of each action. The defaults fit `graphkit.models.grid_world.GridWorld`;
-    `graphkit.train.q_learning.QLearner` trains it.
+    Outputs: q is [N, actions].
 
-    Parameters: fc1_weight, fc1_bias, ...; with `dueling` value_* and advantage_* instead of the last layer. There are
-    6,084 for the default options, and 17,410 for (4, 2, (128, 128)), the network of PyTorch's tutorial for CartPole.
+    Options: `hidden` gives the width of each hidden layer. With `dueling`, q is v + a - mean(a). v is the value of the
+    state, and a is the advantage of each action. The defaults fit `graphkit.models.grid_world.GridWorld`.
+
+    Training: Use `graphkit.train.q_learning.QLearner`.
+
+    Parameters: fc1_weight, fc1_bias, ... With `dueling`, value_* and advantage_* replace the last layer. 6,084 with the
+    default options; 17,410 for (4, 2, (128, 128)), the network of PyTorch's tutorial for CartPole.
     """
     widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     if any(not isinstance(width, int) or width < 1 for width in widths):

@@ -1,4 +1,4 @@
-"""The generator and the discriminator of a DCGAN (Radford, Metz and Chintala 2016)."""
+"""Generator and discriminator of a DCGAN (Radford, Metz and Chintala 2016)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ _SMALLEST = 4  # the side of the first map of the generator
 
 @network
 def gan(part: str = "generator", image: tuple[int, ...] = (3, 64, 64), latent: int = 100, width: int = 64) -> Model:
-    """The generator or the discriminator; `graphkit.train.adversarial.AdversarialTrainer` trains both.
+    """One of two networks that are trained against each other.
 
-    `part` "generator" maps noise: float32 [N, latent], standard normal, to image: [N, *image] in (-1, 1), by transposed
-    convolutions that double the side, starting from 4. `part` "discriminator" maps x: float32 [N, *image] to logits:
-    [N, 1], of the probability that x is real, by convolutions that halve the side.
+    Inputs and outputs: The generator maps noise, float32 [N, latent], standard normal, to image, [N, *image] in (-1,
+    1). The discriminator maps x, float32 [N, *image], to logits, [N, 1], the logit of the probability that x is real.
 
-    Kernels have size 4. There is batch normalisation except next to the image and the logits. The generator has ReLU,
-    the discriminator leaky ReLU of slope 0.2. Images are squares whose side is a power of two, 8 or more. `width`:
-    channels next to the image, doubled with every halving. Scales of normalisations start at 1.
+    Options: `part` is "generator" or "discriminator". Images are squares. Their side is a power of two, at least 8.
+    `width` is the number of channels next to the image. It doubles with every halving of the image.
+
+    Layers: The generator has transposed convolutions that double the side, from 4. The discriminator has convolutions
+    that halve it. Kernels are 4x4. Batch normalisation follows, except next to the image and the logits. The generator
+    has ReLU. The discriminator has leaky ReLU with slope 0.2.
+
+    Training: Use `graphkit.train.adversarial.AdversarialTrainer`.
 
     Parameters: generator/up<n>_weight, generator/norm<n>_*, discriminator/down<n>_weight, discriminator/norm<n>_*,
-    discriminator/judge_weight. As in PyTorch's example there are 3,576,704 for the default options, and 2,765,568 for
-    the discriminator.
+    discriminator/judge_weight, as in PyTorch's example. 3,576,704 with the default options, and 2,765,568 for the
+    discriminator. Scales of normalisations start at 1.
     """
     channels, side, breadth = image_shape("gan", image)
     positive("gan", latent=latent, width=width)

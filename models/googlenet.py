@@ -30,16 +30,19 @@ _MODULES = {
 def googlenet(
     image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, batch_norm: bool = True, dropout: float = 0.2
 ) -> Model:
-    """Nine inception modules, each of four parallel branches of convolutions and pooling, joined along the channels.
+    """Nine inception modules: four parallel branches of convolutions and pooling, concatenated along the channels.
 
-    x: float32 [N, *image]; logits: [N, classes].
+    Inputs: x is float32 [N, *image].
 
-    With `batch_norm`, the network is torchvision's: every convolution is normalised and has no bias, and the third
-    branch's kernel is 3x3 (6,624,904 parameters with 1,000 classes). Without it, the network is the paper's: biases,
-    5x5 kernels, and local response normalisation around the second and third convolution (6,998,552 parameters).
-    `dropout`: ratio before the last layer, in training.
+    Outputs: logits is [N, classes].
 
-    Parameters: conv1_weight, ..., inception3a/1x1_weight, inception3a/3x3_reduce_weight, ..., fc_bias.
+    Options: With `batch_norm`, the network is that of torchvision. Every convolution is normalised and has no bias. The
+    kernel of the third branch is 3x3. Without `batch_norm`, the network is that of the paper: biases, 5x5 kernels, and
+    local response normalisation around the second and third convolution. `dropout` is the dropout ratio before the last
+    layer, in training.
+
+    Parameters: conv1_weight, ..., inception3a/1x1_weight, inception3a/3x3_reduce_weight, ..., fc_bias. With 1,000
+    classes: 6,624,904 with `batch_norm`, 6,998,552 without.
     """
     channels, height, width = image_shape("googlenet", image)
     positive("googlenet", classes=classes)

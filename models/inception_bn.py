@@ -29,16 +29,20 @@ _MAXIMUM = {"5b"}  # modules of full size that pool by the maximum, all others b
 
 @network
 def inception_bn(image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, dropout: float = 0.0) -> Model:
-    """Ten inception modules, in which two 3x3 convolutions replace the 5x5 one; every convolution is normalised.
+    """Ten inception modules in which two 3x3 convolutions replace each 5x5 one. Every convolution is normalised.
 
-    x: float32 [N, *image]; logits: [N, classes].
+    Inputs: x is float32 [N, *image].
 
-    `dropout`: ratio before the last layer, in training. The first two poolings include the last rows and columns
-    (ceil), which gives the sizes of the paper: 112, 56, 28, 14 and 7 pixels a side. Convolutions have biases, as in the
-    published weights; their gradient in training is 0.
+    Outputs: logits is [N, classes].
+
+    Options: `dropout` is the dropout ratio before the last layer, in training.
+
+    Sizes: The first two poolings include the last rows and columns (ceil). This gives the sizes of the paper: 112, 56,
+    28, 14 and 7 pixels per side. Convolutions have biases, as in the published weights. The gradient of these biases is
+    0 in training.
 
     Parameters: conv1_weight, conv1_bn_weight, inception3a/1x1_weight, inception3a/double_3x3_reduce_weight, ...,
-    fc_bias. There are 11,295,240 with 1,000 classes.
+    fc_bias. 11,295,240 with 1,000 classes.
     """
     channels, height, width = image_shape("inception_bn", image)
     positive("inception_bn", classes=classes)

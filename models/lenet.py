@@ -16,12 +16,14 @@ _SMALLEST_UNPADDED = 16
 def lenet(image: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> Model:
     """Two 5x5 convolutions (20 and 50 channels), each with tanh and 2x2 max pooling, then 500 tanh units.
 
-    x: float32 [N, *image]; logits: [N, classes].
+    Inputs: x is float32 [N, *image].
 
-    For images of at least 16 pixels a side, convolutions have no padding (431,080 parameters for 1x28x28 and 10
-    classes). For smaller ones, such as 8x8 digits, they are padded by 2.
+    Outputs: logits is [N, classes].
 
-    Parameters: conv1_weight, conv1_bias, conv2_*, fc1_*, fc2_*.
+    Padding: For images of at least 16 pixels per side, the convolutions have no padding. For smaller ones, such as 8x8
+    digits, they are padded by 2.
+
+    Parameters: conv1_weight, conv1_bias, conv2_*, fc1_*, fc2_*. 431,080 for 1x28x28 and 10 classes.
     """
     channels, height, width = image_shape("lenet", image)
     positive("lenet", classes=classes)

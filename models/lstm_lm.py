@@ -1,4 +1,4 @@
-"""A recurrent language model (Zaremba, Sutskever and Vinyals 2014)."""
+"""A recurrent language model with LSTM layers (Zaremba, Sutskever and Vinyals 2014)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ def lstm_lm(
 ) -> Model:  # fmt: skip
     """An embedding, LSTM layers of `hidden` units, and a linear layer. The defaults are the paper's small network.
 
-    x: int64 [T, N], below `vocab`; logits: float32 [T, N, vocab], of the next token.
+    Inputs: x is int64 [T, N], below `vocab`.
 
-    `embedding`: width of the token table (default: hidden). `tied`: the token table also computes the logits.
-    `dropout`: ratio before, between and after the LSTM layers, in training. `stateful`, for text in consecutive pieces:
-    the first state is an input (h, c: float32 [layers, N, hidden]), and the last state an output (last_h, last_c).
-    Training passes the state to the next batch (`carry`); otherwise the caller does.
+    Outputs: logits is float32 [T, N, vocab], for the next token.
 
-    Parameters: token_weight, lstm0_weight, lstm0_recurrent, lstm0_bias, ..., fc_weight, fc_bias. There are 4,653,200
-    for the default options, as in torch.nn.Embedding, LSTM and Linear together.
+    Options: `embedding` is the width of the token table; the default is `hidden`. With `tied`, the table is also the
+    output layer. `dropout` is the dropout ratio before, between and after the LSTM layers, in training. With
+    `stateful`, a text can be processed in pieces. The first state is an input (h, c: float32 [layers, N, hidden]), and
+    the last one is an output (last_h, last_c). Training carries the state from batch to batch (`carry`); a caller feeds
+    it back.
+
+    Parameters: token_weight, lstm0_weight, lstm0_recurrent, lstm0_bias, ..., fc_weight, fc_bias. 4,653,200 with the
+    default options, as in torch.nn.Embedding, LSTM and Linear together.
     """
     positive("lstm_lm", vocab=vocab, hidden=hidden, layers=layers)
     width = hidden if embedding is None else embedding

@@ -15,10 +15,12 @@ from graphkit.ops import F
 def matrix_factorization(users: int = 943, items: int = 1682, factors: int = 32) -> Model:
     """rating = mean + bias of user + bias of item + <factors of user, factors of item>: equation 4 of the paper.
 
-    user, item: int64 [N], below `users` and `items` (by default those of MovieLens 100K); rating: float32 [N].
+    Inputs: user and item are int64 [N], below `users` and `items`. The default sizes are those of MovieLens 100K.
+
+    Outputs: rating is float32 [N].
 
     Parameters: user_weight [users, factors], item_weight, user_bias_weight [users, 1], item_bias_weight and mean [1].
-    There are (users + items) * (factors + 1) + 1.
+    Together (users + items) * (factors + 1) + 1.
     """
     positive("matrix_factorization", users=users, items=items, factors=factors)
     user = nn.input("user", ["N"], "int64")

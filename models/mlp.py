@@ -22,9 +22,12 @@ def mlp(
 ) -> Model:
     """Fully connected layers with ReLU between them.
 
-    x: float32 [N, inputs], or [N, *inputs] for a tuple such as (1, 8, 8), which is flattened; logits: [N, classes].
+    Inputs: x is float32 [N, inputs]. If `inputs` is a tuple such as (1, 8, 8), x is [N, *inputs], and is flattened.
 
-    `hidden`: the width of each hidden layer. `dropout`: ratio after each hidden layer, in training.
+    Outputs: logits is [N, classes].
+
+    Options: `hidden` gives the width of each hidden layer. `dropout` is the dropout ratio after each hidden layer, in
+    training.
 
     Parameters: fc1_weight, fc1_bias, ...
     """

@@ -18,12 +18,14 @@ _STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3
 def mobilenetv2(image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, dropout: float = 0.2) -> Model:
     """Seventeen inverted residuals: a 1x1 expansion, a 3x3 depthwise convolution, a 1x1 projection without activation.
 
-    x: float32 [N, *image]; logits: [N, classes].
+    Inputs: x is float32 [N, *image].
 
-    `dropout`: ratio before the last layer, in training.
+    Outputs: logits is [N, classes].
 
-    Parameters: conv1_weight, bn1_weight, block1/depthwise_weight, block2/expand_weight, ..., fc_bias. There are
-    3,504,872 with 1,000 classes.
+    Options: `dropout` is the dropout ratio before the last layer, in training.
+
+    Parameters: conv1_weight, bn1_weight, block1/depthwise_weight, block2/expand_weight, ..., fc_bias. 3,504,872 with
+    1,000 classes.
     """
     channels, height, width = image_shape("mobilenetv2", image)
     positive("mobilenetv2", classes=classes)

@@ -78,13 +78,15 @@ def mobilenetv3(
 ) -> Model:  # fmt: skip
     """Inverted residuals with squeeze and excitation, ReLU in the first ones and hard swish in the others.
 
-    x: float32 [N, *image]; logits: [N, classes].
+    Inputs: x is float32 [N, *image].
 
-    `size`: "large" or "small". `width` multiplies every number of channels, rounded to a multiple of 8. `dropout`:
-    ratio before the last layer, in training.
+    Outputs: logits is [N, classes].
 
-    Parameters: conv1_weight, bn1_weight, block1/depthwise_weight, block4/squeeze_weight, ..., fc2_bias. There are
-    5,483,032 (large) and 2,542,856 (small) with 1,000 classes.
+    Options: `size` is "large" or "small". `width` multiplies all numbers of channels, rounded to a multiple of 8.
+    `dropout` is the dropout ratio before the last layer, in training.
+
+    Parameters: conv1_weight, bn1_weight, block1/depthwise_weight, block4/squeeze_weight, ..., fc2_bias. With 1,000
+    classes: 5,483,032 (large) and 2,542,856 (small).
     """
     if size not in _SIZES:
         raise UsageError(f"mobilenetv3: size is 'large' or 'small', not {size!r}")

@@ -1,4 +1,4 @@
-"""Neural collaborative filtering: NeuMF, which joins matrix factorisation and a perceptron (He et al. 2017)."""
+"""Neural collaborative filtering: NeuMF, which combines matrix factorisation and a perceptron (He et al. 2017)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from graphkit.ops import F
 def ncf(
     users: int = 6040, items: int = 3706, factors: int = 8, hidden: int | tuple[int, ...] = (64, 32, 16, 8)
 ) -> Model:
-    """logits = w [gmf, mlp] + b, with gmf = p_user * q_item and mlp a perceptron on [p'_user, q'_item]: equation 12.
+    """logits = w [gmf, mlp] + b, gmf = p_user * q_item, mlp a perceptron on [p'_user, q'_item]: equation 12.
 
-    user, item: int64 [N], below `users` and `items` (by default those of MovieLens 1M); logits: float32 [N, 1], of the
-    probability that the user likes the item. Train them with `sigmoid_binary_cross_entropy`: the target is 1 for items
-    that a user had, and 0 for items drawn from the others.
+    Inputs: user and item are int64 [N], below `users` and `items`. The default sizes are those of MovieLens 1M.
 
-    `factors`: those of the factorisation. `hidden`: the width of both vectors of the perceptron together, then the
-    widths of its ReLU layers, as in the authors' program.
+    Outputs: logits is float32 [N, 1], the logit of the probability that the user likes the item.
+
+    Options: `factors` is the width of the factorisation. The first element of `hidden` is the width of both vectors of
+    the perceptron together. The others are the widths of its ReLU layers, as in the authors' program.
+
+    Training: Use `sigmoid_binary_cross_entropy`. The target is 1 for items that a user had, and 0 for items drawn from
+    the others.
 
     Parameters: gmf_user_weight [users, factors], gmf_item_weight, mlp_user_weight [users, hidden[0] / 2],
     mlp_item_weight, fc1_*, ..., predict_weight [1, factors + hidden[-1]], predict_bias.

@@ -45,21 +45,22 @@ _EXPANSION = 4  # a bottleneck's output channels over its width
 def resnet(
     layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000, preactivation: bool = False
 ) -> Model:
-    """Residual network of 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers; for small images of 20 to 110.
+    """Residual network with 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers; 20 to 110 for small images.
 
-    x: float32 [N, *image]; logits: [N, classes].
+    Inputs: x is float32 [N, *image].
 
-    Convolutions have no biases, and start from He's normal distribution by fan out. Parameters: conv1_weight,
-    bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias. With 1,000 classes there are
-    11,689,512, 21,797,672, 25,557,032, 44,549,160 and 60,192,808.
+    Outputs: logits is [N, classes].
 
-    Networks of 20, 32, 44, 56 or 110 layers are the paper's for CIFAR-10. They begin with a 3x3 convolution, halve the
-    image twice, and have widths of 16, 32 and 64. A shortcut takes every second pixel, and adds channels of zeros
-    behind its own. With 10 classes, for RGB, there are 269,722, 464,154, 658,586, 853,018 and 1,727,962 parameters.
+    Options: With 20, 32, 44, 56 or 110 `layers`, you get the paper's networks for CIFAR-10. They begin with a 3x3
+    convolution, halve the image twice, and have widths of 16, 32 and 64. A shortcut takes every second pixel, and adds
+    channels of zeros. With `preactivation`, known as ResNet v2, normalisation and ReLU come before a convolution.
+    Nothing comes after a sum. The sums end in their own normalisation, bn2.
 
-    With `preactivation`, known as ResNet v2, normalisation and ReLU come before a convolution, and nothing follows a
-    sum. After the last sum there is one more normalisation, bn2: 11,687,848, 21,796,008, 25,549,480, 44,541,608 and
-    60,185,256 parameters.
+    Parameters: conv1_weight, bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias. Convolutions
+    have no biases, and are initialised with He's normal distribution by fan out. With 1,000 classes: 11,689,512,
+    21,797,672, 25,557,032, 44,549,160 and 60,192,808, in the order of `layers`. With `preactivation`: 11,687,848,
+    21,796,008, 25,549,480, 44,541,608 and 60,185,256. For small RGB images and 10 classes: 269,722, 464,154, 658,586,
+    853,018 and 1,727,962.
     """
     if layers not in _FORMS:
         raise UsageError(f"resnet: layers is one of {', '.join(map(str, _FORMS))}, not {layers!r}")

@@ -46,25 +46,25 @@ def seq2seq(
     attention: str = "luong", dropout: float = 0.0, decode: int = 0, start: int = 1, end: int = 2, beam: int = 1,
     length_penalty: float = 0.0,
 ) -> Model:  # fmt: skip
-    """GRU layers that read a sentence, and GRU layers that write one and attend to the states of the first.
+    """GRU layers that read a sentence, and GRU layers that write one, with attention to the states of the first ones.
 
-    source: int64 [N, S], below `vocab`; lengths: int64 [N], the tokens of each row, the rest is padding. The further
-    inputs and the outputs depend on `decode`. The parameters are always the same.
+    Inputs: source is int64 [N, S], below `vocab`. lengths is int64 [N]; the rest of a row is padding. For training
+    (teacher forcing), there is also previous: int64 [N, T], below `target_vocab` (default: `vocab`). It contains
+    `start`, followed by the target.
 
-    For training (teacher forcing), previous: int64 [N, T], below `target_vocab` (default: vocab), is the target behind
-    `start`, and logits: float32 [N, T, target_vocab] predict the target.
+    Outputs: For training, logits is float32 [N, T, target_vocab], for the target. With `decode`, tokens is int64 [N,
+    decode], padded with `end`. With `beam`, tokens is int64 [N, beam, decode], the most likely first, and
+    log_probability is float32 [N, beam].
 
-    With `decode` of 1 or more, the network generates. In a loop it takes the most likely token each time, until every
-    sentence has had `end` or there are `decode` tokens. tokens: int64 [N, decode], filled up with `end`. With `beam` of
-    2 or more, the loop keeps that many hypotheses. tokens: int64 [N, beam, decode], the most likely first, and
-    log_probability: float32 [N, beam], of each. `length_penalty`: alpha of Wu et al. 2016, 0 for none; hypotheses are
-    compared by log p / ((5 + length) / 6)^alpha.
+    Options: With `decode` of 1 or more, the network writes by itself in a loop. It takes the most likely token each
+    time, until every sentence has `end` or there are `decode` tokens. With `beam` of 2 or more, the loop keeps that
+    many hypotheses. `length_penalty` is alpha of Wu et al. 2016, 0 for none: hypotheses are compared by log p / ((5 +
+    length) / 6)^alpha. `attention` is "luong" or "bahdanau". "luong" has general scores of the state after the step,
+    with input feeding. "bahdanau" has additive scores of the state before it. `dropout` is the dropout ratio after the
+    embeddings and before the last layer, in training.
 
-    `attention`: "luong", general scores of the state after the step, with input feeding; or "bahdanau", additive scores
-    of the state before it. `dropout`: ratio after the embeddings and before the last layer, in training.
-
-    Parameters: source_weight, encoder0_*, ..., target_weight, decoder0_input_*, decoder0_hidden_*, ..., attend_*, fc_*.
-    There are as many as in torch.nn.Embedding, GRU and Linear of these sizes.
+    Parameters: source_weight, encoder0_*, ..., target_weight, decoder0_input_*, decoder0_hidden_*, ..., attend_*, fc_*,
+    as many as torch.nn.Embedding, GRU and Linear of these sizes have. They do not depend on `decode` and `beam`.
     """
     positive("seq2seq", vocab=vocab, width=width, hidden=hidden, layers=layers, beam=beam)
     if attention not in _ATTENTIONS:

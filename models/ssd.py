@@ -1,4 +1,7 @@
-"""SSD (Liu et al. 2016) on VGG16, as torchvision defines it. `default_boxes`, `match`, `multibox_loss` train it."""
+"""SSD (Liu et al. 2016) on VGG16, as torchvision defines it.
+
+Train it with `default_boxes`, `match` and `multibox_loss`.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,25 @@ _SMALLEST = 268  # pixels a side: the last map is one place
 
 @network
 def ssd(image: tuple[int, ...] = (3, 300, 300), classes: int = 21, width: int = 64, detections: int = 0) -> Model:
-    """Detect objects: boxes and classes, from six feature maps of VGG16 and of further convolutions.
+    """Boxes and classes of objects, from six feature maps of VGG16 and of the convolutions after it.
 
-    x: float32 [N, *image], at least 268 pixels a side.
+    Inputs: x is float32 [N, *image], at least 268 pixels per side.
 
-    `classes` includes the background, class 0. `width`: channels of the first convolution; all others are proportional.
+    Outputs: With `detections` = 0, for training, logits is [N, A, classes] and offsets is [N, A, 4], for each of A
+    default boxes: 8,732 at 300x300. Otherwise, the graph returns the best `detections` of each image: boxes float32 [N,
+    detections, 4], labels int64 [N, detections] and scores [N, detections]. Boxes are x1, y1, x2, y2 as fractions of
+    the image size. Unused rows are 0.
 
-    With `detections` = 0, for training, the outputs are logits [N, A, classes] and offsets [N, A, 4] for each of A
-    default boxes, 8,732 at 300x300. Train it with `multibox_loss`, whose targets `match` makes.
+    Options: `classes` includes the background, class 0. `width` is the number of channels of the first convolution. All
+    others are in proportion.
 
-    Otherwise the graph finds the best `detections` objects of each image. It considers scores above 0.01 and the best
-    400 boxes of a class, none of which overlaps a better one by more than 0.45. boxes: float32 [N, detections, 4], x1,
-    y1, x2, y2 as fractions of the image's size; labels: int64 [N, detections]; scores: [N, detections]. Unused rows are
-    0.
+    Detection: scores must be above 0.01. The best 400 boxes of a class are taken, except boxes that overlap a better
+    one by more than 0.45.
+
+    Training: Use `multibox_loss`, with targets from `match`.
 
     Parameters: conv1_1_weight, ..., norm_weight, fc6_weight, ..., conv11_2_bias, map1/scores_weight,
-    map1/offsets_weight, .... There are 26,285,486 with 21 classes, 35,641,826 with the 91 of COCO.
+    map1/offsets_weight, ... 26,285,486 with 21 classes, 35,641,826 with the 91 of COCO.
     """
     channels, rows, columns = image_shape("ssd", image)
     positive("ssd", width=width)

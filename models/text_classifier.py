@@ -1,4 +1,4 @@
-"""A classifier of sentences: gated recurrent units as a Scan over masked sequences of any length."""
+"""A sentence classifier: gated recurrent units as a Scan over masked sequences of any length."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def text_classifier(
 ) -> Model:  # fmt: skip
     """An embedding, a Scan of a GRU in one or both directions, pooling over time, and a linear layer.
 
-    x: int64 [N, T], below `vocab`; lengths: int64 [N], 0 to T, the tokens of each row, the rest is padding; logits:
-    float32 [N, classes].
+    Inputs: x is int64 [N, T], below `vocab`. lengths is int64 [N], 0 to T; the rest of a row is padding.
 
-    `pooling`: "mean" of the states over a sentence, or the "last" one. `dropout`: ratio after the embedding and before
-    the last layer, in training.
+    Outputs: logits is float32 [N, classes].
+
+    Options: `pooling` is "mean", over the states of a sentence, or "last", the last state. `dropout` is the dropout
+    ratio after the embedding and before the last layer, in training.
 
     Parameters: token_weight, forward_input_*, forward_hidden_*, reverse_*, fc_*, in the layout of torch.nn.Embedding,
     GRU and Linear.

@@ -1,4 +1,4 @@
-"""A convolutional classifier of sentences (Kim 2014)."""
+"""A convolutional sentence classifier (Kim 2014)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def text_cnn(
 ) -> Model:  # fmt: skip
     """An embedding, convolutions over windows of words, the maximum of each map over the sentence, a linear layer.
 
-    x: int64 [N, T], below `vocab`; lengths: int64 [N], the tokens of each row, the rest is padding; logits: float32 [N,
-    classes].
+    Inputs: x is int64 [N, T], below `vocab`. lengths is int64 [N]; the rest of a row is padding.
 
-    `windows`: sizes of windows. `maps`: feature maps of each size. A sentence is padded with `window` - 1 zero vectors
-    at both ends, as in the author's program, so that it may be shorter than a window; windows behind it do not count.
-    With `static` the embedding is not trained: put word vectors into `params["token_weight"]` (CNN-static). Else the
-    network is CNN-rand, or with such vectors CNN-non-static. `dropout`: ratio before the last layer, in training. The
-    paper also bounds the norm of fc_weight's rows: use weight decay instead.
+    Outputs: logits is float32 [N, classes].
+
+    Options: `maps` is the number of maps for each size in `windows`. A sentence is padded with `window` - 1 zero
+    vectors at both ends, as in the author's program. So it may be shorter than a window. Windows after its end do not
+    count. With `static`, the embedding is not trained: assign word vectors to `params["token_weight"]`. This is
+    CNN-static. Otherwise the network is CNN-rand, or CNN-non-static with such vectors. `dropout` is the dropout ratio
+    before the last layer, in training. Use weight decay instead of the paper's bound on the norm of the rows of
+    fc_weight.
 
     Parameters: token_weight [vocab, width], conv<window>_weight [maps, width, window], conv<window>_bias, fc_weight,
     fc_bias.

@@ -19,15 +19,16 @@ from graphkit.ops import F
 def transformer_lm(
     vocab: int = 8192, width: int = 256, heads: int = 4, layers: int = 4, length: int = 128, dropout: float = 0.1
 ) -> Model:
-    """Transformer blocks with causal attention, a feed-forward layer of 4 * width, and pre-norm.
+    """Blocks of causal attention and a feed-forward layer of 4 * width, each normalised before (pre-norm).
 
-    x: int64 [N, T], T <= length, below `vocab`; logits: float32 [N, T, vocab], of the next token.
+    Inputs: x is int64 [N, T], T <= length, below `vocab`.
 
-    The token table also computes the logits. `dropout`: ratio after embedding, attention and feed-forward layer, in
-    training.
+    Outputs: logits is float32 [N, T, vocab], for the next token. The token table is also the output layer.
 
-    Parameters: token_weight, position_weight, block0/norm1_weight, block0/qkv_weight, ..., norm_bias. There are
-    124,439,808 for (50257, 768, 12, 12, 1024), which is GPT-2 small.
+    Options: `dropout` is the dropout ratio after embedding, attention and feed-forward layer, in training.
+
+    Parameters: token_weight, position_weight, block0/norm1_weight, block0/qkv_weight, ..., norm_bias. 124,439,808 for
+    (50257, 768, 12, 12, 1024), which is GPT-2 small.
     """
     positive("transformer_lm", vocab=vocab, width=width, heads=heads, layers=layers, length=length)
     head_width("transformer_lm", width, heads)

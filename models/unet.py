@@ -20,17 +20,18 @@ def unet(
     depth: int = 4,
     batch_norm: bool = False,
 ) -> Model:
-    """Image segmentation: `depth` stages that halve the image, as many that double it, and a shortcut at each scale.
+    """Segmentation: the image is halved `depth` times and doubled again, with a shortcut between the two at each scale.
 
-    x: float32 [N, *image], sides divisible by 2^depth; logits: [N, classes, height, width] (classes before the image,
-    as ONNX's losses expect them).
+    Inputs: x is float32 [N, *image], sides divisible by 2^depth.
 
-    Unlike the paper's, convolutions are padded, so that the logits have the image's size. `width`: channels at the
-    finest scale, doubled at each coarser one. `batch_norm` normalises after every convolution, which then has no bias.
+    Outputs: logits is [N, classes, height, width]. The classes come before the image, as ONNX's losses need them.
+    Unlike in the paper, convolutions are padded, so the logits have the size of the image.
+
+    Options: `width` is the number of channels at the finest scale. It doubles at each coarser one. With `batch_norm`,
+    every convolution is normalised and has no bias.
 
     Parameters: down1/conv1_weight, ..., bottom/conv1_weight, up4/up_weight, ..., up1/conv2_bias, head_weight,
-    head_bias. There are 31,030,658 for the default options, and 7,763,041 for three channels, one class, width=32 and
-    batch_norm.
+    head_bias. 31,030,658 with the default options; 7,763,041 for three channels, one class, width=32 and batch_norm.
     """
     channels, height, breadth = image_shape("unet", image)
     positive("unet", classes=classes, width=width, depth=depth)

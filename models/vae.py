@@ -1,4 +1,4 @@
-"""A variational autoencoder (Kingma and Welling 2013), and the loss that trains it."""
+"""A variational autoencoder (Kingma and Welling 2013), and its loss."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from graphkit.ops import F
 def vae(image: tuple[int, ...] = (1, 28, 28), hidden: int = 400, latent: int = 20) -> Model:
     """One hidden layer of ReLU units in encoder and decoder, a normal latent variable, Bernoulli pixels.
 
-    x: float32 [N, *image] in [0, 1]; noise: float32 [N, latent]. In training, the caller draws it from the standard
-    normal distribution; zeros decode the mean, and keep the exported network deterministic. logits: [N, *image], of the
-    pixels; mean and log_variance: [N, latent]. Train it with `negative_elbo`.
+    Inputs: x is float32 [N, *image] in [0, 1]. noise is float32 [N, latent]. In training, the caller draws it from the
+    standard normal distribution. Zeros decode the mean, so the exported network is deterministic.
 
-    Parameters: encode_*, mean_*, log_variance_*, decode1_*, decode2_*. There are 652,824 for the default options.
+    Outputs: logits is [N, *image], for the pixels. mean and log_variance are [N, latent].
+
+    Training: Use `negative_elbo`.
+
+    Parameters: encode_*, mean_*, log_variance_*, decode1_*, decode2_*. 652,824 with the default options.
     """
     channels, height, width = image_shape("vae", image)
     positive("vae", hidden=hidden, latent=latent)

@@ -26,13 +26,15 @@ def vgg(
 ) -> Model:
     """Stages of 3x3 convolutions with ReLU, each followed by 2x2 max pooling, then two layers of `hidden` units.
 
-    x: float32 [N, *image], at least 32 pixels a side; logits: [N, classes].
+    Inputs: x is float32 [N, *image], at least 32 pixels per side.
 
-    `layers` is 11, 13, 16 or 19. `batch_norm` normalises after every convolution. `dropout`: ratio after each hidden
-    layer, in training.
+    Outputs: logits is [N, classes].
 
-    Parameters: conv1_1_weight, conv1_1_bias, bn1_1_*, ..., fc1_weight, ..., fc3_bias. With 1,000 classes there are
-    132,863,336, 133,047,848, 138,357,544 and 143,667,240; 138,365,992 for 16 layers with batch_norm.
+    Options: `layers` is 11, 13, 16 or 19. With `batch_norm`, every convolution is normalised. `dropout` is the dropout
+    ratio after each hidden layer, in training.
+
+    Parameters: conv1_1_weight, conv1_1_bias, bn1_1_*, ..., fc1_weight, ..., fc3_bias. With 1,000 classes: 132,863,336,
+    133,047,848, 138,357,544 and 143,667,240, in the order of `layers`; 138,365,992 for 16 layers with batch_norm.
     """
     if layers not in _DEPTHS:
         raise UsageError(f"vgg: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")

@@ -25,15 +25,18 @@ def vit(
     size: str = "base", patch: int = 16, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000,
     dropout: float = 0.0, layers: int | None = None,
 ) -> Model:  # fmt: skip
-    """Transformer encoder with pre-norm over patches of an image, and a classifier on one extra token.
+    """An encoder of pre-norm attention and feed-forward layers over patches of an image, and a classifier of one token.
 
-    x: float32 [N, *image], height and width divisible by `patch`; logits: [N, classes].
+    Inputs: x is float32 [N, *image], height and width divisible by `patch`.
 
-    `size`: "tiny", "small", "base" or "large". `layers` replaces the size's number of layers. `dropout`: ratio after
-    embedding, attention and feed-forward layer, in training.
+    Outputs: logits is [N, classes].
+
+    Options: `size` is "tiny", "small", "base" or "large". `layers` sets another number of layers. `dropout` is the
+    dropout ratio after embedding, attention and feed-forward layer, in training.
 
     Parameters: patch_weight, patch_bias, class_token, position, block0/norm1_weight, block0/qkv_weight, ..., norm_*,
-    fc_*. With 1,000 classes and patches of 16 pixels there are 5,717,416, 22,050,664, 86,567,656 and 304,326,632.
+    fc_*. With 1,000 classes and patches of 16 pixels: 5,717,416, 22,050,664, 86,567,656 and 304,326,632, in the order
+    of `size`.
     """
     if size not in _SIZES:
         raise UsageError(f"vit: size is one of {', '.join(_SIZES)}, not {size!r}{did_you_mean(size, _SIZES)}")

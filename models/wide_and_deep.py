@@ -1,4 +1,4 @@
-"""Wide and Deep learning for tables (Cheng et al. 2016): a linear model and a deep one, trained together."""
+"""Wide and Deep learning for tables (Cheng et al. 2016): a linear and a deep model, trained together."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ def wide_and_deep(
 ) -> Model:  # fmt: skip
     """logits = W_wide [x, one-hot(categories), crosses] + W_deep a + b: equation 3 of the paper.
 
-    x: float32 [N, numbers], absent if `numbers` is 0; categories: int64 [N, columns], column i below sizes[i], as a
-    table gives them (`train.encoding.sizes`); logits: float32 [N, classes]. One logit is the logarithm of the odds.
+    Inputs: x is float32 [N, numbers]; it does not exist if `numbers` is 0. categories is int64 [N, columns], column i
+    below sizes[i], as a table gives them (`train.encoding.sizes`).
 
-    `crosses`: a flat list of pairs of columns. Each pair of values is a feature of the wide part (equation 1) with its
-    own weight. a: ReLU layers of the widths `hidden`, on top of x and an embedding of `width` numbers for each
-    category. `dropout`: ratio after each of them, in training. The defaults are the paper's widths and the columns of
-    the Census Income data. For these columns, the default crosses are TensorFlow's: education with occupation, country
-    with occupation. For other columns, there are none by default.
+    Outputs: logits is float32 [N, classes]. With one class, it is the logarithm of the odds.
+
+    Options: `crosses` lists pairs of columns, one pair after the other. Each pair of their values is a feature of the
+    wide part (equation 1) with its own weight. The deep part a has ReLU layers of the widths `hidden`. They read x, and
+    a row of `width` numbers for each category. `dropout` is the dropout ratio after each of them, in training. The
+    defaults are the paper's widths and the columns of the Census Income data. For these columns, the default crosses
+    are TensorFlow's: education with occupation, and country with occupation. Other columns have no default crosses.
 
     Parameters: wide_x_weight [classes, numbers], wide<i>_weight [sizes[i], classes], wide<i>x<j>_weight [sizes[i] *
     sizes[j], classes], embed<i>_weight [sizes[i], width], fc<n>_weight, fc<n>_bias.

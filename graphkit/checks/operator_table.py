@@ -1,4 +1,4 @@
-"""The properties of each operator, found by trying: every sample is differentiated, twice, and planned on the CPU."""
+"""Find out what each operator supports: every sample is differentiated twice, and planned on the CPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "interpreted"
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator. `since`: the version of its domain whose form it has; None for graphkit's own.
+    """What one operator supports: a row of the table.
 
-    `first`, `second`: whether there is a derivative of that order: yes, no, zero where it vanishes wherever it exists,
-    - where no float result depends on a float operand. `exports`: it has a form in standard operators. `native`: yes
-    when all its samples run without the reference (as a view, or folded, too), partly when some do.
+    since: the version of its domain in which it got its present form; None for graphkit's own operators.
+    first, second: whether it has a derivative of that order: yes, no, zero (it vanishes wherever it exists), or
+        - (no float result depends on a float operand).
+    native: yes if all samples run without the reference (also as a view, or folded), partly if some do.
+    exports: whether it can be written with standard operators.
     """
 
     name: str
@@ -38,13 +40,13 @@ class OperatorRow:
 
 
 def operator_rows() -> list[OperatorRow]:
-    """A row for each registered operator of the package, the standard's first."""
+    """Return a row for each operator of the package, standard operators first."""
     own = (cls for cls in registry if cls.__module__.startswith("graphkit.ops."))
     return [_row(cls) for cls in sorted(own, key=lambda c: (c.domain, c.name))]
 
 
 def markdown(rows: Sequence[OperatorRow]) -> str:
-    """The rows as a page, a table for each domain: the standard's first, graphkit's own last."""
+    """Return the rows as a Markdown page with a table for each domain: standard first, graphkit's own last."""
     by_domain: dict[str, list[OperatorRow]] = {}
     for row in rows:
         by_domain.setdefault(row.domain, []).append(row)
@@ -56,19 +58,22 @@ def markdown(rows: Sequence[OperatorRow]) -> str:
 _PAGE = """\
 # Operators at a glance
 
-Written by `graphkit ops --markdown`, which tries every operator on its samples; a test keeps this page up to date.
+This table shows which derivatives and native kernels each operator has. To see the operators of your model, run
+`graphkit ops net.onnx`. `graphkit ops --markdown` writes this page: it tries every operator on its samples. A test
+keeps the page up to date.
 
-- **since**: the version of the domain in which the operator got its present form. Older forms are upgraded on import.
-- **first**, **second**: derivatives of that order. `zero`: a step function, see [rounding](training.md#rounding);
-  `-`: no float result depends on a float operand.
-- **native**: `yes` when all samples run in the native engine (as a kernel of its own, as its expansion, as a view, or
-  folded), `partly` when some do: the others have element types or sizes that only the reference covers.
+- **since**: the version of the domain in which the operator got its present form. Older forms are converted on import.
+- **first**, **second**: whether the operator has a derivative of that order. `zero` means a step function, see
+  [rounding](training.md#rounding). `-` means that no float result depends on a float operand.
+- **native**: `yes` if all samples run in the native engine: as a kernel, as an expansion, as a view, or folded.
+  `partly` if some samples do; the others have element types or sizes that are interpreted. `interpreted` if none do.
 
 {standard}
 
 ## ai.graphkit: {others}
 
-Gradient kernels, optimizers, fused operators, linear algebra. **export**: it is written as standard operators.
+These are gradient kernels, optimizers, fused operators and linear algebra. **export**: `yes` if the operator is
+exported as standard operators.
 
 {own}
 """
@@ -97,7 +102,7 @@ def _row(cls: type[Op]) -> OperatorRow:
 
 
 def _cases(cls: type[Op]) -> Iterator[Case]:
-    """Each sample in the first element type that it has."""
+    """Return each sample in its first element type."""
     for number, sample in enumerate(samples_of(cls)):
         for dtype in dtypes_of(cls, sample)[:1]:
             yield make_case(cls, number, dtype)
@@ -107,7 +112,7 @@ def _cases(cls: type[Op]) -> Iterator[Case]:
 
 
 def _derivatives(cls: type[Op], cases: Sequence[Case]) -> tuple[str, str]:
-    """The best that any sample offers, of each order."""
+    """Return the best result of any sample, for each order."""
     found = [_derivatives_of(case) for case in cases] or [(NOTHING, NOTHING)]
     order = (YES, NO, ZERO, NOTHING)
     return min((f for f, _ in found), key=order.index), min((s for _, s in found), key=order.index)
@@ -138,7 +143,7 @@ def _is_float(value: Value) -> bool:
 
 
 def _reached(values: Sequence[Value], sources: Sequence[Value]) -> bool:
-    """Whether one of `values` is computed from one of `sources`."""
+    """Return whether one of `values` depends on one of `sources`."""
     graph = Graph([*sources, *_inputs_of(values, sources)], values)
     active = set(sources)
     for node in graph.nodes:
@@ -148,7 +153,7 @@ def _reached(values: Sequence[Value], sources: Sequence[Value]) -> bool:
 
 
 def _inputs_of(values: Sequence[Value], sources: Sequence[Value]) -> list[Value]:
-    """The graph inputs that values are computed from, `sources` aside."""
+    """Return the graph inputs, except `sources`, that values depend on."""
     found: dict[Value, None] = {}
     seen: set[Value] = set()
     stack = list(values)
@@ -176,7 +181,7 @@ def _native(cases: Sequence[Case]) -> str:
 
 
 def _runs_natively(case: Case) -> bool:
-    """Whether no step of the plan is a reference kernel, parameters and constants given as inputs."""
+    """Return whether no step of the plan is interpreted. Parameters and constants are given as inputs."""
     executor = Executor(case.graph(), ParamStore({}), threads=1)
     return all(step.kernel != "interpreted" for step in executor.plan.steps)
 

@@ -12,7 +12,7 @@ Options of all loops:
   and computes one block at a time again: memory for T / k + k iterations. "sqrt" chooses k near sqrt(T), if T is known.
   The results are the same. With blocks of 1, only the state of each iteration is saved.
 - `swap_memory`: on a GPU, values that the loop saves for the backward pass may be moved to host memory until they are
-  read, as `gk.attr_scope(swap_memory=True)` allows for other nodes (see docs/cards.md). On other devices it has no
+  read, as `gk.attr_scope(swap_memory=True)` allows for other nodes (see docs/gpu.md). On other devices it has no
   effect. The results are the same bits.
 - `parallel_iterations`: an upper bound on iterations that run at the same time, as in TensorFlow. graphkit runs
   iterations one after the other, each on all threads, which satisfies any bound. The results are the same.
