@@ -1,4 +1,4 @@
-"""Model and load: a graph with its parameters, tied to files, autodiff and the executor."""
+"""Model and load: a graph with its parameters, connected to files, autodiff and the executor."""
 
 from __future__ import annotations
 
@@ -48,12 +48,16 @@ CLASSES, VOCABULARY, PREPROCESSING, COLUMNS = "classes", "vocabulary", "preproce
 
 
 class Model:
-    """An inference graph and its parameters.
+    """A network: an inference graph and its parameters.
 
-    `outputs` is a Value, a sequence of Values, or a dict that names them. Data inputs are those that the outputs
-    depend on, in the order in which they were made, unless `inputs` lists them. Parameters are initialised by their
-    own initialisers from `seed` (default: GRAPHKIT_SEED), except those that `params` gives or that another Model
-    already holds.
+    Args:
+        outputs: A Value, a sequence of Values, or a dict from names to Values.
+        name: Of the model.
+        inputs: The data inputs. Default: those that the outputs depend on, in the order in which they were made.
+        params: Arrays by parameter name.
+        seed: For the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` does not give and no
+            other Model already holds.
+        meta: Metadata that is stored in files.
     """
 
     @typed("gk.Model")
@@ -88,9 +92,9 @@ class Model:
         seed: int | None = None,
         declared: Declarations | None = None,
     ) -> Model:
-        """A model around an existing graph; `params` by input name, the rest initialised from `seed`.
+        """Return a model around an existing graph; `params` by input name, the others initialised from `seed`.
 
-        `declared` are shapes that runs are to be held against.
+        `declared` are shapes that a file declares; runs are checked against them.
         """
         model = cls.__new__(cls)
         changes: dict[str, Any] = {}
@@ -143,12 +147,15 @@ class Model:
             ) from error
 
     def separate_roles(self) -> dict[str, str]:
-        """Give each stored tensor that training has to tell apart a copy for each of its roles, in place.
+        """Copy stored tensors that have several roles in training, in place: one copy for each role.
 
         Exporters merge equal tensors: the scale and the running variance of a fresh normalisation, the statistics of
-        several, a weight and a bound of Clip. Learned weights that layers share stay shared. Returns the name of each
-        copy (of role "state", at the end of `params`) with that of the tensor it was copied from; `graph` and `params`
-        are other objects where there is any, and what was compiled before keeps the old ones. Results do not change.
+        several layers, a weight and a bound of Clip. Training changes some of these roles and not others. Learned
+        weights that layers share stay shared. Results do not change.
+
+        Returns:
+            The name of each copy (of role "state", at the end of `params`) with the name of the tensor it was copied
+            from. If there are any, `graph` and `params` are new objects; programs compiled before keep the old ones.
         """
         graph, origins = separate_roles(self.graph)
         if graph is not self.graph:
@@ -163,15 +170,17 @@ class Model:
 
     @property
     def name(self) -> str:
+        """The name of the model."""
         return self.graph.name
 
     @property
     def meta(self) -> Mapping[str, str]:
+        """Metadata, text by key, that files store."""
         return self.graph.meta
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of the classes, by number, that the metadata has under "classes"; None without a list of names."""
+        """The class names in the order of class numbers, from the metadata "classes"; None without a list of names."""
         try:
             names = json.loads(self.meta.get(CLASSES, "null"))
         except ValueError:
@@ -180,49 +189,55 @@ class Model:
 
     @property
     def data_inputs(self) -> tuple[Value, ...]:
-        """The inputs that a caller feeds, as Values."""
+        """The data inputs as Values."""
         return tuple(v for v in self.graph.inputs if v.role == "data")
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that a caller feeds, in order."""
+        """The names of the data inputs, in order."""
         return tuple(self.graph.name_of(v) for v in self.data_inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs, in order."""
         return self.graph.output_names
 
     @property
     def input_types(self) -> dict[str, Type]:
+        """The types of the data inputs, by name."""
         return {self.graph.name_of(v): v.type for v in self.data_inputs}
 
     @property
     def output_types(self) -> dict[str, Type]:
+        """The types of the outputs, by name."""
         return {n: v.type for n, v in zip(self.outputs, self.graph.outputs, strict=True)}
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the parameters that training updates: role "parameter", a float dtype, not marked frozen."""
+        """The names of the parameters that training updates: role "parameter", a float dtype, not marked frozen."""
         return tuple(map(self.graph.name_of, trainable(self.graph)))
 
     @property
     def num_parameters(self) -> int:
-        """Number of elements of all parameters, running statistics left out."""
+        """The number of elements of all parameters, without running statistics."""
         return elements(parameters(self.graph))
 
     @property
     def internals(self) -> tuple[str, ...]:
-        """Names of every value of the graph; any of them can be selected as an output."""
+        """The names of all values of the graph; each can be selected as an output."""
         return tuple(self.graph.name_of(v) for v in self.graph.values)
 
     def value(self, name: str) -> Value:
-        """The output of this name, else the input, parameter or inner value; raises UsageError with a similar name."""
+        """Return the output of this name, else the input, parameter or inner value.
+
+        Raises UsageError, with a similar name, if there is none.
+        """
         return self.graph.find(name)
 
     def select(self, *names: str) -> Model:
-        """A model that shares these parameters, whose outputs are the named outputs or inner values (see `value`)."""
+        """Return a model with the same parameters whose outputs are the given outputs or inner values (see `value`)."""
         if any(not isinstance(n, str) for n in names):
-            raise UsageError("values are selected by their names, one by one: select('a', 'b')")
+            raise UsageError("select takes names of values, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
         return Model(outputs, name=self.name, params=None, meta=self.meta)
 
@@ -230,7 +245,7 @@ class Model:
 
     @typed("Model.infer_shapes")
     def infer_shapes(self, **shapes: Sequence[Any]) -> dict[str, Type]:
-        """Types of every value and output by name, given shapes for some inputs; None keeps a declared dimension."""
+        """Return the types of all values and outputs for given input shapes; None keeps a declared dimension."""
         from graphkit.passes.core.bind import bind
 
         given = {}
@@ -253,17 +268,17 @@ class Model:
     def __call__(self, *operands: Any, **named: Any) -> Any:
         """Apply the network to values of a graph under construction; parameters are shared, not copied.
 
-        Of arrays, its outputs are computed (see `run`): the array when there is one, else a tuple.
+        If the operands are arrays, compute the outputs (see `run`): one array, or a tuple if there are several outputs.
         """
         table = dict(zip(self.inputs, operands, strict=False)) | named
         if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
-            raise UsageError(f"{titled(self.graph, 'model')} takes {', '.join(self.inputs)}")
+            raise UsageError(f"{titled(self.graph, 'model')} takes the inputs {', '.join(self.inputs)}")
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
         if len(arrays) == len(table) and arrays:
             computed = tuple(self.run(table).values())
             return computed[0] if len(computed) == 1 else computed
         if arrays:
-            raise UsageError(f"input {arrays[0]!r} is no graph value, as others are: gk.constant(array) makes one")
+            raise UsageError(f"input {arrays[0]!r} is not a graph value, but other inputs are: use gk.constant(array)")
         arguments = [table[self.graph.name_of(v)] if v.role == "data" else v for v in self.graph.inputs]
         outputs = inline(self.graph, arguments)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -272,11 +287,13 @@ class Model:
     def compile(
         self, device: AnyDevice = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any
     ) -> Executor:
-        """Prepare the graph for a device, or one for each group of nodes (`{"first": "cuda:0", "second": "cuda:1"}`);
-        returns an Executor. `shapes` specialises it at once.
+        """Compile the graph for a device; return an Executor.
 
-        Options: threads, seed, optimize, inplace, share, deterministic, precision, check_finite, max_memory,
-        max_iterations, timeout (see Executor).
+        Args:
+            device: One device, or one for each group of nodes (`{"first": "cuda:0", "second": "cuda:1"}`).
+            shapes: Input shapes by name, for which the program is compiled at once. Default: at the first run.
+            options: threads, seed, optimize, inplace, share, deterministic, precision, check_finite, max_memory,
+                max_iterations, timeout (see Executor).
         """
         from graphkit.executor.run.session import Executor
 
@@ -286,10 +303,15 @@ class Model:
         return executor
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        """Run on the CPU and return arrays by output name; the compiled program is kept."""
+        """Run on the CPU; return arrays by output name. The compiled program is kept for the next call.
+
+        Args:
+            feeds: Arrays by input name.
+            outputs: Names of the outputs to compute (default: all).
+        """
         if not isinstance(feeds, Mapping):
             named = ", ".join(f"{name!r}: array" for name in self.inputs)
-            raise UsageError(f"inputs are given by name, run({{{named}}})")
+            raise UsageError(f"give inputs by name: run({{{named}}})")
         if self._executor is None:
             self._executor = self.compile()
         return self._executor.run(feeds, outputs)
@@ -297,13 +319,13 @@ class Model:
     # --- copies ----------------------------------------------------------------------------------
 
     def __copy__(self) -> Model:
-        """A model of the same graph that shares the parameters."""
+        """Return a model of the same graph that shares the parameters."""
         copied = Model.__new__(type(self))
         copied.__dict__ |= self.__dict__
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Model:
-        """A model of its own: equal names, metadata and parameters, and nothing shared."""
+        """Return an independent model with equal names, metadata and parameters."""
         packed = pack(self.graph, self.params)
         return _unpacked(*packed._replace(tensors={n: a.copy() for n, a in packed.tensors.items()}))
 
@@ -314,10 +336,10 @@ class Model:
 
     @typed("Model.save")
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write `.json` (graph, weights in .safetensors beside it) or `.onnx` (options: opset, ...).
+        """Write `.json` (the graph, with weights in a .safetensors file beside it) or `.onnx` (options: opset, ...).
 
-        A file is written as it is; `gk.verify(model, against=path).raise_if_failed()` runs an `.onnx` file in ONNX
-        Runtime and compares every output with graphkit's, as the command `graphkit export` does by itself.
+        The file is not checked. `gk.verify(model, against=path).raise_if_failed()` runs an `.onnx` file in ONNX Runtime
+        and compares every output with graphkit's; the command `graphkit export` does this by itself.
         """
         path = Path(path)
         match path.suffix:
@@ -330,13 +352,13 @@ class Model:
 
                 exporter.save(self.to_onnx(**options), path)
             case suffix:
-                raise UsageError(f"cannot save {path}: the suffix is {suffix!r}, and .json or .onnx is known")
+                raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json or .onnx")
 
     @typed("Model.to_onnx")
     def to_onnx(self, *, opset: int | None = None, **options: Any) -> ModelProto:
-        """The model as an onnx.ModelProto of standard operators at `opset`.
+        """Return the model as an onnx.ModelProto of standard operators at `opset`.
 
-        By default opset 21, or the first later one that holds every node.
+        The default is opset 21, or the first later one that has all operators of the model.
         """
         from graphkit.onnx_io import exporter
 
@@ -345,16 +367,17 @@ class Model:
     # --- text ------------------------------------------------------------------------------------
 
     def summary(self) -> str:
-        """A table of nodes: name, operator, output type, parameters, and the totals."""
+        """Return a table of nodes: name, operator, output type, parameters, and the totals."""
         from graphkit.frontend.summary import summary
 
         return summary(self.graph)
 
     def to_dot(self) -> str:
+        """Return the graph in the DOT language of Graphviz."""
         return printing.to_dot(self.graph)
 
     def to_text(self) -> str:
-        """The graph as text, a line per input and node; the same construction always gives the same text."""
+        """Return the graph as text, one line per input and node. The same construction always gives the same text."""
         return printing.to_text(self.graph)
 
     def show(self) -> None:
@@ -371,7 +394,7 @@ class Model:
         yield human(self.params.nbytes)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the line of `repr`, and the graph drawn."""
+        """HTML for notebooks: the line of `repr`, and a drawing of the graph."""
         from graphkit.ir.drawing import to_html
 
         return to_html(self.graph, repr(self))
@@ -385,7 +408,7 @@ def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> 
     outputs = list(outputs)
     for value in outputs:
         if not isinstance(value, Value):
-            raise UsageError(f"a model's outputs are graph values, not {type(value).__name__}")
+            raise UsageError(f"a model's outputs must be graph values, not {type(value).__name__}")
     found: dict[Value, None] = {v: None for v in outputs if v.node is None}
     for node in topological(outputs):
         found.update((v, None) for v in node.inputs if v is not None and v.node is None)
@@ -405,11 +428,23 @@ def load(
     """Read a model: a `.json` or `.onnx` path, a folder that `Trainer.save` wrote, ONNX bytes, or a ModelProto.
 
     Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it. Large
-    parameters of a file on disk stay there until they are needed; it must not be written in place meanwhile (reading
-    them then raises FileChanged), and may be replaced or removed.
-    `max_memory` bounds the bytes of one tensor, as a number or as `"500MB"` (default: GRAPHKIT_MAX_MEMORY, else what
-    the machine has left), `timeout` the seconds; beyond them it raises OutOfMemory or LimitReached.
-    Raises UsageError without such a file, else InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
+    parameters of a file on disk stay there until they are needed. Meanwhile the file may be replaced or removed, but
+    must not be overwritten in place: reading them would then raise FileChanged.
+
+    Args:
+        source: See above.
+        external_root: A folder outside the file's own from which external data may be read.
+        max_memory: Largest number of bytes of one tensor, as a number or as `"500MB"` (default: GRAPHKIT_MAX_MEMORY,
+            else the memory that the machine has left).
+        timeout: Seconds after which loading stops.
+
+    Raises:
+        UsageError: There is no such file.
+        InvalidModel: The file is damaged or inconsistent. This message and the next two name file and node.
+        UnsafeModel: The file breaks a safety rule, such as reading other folders.
+        UnsupportedOperator: graphkit lacks an operator of the file.
+        OutOfMemory: `max_memory` is exceeded.
+        LimitReached: `timeout` is exceeded.
     """
     bounds = limits.Bounds.of(memory=max_memory)
     with limits.limited(bounds and bounds.memory, timeout):
@@ -453,7 +488,7 @@ def grad(
     straight_through: bool = False,
     suffix: str = "_grad",
 ) -> Model:
-    """Return the model whose outputs are the gradients of the sum of `of` with respect to each of `wrt`.
+    """Return a model whose outputs are the gradients of the sum of `of` with respect to each of `wrt`.
 
     Quantisation followed by its dequantisation always has the straight-through gradient (see FakeQuantize).
 
@@ -463,14 +498,14 @@ def grad(
         wrt: Names of inputs or parameters, else of inner values, else of outputs (default: the trainable parameters
             that `of` depends on).
         with_outputs: Whether the outputs of `model` come first.
-        allow_unused: Give zeros for a value of `wrt` that `of` does not depend on.
-        straight_through: Take the gradient of rounding (Round, Floor, Ceil, Sign, casts to integers and back) for that
-            of the identity instead of zero.
-        suffix: The gradient with respect to `x` is called `x` and this.
+        allow_unused: Return zeros for a value of `wrt` that `of` does not depend on.
+        straight_through: Differentiate rounding (Round, Floor, Ceil, Sign, casts to integers and back) as the identity.
+            By default its gradient is zero.
+        suffix: The gradient with respect to `x` is named `x` + `suffix`.
 
     Raises:
         MissingGradient: An operator has no gradient.
-        UsageError: A name is unknown or given twice, or a gradient would be called like an output of `model` that
+        UsageError: A name is unknown or given twice, or a gradient would have the name of an output of `model` that
             `with_outputs` keeps.
     """
     from graphkit.autodiff.reverse_mode import gradient, reached
@@ -493,7 +528,7 @@ def grad(
         if not names:
             raise UsageError(
                 f"{titled(model.graph, 'model')}: {', '.join(targets)} depends on no parameter; give wrt=, names "
-                "of inputs or internal values, or make parameters of weights in Constant nodes by "
+                "of inputs or internal values, or turn weights in Constant nodes into parameters with "
                 "constants_to_parameters"
             )
     else:
@@ -512,7 +547,7 @@ def _with_gradients(
     for name, value in zip(names, gradients, strict=True):
         if (made := name + suffix) in found:
             raise UsageError(
-                f"the gradient in {name!r} would be called {made!r}, as another output is: give another suffix= "
+                f"the gradient of {name!r} would have the name {made!r} of another output: give another suffix= "
                 "(--suffix), or each name once"
             )
         found[made] = value
@@ -530,12 +565,18 @@ def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
 
 @typed("gk.block_loops")
 def block_loops(model: Model, block: Block = "sqrt") -> Model:
-    """The model with the iterations of its loops in blocks, so that training it takes less memory.
+    """Return the model with the iterations of its loops grouped in blocks, so that training takes less memory.
 
-    The backward pass then keeps the states at the borders of blocks and computes one block at a time again: for T
-    iterations, memory for T / block + block of them in place of T, and one more forward pass. block: iterations in a
-    block, or "sqrt" for loops of known length. Applies to Scan and to Loop without scan outputs, imported ones
-    included; parameters are copied. Raises UsageError for "sqrt" where the number of iterations is not known.
+    The backward pass then saves the states at the borders of blocks, and computes one block at a time again. For T
+    iterations it needs memory for T / block + block of them instead of T, and one more forward pass. The pass applies
+    to Scan and to Loop without scan outputs, imported ones included; parameters are copied.
+
+    Args:
+        model: Any model.
+        block: Iterations per block, or "sqrt" for loops of known length.
+
+    Raises:
+        UsageError: "sqrt" is given, and the number of iterations is unknown.
     """
     from graphkit.passes.control.block_loops import block_loops as blocked
 

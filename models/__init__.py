@@ -1,4 +1,4 @@
-"""The zoo: networks by name and options, one file each. `build("lenet", image=(1, 8, 8), classes=10)`."""
+"""The model zoo: networks by name and options, one file each. `build("lenet", image=(1, 8, 8), classes=10)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search as a Loop: the most likely sequences of a network that writes token by token."""
+"""Beam search as a Loop: find the most likely sequences of a network that generates token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What networks for images share."""
+"""Shared by networks for images."""
 
 from __future__ import annotations
 

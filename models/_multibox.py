@@ -1,6 +1,7 @@
-"""Default boxes of single-shot detectors: their heads, what is matched to them, the loss, and detections from them.
+"""Default boxes of single-shot detectors: prediction layers, matching of objects, the loss, and detections.
 
-Liu et al. 2016, "SSD: Single Shot MultiBox Detector", arXiv:1512.02325. Lengths are parts of the image's, from 0 to 1.
+Liu et al. 2016, "SSD: Single Shot MultiBox Detector", arXiv:1512.02325. Lengths are fractions of the image's, from 0 to
+1.
 """
 
 from __future__ import annotations
@@ -91,14 +92,22 @@ def by_box(h: Value, count: int) -> Value:
 def match(
     boxes: Sequence[np.ndarray], labels: Sequence[np.ndarray], defaults: np.ndarray, threshold: float = 0.5
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the outputs of a detector should be for images with these objects: (classes, offsets), its targets.
+    """Match objects to default boxes. Returns the targets of a detector for these images: (classes, offsets).
 
-    boxes: for each image [objects, 4], x1, y1, x2, y2 as parts of the image's size; labels: their classes [objects],
-    from 1, 0 being the background; defaults: [A, 4] of `default_boxes`. Each default box takes the object that it
-    overlaps most, if by `threshold` or more (intersection over union); each object takes the default box that
-    overlaps it most in any case. classes: int64 [N, A]; offsets: float32 [N, A, 4], 0 at the background.
-    Raises InputError for a box that is not finite or without area, for labels that are no
-    integers from 1, and where their numbers differ.
+    Each default box takes the object that it overlaps most, if by at least `threshold` (intersection over union). Each
+    object also takes the default box that overlaps it most.
+
+    Args:
+        boxes: For each image [objects, 4], x1, y1, x2, y2 as fractions of the image's size.
+        labels: For each image the classes of its objects [objects], from 1; 0 is the background.
+        defaults: [A, 4] of `default_boxes`.
+
+    Returns:
+        classes, int64 [N, A], and offsets, float32 [N, A, 4], which are 0 at the background.
+
+    Raises:
+        InputError: A box is not finite or has no area, a label is no integer from 1 on, or the numbers of boxes and
+            labels differ.
     """
     if len(boxes) != len(labels):
         raise InputError(f"boxes of {len(boxes)} images, and labels of {len(labels)}")
@@ -154,11 +163,11 @@ def _encoded(boxes: np.ndarray, defaults: np.ndarray) -> np.ndarray:
 
 
 def multibox_loss(logits: Value, offsets: Value, target_classes: Value, target_offsets: Value) -> Value:
-    """Cross entropy of the classes and smooth L1 of the offsets over the number of matched boxes: equation 1.
+    """Loss of SSD: cross entropy of the classes plus smooth L1 of the offsets, divided by the number of matched boxes.
 
-    logits: [N, A, classes], offsets: [N, A, 4]; target_classes: int64 [N, A], target_offsets: [N, A, 4], both of
-    `match`. Offsets count where a default box is matched, classes there and at the three times as many boxes of the
-    background, image by image, whose cross entropy is largest. Without any match the loss is 0.
+    Equation 1 of the paper. logits: [N, A, classes], offsets: [N, A, 4]; target_classes: int64 [N, A], target_offsets:
+    [N, A, 4], both of `match`. Offsets count only at matched default boxes. Classes count there and, image by image, at
+    three times as many background boxes: those with the largest cross entropy. Without any match the loss is 0.
     """
     boxes, classes = logits.tensor.known_shape[1:]
     if not isinstance(boxes, int) or not isinstance(classes, int):

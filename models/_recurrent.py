@@ -1,4 +1,4 @@
-"""What networks with a recurrence of their own share: one step of a gated recurrent unit."""
+"""Shared by networks with their own recurrence: one step of a gated recurrent unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks by name: @network registers a function; its signature is the list of options."""
+"""Networks by name: @network registers a function; its arguments are the options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Option(NamedTuple):
     type: str
 
     def parse(self, text: str) -> Any:
-        """Read the option from text: `3`, `1,28,28` or `1x28x28`, `true`. Raises UsageError."""
+        """Convert text to the option's type: `3`, `1,28,28` or `1x28x28`, `true`. Raises UsageError."""
         kinds = [kind.strip() for kind in self.type.split("|")]
         if "None" in kinds and text.lower() in ("", "none"):
             return None
@@ -43,7 +43,7 @@ class Option(NamedTuple):
                         return text
             except (ValueError, KeyError):
                 continue
-        raise UsageError(f"option {self.name}: {text!r} is no {self.type}")
+        raise UsageError(f"option {self.name}: {text!r} is not of type {self.type}")
 
 
 _networks: dict[str, Callable[..., Model]] = {}
@@ -67,13 +67,13 @@ def _all() -> dict[str, Callable[..., Model]]:
 
 
 def names() -> list[str]:
-    """The networks that `build` knows."""
+    """Return the names of all networks that `build` accepts."""
     return sorted(_all())
 
 
 @typed("gk.models")
 def find(name: str) -> Callable[..., Model]:
-    """The function of a network; raises UsageError with the closest name."""
+    """Return the function of a network; raises UsageError with the closest name."""
     known = _all()
     if name not in known:
         raise UsageError(f"no network {name!r}{did_you_mean(name, sorted(known))}")
@@ -81,19 +81,19 @@ def find(name: str) -> Callable[..., Model]:
 
 
 def options(name: str) -> list[Option]:
-    """The options of a network, in order."""
+    """Return the options of a network, in order."""
     parameters = inspect.signature(find(name)).parameters.values()
     return [Option(p.name, p.default, str(p.annotation)) for p in parameters]
 
 
 def describe(name: str) -> str:
-    """The network's documentation."""
+    """Return the documentation of a network."""
     return inspect.getdoc(find(name)) or ""
 
 
 @typed("gk.models.build")
 def build(name: str, **chosen: Any) -> Model:
-    """The network called `name`, with its options; text is read as the option's type says.
+    """Build the network called `name` with its options; text is converted to the option's type.
 
     Raises UsageError, with the closest name, for an unknown network or option.
     """

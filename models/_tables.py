@@ -1,4 +1,4 @@
-"""What networks for rows of a table share: columns of numbers, `x`, and of codes, `categories` (docs/tables.md)."""
+"""Shared by networks for table rows: columns of numbers, `x`, and of category codes, `categories` (docs/tables.md)."""
 
 from __future__ import annotations
 

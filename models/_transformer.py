@@ -1,4 +1,4 @@
-"""What transformers share: multi-head attention and the feed-forward layers of one block."""
+"""Shared by transformers: multi-head attention and the feed-forward layers of one block."""
 
 from __future__ import annotations
 

@@ -17,12 +17,13 @@ SMALL = ("S.#..", "..#..", "....#", ".##..", "...#G")
 
 
 class GridWorld:
-    """Cells in rows of text: S the start, G the goal, # a wall, anything else free. Any number of agents at once.
+    """A grid given as rows of text: S is the start, G the goal, # a wall, anything else is free.
 
-    A state is int64 [N, 2], the row and column of every agent; an observation float32 [N, rows * columns], 1 at the
-    agent's cell; an action int64 [N]: 0 up, 1 down, 2 left, 3 right. A move into a wall or over the edge leaves the
-    agent where it is. The reward is `goal` for the move that reaches the goal, which ends the episode, and `cost` for
-    any other. Raises UsageError for a map that is not a rectangle with one S and one G.
+    There may be any number of agents. A state is int64 [N, 2], the row and column of every agent; an observation
+    float32 [N, rows * columns], 1 at the agent's cell; an action int64 [N]: 0 up, 1 down, 2 left, 3 right. A move into
+    a wall or over the edge leaves the agent where it is. The reward is `goal` for the move that reaches the goal, which
+    ends the episode, and `cost` for any other. Raises UsageError for a map that is not a rectangle with one S and one
+    G.
     """
 
     actions = len(MOVES)
@@ -39,16 +40,16 @@ class GridWorld:
         self.observations = self.cells.size
 
     def reset(self, agents: int) -> Value:
-        """`agents` of them at the start."""
+        """Return the states of `agents` agents at the start."""
         return as_value(np.tile(self.start, (agents, 1)))
 
     def observe(self, state: Value) -> Value:
-        """One-hot cells."""
+        """Return the observations for states: the agents' cells, one-hot."""
         hot = np.eye(self.cells.size, dtype=np.float32).reshape(*self.cells.shape, -1)
         return F.gather_nd(as_value(hot), state, name="observation")
 
     def step(self, state: Value, action: Value) -> tuple[Value, Value, Value]:
-        """(next state, reward float32 [N], bool [N]: the episode is over)."""
+        """Move the agents. Returns (next state, reward float32 [N], bool [N]: whether the episode is over)."""
         moved = F.add(state, F.gather(as_value(MOVES), action, axis=0))
         inside = F.min(F.max(moved, np.zeros(2, np.int64)), np.array(self.cells.shape, np.int64) - 1)
         wall = F.gather_nd(as_value(self.cells == "#"), inside)
@@ -59,7 +60,7 @@ class GridWorld:
         return state, F.where(arrived, goal, cost, name="reward"), arrived
 
     def draw(self, path: Sequence[Sequence[int]]) -> str:
-        """The map with the cells of a path (rows of a state) marked by `*`."""
+        """Return the map as text, with the cells of a path (rows of a state) marked by `*`."""
         cells = self.cells.copy()
         for row, column in path:
             if cells[row, column] not in ("S", "G"):

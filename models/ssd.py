@@ -62,14 +62,17 @@ def ssd(image: tuple[int, ...] = (3, 300, 300), classes: int = 21, width: int = 
     defaults = default_boxes(image)
     if detections > (most := (classes - 1) * len(defaults)):
         raise UsageError(
-            f"ssd: {len(defaults)} boxes of {classes - 1} classes are no {detections} detections, but {most}"
+            f"ssd: detections={detections} is above {most}, for {len(defaults)} boxes of {classes - 1} classes"
         )
     detection = Detection(detections, candidates=400, overlap=0.45, score=0.01)
     return Model(detection.detect(logits, offsets, defaults), name="ssd")
 
 
 def default_boxes(image: tuple[int, ...] = (3, 300, 300)) -> np.ndarray:
-    """float32 [A, 4]: centre x and y, width and height as parts of the image's size, in the order of the outputs."""
+    """Return the default boxes, float32 [A, 4]: centre x and y, width and height, as fractions of the image's size.
+
+    They are in the order of the network's outputs.
+    """
     _, rows, columns = image_shape("ssd", image)
     return np.concatenate([tiling.boxes() for tiling in _tilings(rows, columns)])
 

@@ -43,7 +43,7 @@ def vae(image: tuple[int, ...] = (1, 28, 28), hidden: int = 400, latent: int = 2
 
 
 def negative_elbo(logits: Value, mean: Value, log_variance: Value, target: Value) -> Value:
-    """Mean over the batch of -log p(target | z) + KL(q(z | x) || N(0, I)): a loss for `Trainer`, by equation 10.
+    """Loss of a VAE: mean over the batch of -log p(target | z) + KL(q(z | x) || N(0, I)), equation 10.
 
     logits, target: [N, ...]; target: the pixels, in [0, 1]. mean, log_variance: [N, latent].
     """

@@ -210,7 +210,7 @@ def test_unknown_and_missing_arguments_are_named():
 
 def test_memory_is_a_number_or_a_text():
     assert network().compile(max_memory="1MB").run({"x": X})["y"].shape == (8, 3)
-    with pytest.raises(GraphkitError, match="100 bytes are the limit"):
+    with pytest.raises(GraphkitError, match="the limit is 100 bytes"):
         network().compile(max_memory="0.1KB").run({"x": np.zeros((4096, 4), np.float32)})
     with pytest.raises(UsageError, match=r"max_memory='lots': .* such as 500MB"):
         network().compile(max_memory="lots")
@@ -254,13 +254,16 @@ def test_whole_numbers_in_lists_become_the_type_of_the_input():
     ("data", "message"),
     [
         (X, "one pair .inputs, targets., or a data set; ndarray of float32"),
-        ((None, LABELS), "an input is an array or nested lists of numbers, not None"),
-        (((i for i in X), LABELS), r"an array, not a generator; np.array\(list"),
+        ((None, LABELS), "an input must be an array or nested lists of numbers, not None"),
+        (((i for i in X), LABELS), r"an array, not a generator; use np.array\(list"),
         (("x", "y"), "holds texts, not numbers"),
         (([[1, 2], [3]], [0, 1]), "different lengths"),
-        ((Frame(np.array([[1.0, "x"]] * 8, object)), LABELS), "an input has texts and 1.0 in one array: give columns"),
+        (
+            (Frame(np.array([[1.0, "x"]] * 8, object)), LABELS),
+            "an input mixes texts with 1.0 in one array: use one array",
+        ),
         ((X, ["cat", "dog"] * 4), r"targets holds texts, not numbers; np.unique\(targets, return_inverse=True\)"),
-        ((Frame(X.astype(object)), LABELS), r"objects such as 0\.[0-9]+; .astype\('float32'\)"),
+        ((Frame(X.astype(object)), LABELS), r"objects such as 0\.[0-9]+; convert it with .astype\('float32'\)"),
     ],
 )
 def test_data_that_are_none_say_what_data_are(data, message):

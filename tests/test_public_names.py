@@ -52,7 +52,7 @@ def test_no_output_is_replaced_by_a_gradient() -> None:
     x = gk.input("x", [3], "float64")
     net = gk.Model({"y": gk.reduce_sum(x * x * x, keepdims=False)})
     first = gk.grad(net, of="y", wrt=["x"], with_outputs=True)
-    with pytest.raises(UsageError, match="'x' would be called 'x_grad', as another output is: give another suffix="):
+    with pytest.raises(UsageError, match="'x' would have the name 'x_grad' of another output: give another suffix="):
         gk.grad(first, of="x_grad", wrt=["x"], with_outputs=True)
     second = gk.grad(first, of="x_grad", wrt=["x"], with_outputs=True, suffix="_grad2").run({"x": POINT})
     np.testing.assert_allclose(second["x_grad"], 3 * POINT**2)

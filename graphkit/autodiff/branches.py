@@ -1,8 +1,8 @@
 """The gradient of If: an If on the same condition, whose branches differentiate the branches.
 
-What a branch computed and its backward pass reads becomes a further result of the forward If. The branch that was
-not taken gives zeros of the same shape there, so that the saved values can be stacked when the If is in a loop.
-A value whose shape the other branch cannot tell is computed again.
+Values that a branch computed and its backward pass reads become further results of the forward If. The branch that was
+not taken returns zeros of the same shape for them, so that the saved values can be stacked if the If is in a loop. A
+value whose shape the other branch cannot know is computed again.
 """
 
 from __future__ import annotations

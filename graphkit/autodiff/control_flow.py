@@ -1,4 +1,4 @@
-"""The gradient rules of control flow, by operator. What they give are If, Loop and Scan, which have rules too."""
+"""The gradient rules of If, Loop and Scan. They produce If, Loop and Scan nodes, which are differentiable, too."""
 
 from __future__ import annotations
 

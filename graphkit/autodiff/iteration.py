@@ -1,4 +1,4 @@
-"""A Loop or a Scan as its gradient sees it: which states pass gradients on, and what is saved of an iteration."""
+"""A view of a Loop or Scan for its gradient: which states pass gradients on, and which values an iteration saves."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The gradient of Scan is a Scan, that of Loop a Loop, which take the iterations in reverse.
+"""The gradient of Scan is a Scan, that of Loop a Loop, which run the iterations in reverse.
 
-The reverse loop carries the gradients of the states and the sums of the captures' gradients. It reads, per
-iteration, the gradients of scan outputs, the slices of scan inputs, and what the forward body computed and the
-backward one needs, which the forward node stacks into additional scan outputs. The number of iterations of a Loop
-is the length of those stacks, so that data-dependent trips, none included, need nothing more. The gradients of rows
-that an iteration looks up in a capture are stacked, and scattered into it once, behind the loop. Computed again in
-place of being stacked are: what depends on captures alone; values whose shape may differ between iterations, such as
-what a loop inside saved; and, in a loop marked `recompute`, all but the states.
+The reverse loop has as states the gradients of the states and the sums of the captures' gradients. In each iteration it
+reads the gradients of scan outputs, the slices of scan inputs, and the values of the forward body that the backward
+body needs. The forward node stacks these values into additional scan outputs. The number of iterations of a Loop is the
+length of these stacks, so data-dependent trip counts, including zero, need nothing more. The gradients of rows that an
+iteration looks up in a capture are stacked, and scattered into it once, behind the loop. Some values are computed again
+instead of stacked: values that depend only on captures; values whose shape may differ between iterations, such as those
+that an inner loop saved; and, in a loop marked `recompute`, everything but the states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reverse-mode differentiation: from values to values, before any fusion, for any shapes.
 
-The gradient graph is made of ordinary nodes, so that differentiating it again gives second order. A value that
-is read several times receives one n-ary Sum, which the executor accumulates in place. The nodes of a gradient are in
-the group of the node whose gradient they are, so that they are computed where that is.
+The gradient graph consists of ordinary nodes, so that differentiating it again gives second-order gradients. A value
+that is read several times receives one n-ary Sum, which the executor accumulates in place. The nodes of a gradient are
+in the group of the node whose gradient they are, so that they are computed on its device.
 """
 
 from __future__ import annotations
@@ -38,18 +38,23 @@ def gradient(
 ) -> list[Value]:
     """Return, for each value of `wrt`, the gradient of sum(seed * output) over all outputs.
 
-    outputs, wrt: float tensors, or sequences and optionals of such; wrt also inside the graph. seeds: one value per
-    output, of its type; ones when absent, which only tensors have. Each gradient has its value's type. meta: of nodes
-    that are made, but for those of expansions. Raises
-    MissingGradient with every operator in the way that has no rule, and UsageError when an output does not depend on
-    one of `wrt` (zeros instead with `allow_unused`).
+    Args:
+        outputs: Float tensors, or sequences and optionals of such.
+        wrt: As `outputs`; also inner values of the graph. Each gradient has the type of its value.
+        seeds: One value per output, of its type. Default: ones, which only tensors have.
+        allow_unused: Return zeros for a value of `wrt` that an output does not depend on.
+        meta: Metadata of the nodes that are made, except those of expansions.
+
+    Raises:
+        MissingGradient: Operators have no gradient rule; the message lists all of them.
+        UsageError: An output does not depend on a value of `wrt`.
     """
     for value in (*outputs, *wrt):
         if not differentiable(value):
             raise UsageError(f"{value} is not a float tensor: it has no gradient")
     if seeds is None:
         if other := [str(y) for y in outputs if not isinstance(y.type, TensorType)]:
-            raise UsageError(f"gradients of {', '.join(other)} need seeds: of tensors alone they are ones")
+            raise UsageError(f"gradients of {', '.join(other)} need seeds=: only tensors have the default, ones")
         with context.detached():
             seeds = [_ones_like(y) for y in outputs]
     if len(seeds) != len(outputs):
@@ -138,7 +143,10 @@ class _Sweep:
         try:
             if control is not None:
                 if is_undetermined(node):
-                    raise UsageError("its subgraphs draw random numbers without a state: see passes.randomness")
+                    raise UsageError(
+                        "its subgraphs draw random numbers, but have no random state: use gk.grad, or call bind_rng "
+                        "of graphkit.passes.training.randomness"
+                    )
                 results, extended = control(node, gradients, self.active, _differentiate)
                 self.extended += [] if extended is None else [extended]
                 contributions: Iterable[tuple[Value | None, Value | None]] = zip(node.inputs, results, strict=True)

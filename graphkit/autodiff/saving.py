@@ -1,4 +1,4 @@
-"""What a backward subgraph reads of the forward one, and how it is rebuilt on what was saved."""
+"""The forward values that a backward subgraph reads, and how the subgraph is rebuilt on saved values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rebuild(results: Sequence[Value], table: MutableMapping[Value, Value]) -> li
 
 
 def placeholder(value: Value) -> Value:
-    """An input of a backward subgraph that stands for a value of the forward one."""
+    """An input of a backward subgraph, as a placeholder for a value of the forward subgraph."""
     return Value(without_value(value.type), value.name)
 
 

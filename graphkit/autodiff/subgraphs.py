@@ -1,4 +1,4 @@
-"""What the rules of control flow share: the signatures between them and the backward sweep."""
+"""Shared by the gradient rules of control flow: the signatures between them and the backward sweep."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _DEVICES = {"CPU": "cpu"}
 
 
 class GraphkitRep(BackendRep):
-    """A prepared model: `run(inputs)` takes a sequence in the order of the graph's inputs, or a dict by name."""
+    """A prepared model. `run(inputs)` takes a sequence in the order of the graph's inputs, or a dict by name."""
 
     def __init__(self, model: Model, executor: Any):
         self.model = model
@@ -32,7 +32,7 @@ class GraphkitRep(BackendRep):
         self._result = namedtupledict("Outputs", list(model.outputs))
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs as a named tuple; raises InputError when the inputs do not fit."""
+        """Run the model; return outputs as a named tuple. Raises InputError if the inputs do not fit."""
         if kwargs:
             raise UsageError(f"run takes no option {next(iter(kwargs))!r}")
         names = self.model.inputs
@@ -75,7 +75,7 @@ class GraphkitBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> GraphkitRep:
-        """Import and compile. Options are those of Model.compile; raises as `graphkit.load` does."""
+        """Import and compile a model. Options are those of Model.compile; raises as `graphkit.load` does."""
         loaded = load(model)
         return GraphkitRep(loaded, loaded.compile(device=_device(device), **kwargs))
 
@@ -93,9 +93,9 @@ class GraphkitBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on arrays, or lists of arrays, one per named input of it.
+        """Run one node. Inputs: one array, or list of arrays for a sequence, per named input.
 
-        `opset_version` chooses the meaning of the operator. An empty list is a sequence of float32.
+        `opset_version` selects the version of the operator. An empty list is a sequence of float32.
         """
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in node.input if name]
@@ -126,7 +126,7 @@ def _type_of(name: str, value: Any) -> onnx.TypeProto:
         return helper.make_map_type_proto(_element_type(keys), _type_of(name, np.asarray(list(value.values()))[0]))
     if isinstance(value, (list, tuple)):
         if not value:
-            raise InputError(f"input {name!r} is an empty sequence: nothing tells its element type")
+            raise InputError(f"input {name!r} is an empty sequence of unknown element type")
         kinds = {_type_of(name, item).SerializeToString() for item in value}
         tensors = [np.asarray(item) for item in value if not isinstance(item, (Mapping, list, tuple))]
         if len(kinds) == 1:
@@ -135,7 +135,7 @@ def _type_of(name: str, value: Any) -> onnx.TypeProto:
             raise InputError(f"input {name!r} is a sequence of several types")
         return helper.make_sequence_type_proto(helper.make_tensor_type_proto(_element_type(tensors[0]), None))
     if value is None:
-        raise InputError(f"input {name!r} is an empty optional: nothing tells its element type")
+        raise InputError(f"input {name!r} is an empty optional of unknown element type")
     array = np.asarray(value)
     return helper.make_tensor_type_proto(_element_type(array), array.shape)
 

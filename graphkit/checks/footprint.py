@@ -1,4 +1,4 @@
-"""What a run takes in memory, planned and measured."""
+"""The memory that a run needs, planned and measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
     planned = plan.arenas * plan.arena_bytes + plan.result_bytes + plan.packed_bytes
     free = _kilobytes(_MEMORY, "MemAvailable")
     if planned > free:
-        raise UnsupportedError(f"a run takes {planned:,} bytes, and {free:,} are free")
+        raise UnsupportedError(f"a run needs {planned:,} bytes, but only {free:,} are free")
     gc.collect()
     _return_freed_memory()
     before = _kilobytes(_STATUS, "VmRSS")

@@ -38,8 +38,10 @@ DIRECTIONS = 4
 
 @dataclass(frozen=True)
 class GradientEntry:
-    """The comparison for one input, or for several that move together: the largest errors, and the worst place (an
-    index, or a direction's number)."""
+    """Comparison for one input, or for several that move together: the largest errors, and where the worst one is.
+
+    The place is an index, or the number of a direction.
+    """
 
     name: str
     passed: bool
@@ -52,7 +54,7 @@ class GradientEntry:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" where there was no element to differentiate by."""
+        """ "PASSED", "FAILED", or "NOT TESTED" if there was no element to differentiate by."""
         return "FAILED" if not self.passed else "PASSED" if self.checked else "NOT TESTED"
 
     def __repr__(self) -> str:
@@ -68,9 +70,10 @@ class GradientEntry:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """One entry per differentiated input or group; `guesses` are the dimensions that were chosen for unknown ones.
+    """Result of `gk.check_gradient`: one entry per differentiated input or group of inputs.
 
-    `passed` when every entry did, and some derivative was compared.
+    `passed` is true if something was compared and every entry passed. `guesses` are the sizes that were chosen for
+    unknown dimensions.
     """
 
     entries: tuple[GradientEntry, ...]
@@ -84,7 +87,7 @@ class GradientReport:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" where no input has an element to differentiate by."""
+        """ "PASSED", "FAILED", or "NOT TESTED" if no input has an element to differentiate by."""
         if not all(entry.passed for entry in self.entries):
             return "FAILED"
         return "PASSED" if any(entry.checked for entry in self.entries) else "NOT TESTED"
@@ -94,9 +97,11 @@ class GradientReport:
         return f"|numeric - symbolic| <= {self.atol:g} + {self.rtol:g} * |numeric|"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed with the failing entries, or where nothing was compared."""
+        """Raise CheckFailed, with the failing entries, unless the report passed; also if nothing was compared."""
         if self.verdict == "NOT TESTED":
-            raise CheckFailed("no gradient was compared: the inputs have no elements; give shapes or inputs that have")
+            raise CheckFailed(
+                "no gradient was compared: the inputs have no elements; give shapes or inputs with elements"
+            )
         if not self.passed:
             raise CheckFailed("gradients differ: " + "; ".join(str(e) for e in self.entries if not e.passed))
 
@@ -128,13 +133,21 @@ def check_gradient(
     step: float = STEP,
     seed: int = 0,
 ) -> GradientReport:
-    """Check the gradients of a Model's outputs `of` (default: all float ones) in `wrt` (default: all float inputs).
+    """Compare the gradients of a Model with numeric differentiation in float64.
 
-    The model is rebuilt in float64. `inputs` gives arrays by name, the rest is drawn. `directions=0` checks every
-    element, n > 0 that many random directions; by default elements when there are few. `together` moves all of `wrt`
-    along each direction at once, and halves a group that fails until it has found which: for networks of many
-    parameters, where one after the other takes too long. Raises MissingGradient when an operator has no rule,
-    UnsupportedError when one on the way, such as QuantizeLinear, has no float64, UsageError for unknown names.
+    Args:
+        model: Rebuilt in float64.
+        inputs: Arrays by name. Missing ones are drawn at random.
+        of: Names of outputs (default: all float outputs).
+        wrt: Names of inputs (default: all float inputs).
+        directions: 0 checks every element, n > 0 checks n random directions. Default: elements if there are few.
+        together: Move all of `wrt` along each direction at once, and halve a group that fails until the failing inputs
+            are found. For networks of many parameters, where checking one after the other takes too long.
+
+    Raises:
+        MissingGradient: An operator has no gradient rule.
+        UnsupportedError: An operator on the way, such as QuantizeLinear, has no float64.
+        UsageError: A name is unknown.
     """
     graph = in_float64(model.graph, narrow=True)
     feeds = make_feeds(model, given=inputs or {}, seed=seed)
@@ -144,9 +157,9 @@ def check_gradient(
     targets = _chosen({graph.name_of(v): v for v in graph.inputs if isinstance(v.type, TensorType)}, wrt)
     if (node := narrow_node(targets.values(), outputs.values())) is not None:
         raise UnsupportedError(
-            f"{node.describe()}: {node.op.name} has no float64, and numeric differentiation needs its digits, so that "
-            "gradients through this node cannot be checked: name outputs in front of it (of=), or inputs and "
-            "parameters behind it (wrt=)"
+            f"{node.describe()}: {node.op.name} has no float64, which numeric differentiation needs, so gradients "
+            "through this node cannot be checked: name outputs before it (of=), or inputs and parameters behind it "
+            "(wrt=)"
         )
     report = check_graph(
         graph.inputs, _tensors(graph, list(outputs.values()), arrays), targets, arrays,
@@ -312,7 +325,9 @@ def _chosen(known: Mapping[str, Value], names: Sequence[str] | None) -> dict[str
     if names is None:
         floats = {n: v for n, v in known.items() if holds_floats(v.type)}
         if not floats:
-            raise UsageError(f"none of {', '.join(known) or 'the inputs'} holds floats, so that there is no gradient")
+            raise UsageError(
+                f"none of {', '.join(known) or 'the inputs'} holds floats, so there is no gradient to check"
+            )
         return floats
     for name in names:
         if name not in known:

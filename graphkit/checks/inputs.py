@@ -1,4 +1,4 @@
-"""Arrays for a model's inputs when nobody gives any: fills, sizes for dimension names, bounds for indices."""
+"""Generate arrays for a model's inputs: fills, sizes for dimension names, bounds for indices."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Feeds:
 
     @property
     def announcement(self) -> str:
-        """What to tell the user about guessed dimensions; empty when there are none."""
+        """A message to the user about guessed dimensions; empty if there are none."""
         if not self.guesses:
             return ""
         return "guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in self.guesses.items())
@@ -82,10 +82,10 @@ def make_feeds(
     shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> Feeds:
-    """Arrays for every data input of a Model: those in `given`, the others filled.
+    """Return arrays for every data input of a Model: those in `given`, and generated ones for the others.
 
     `fill` is random (standard normal; integers that index a known axis stay inside it), ones, zeros or arange.
-    Dimension names are taken from `given` and `shapes`; the rest is guessed so that shape inference accepts it.
+    Dimension names are taken from `given` and `shapes`; the others are guessed so that shape inference accepts them.
     Raises UsageError for an unknown fill, InputError for an unknown input or dimensions that do not fit.
     """
     if fill not in FILLS:

@@ -1,7 +1,7 @@
-"""The noise of rounding, measured: how far two engines are from what the graph says in double precision.
+"""Measure the noise of rounding: the distance of two engines from the graph's results in double precision.
 
-Tolerances that hold for every model do not exist: sums of thousands of terms that cancel lose more digits than 1e-4
-leaves. What can be asked of any model is that its error is that of the other engine.
+No tolerance holds for every model: sums of thousands of terms that cancel lose more digits than 1e-4 allows. But any
+model can be required to have no larger error than the other engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where NaN and infinity come from: the first node of a graph that makes them."""
+"""Find the first node of a graph that creates a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from graphkit.text import short_repr
 
 @dataclass(frozen=True)
 class NonFinite:
-    """What made the first NaN or infinity: a node, or an input or parameter that has them from the beginning.
+    """The origin of the first NaN or infinity: a node, or an input or parameter that contains it from the start.
 
-    kind: "node", "input" or "parameter" (running statistics too); name: of the node, if it has one, or of the input;
+    kind: "node", "input" or "parameter" (running statistics, too); name: of the node, if it has one, or of the input;
     operator: of a node, with operand types; value: the name of the result; place: the nodes of control flow around it,
-    the iteration or branch of each, from the outside in; infinite_before: the inputs and parameters with infinities.
+    with the iteration or branch of each, from the outside in; infinite_before: the inputs and parameters that contain
+    infinities.
     """
 
     kind: str
@@ -55,13 +56,19 @@ class NonFinite:
 
 @typed("gk.find_nonfinite")
 def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None = None) -> NonFinite | None:
-    """The first node of `model` that makes a NaN or an infinity of these inputs; None when there is none.
+    """Return the first node of `model` that creates a NaN or an infinity from these inputs; None if there is none.
 
-    That is, in topological order, the first with NaN in a result and none in its operands, or with an infinity in a
-    result of operands that are finite. A constant may be infinite, as masks of attention are; an input or a parameter
-    with NaN is named itself, one with an infinity when nothing else is found and a result is not finite. The graph is
-    interpreted, unfused, which takes long for large models. seed: of random operators. Raises InputError for missing
-    inputs.
+    This is the first node, in topological order, with a NaN in a result and none in its operands, or with an infinity
+    in a result and only finite operands. Constants may be infinite, such as masks of attention. An input or parameter
+    with a NaN is reported itself; one with an infinity only if nothing else is found and a result is not finite. The
+    graph is interpreted without fusion, which takes long for large models.
+
+    Args:
+        feeds: Arrays by input name.
+        seed: Of random operators.
+
+    Raises:
+        InputError: An input is missing.
     """
     graph = bind_rng(model.graph)
     names = [*model.graph.input_names, *("" for _ in graph.inputs[len(model.graph.inputs) :])]

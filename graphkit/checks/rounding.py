@@ -56,12 +56,14 @@ def in_double_precision(model: Any, feeds: Mapping[str, Any], rounding: Rounding
     needed = sum(8 * np.asarray(array).size for array in given)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory // 2:
-        raise UnsupportedError(f"parameters in double precision take {needed >> 20} MiB of {memory >> 20}")
+        raise UnsupportedError(
+            f"parameters in double precision need {needed >> 20} MiB of {memory >> 20} MiB of memory"
+        )
     wide = in_float64(graph, narrow=True)
     try:
         results = _evaluated(wide, [widened_value(array) for array in given], rounding)
     except MemoryError as error:
-        raise UnsupportedError(f"double precision needs more memory than there is: {error}") from None
+        raise UnsupportedError(f"double precision needs more memory than is available: {error}") from None
     return dict(zip(model.outputs, results, strict=True))
 
 

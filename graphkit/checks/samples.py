@@ -163,7 +163,7 @@ class Case:
 
     @property
     def bindings(self) -> dict[str, int]:
-        """What the names of a symbolic `graph` stand for."""
+        """The sizes of the names in a symbolic `graph`."""
         return {
             f"d{position}_{axis}": size
             for position, array in enumerate(self.arrays)

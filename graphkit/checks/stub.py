@@ -1,7 +1,7 @@
-"""What type checkers and editors see of names that are looked up when they are used: `python -m graphkit.checks.stub`.
+"""Write stubs of names that are looked up at run time, for type checkers: `python -m graphkit.checks.stub`.
 
-`graphkit/ops/_functions.pyi` has a signature and the first words of the docstring for every operator of the registry:
-what `F` offers inside the package. `graphkit/__init__.pyi` has those and the other public names of the package.
+`graphkit/ops/_functions.pyi` has a signature and the first words of the docstring for every operator of the registry,
+that is for every attribute of `F`. `graphkit/__init__.pyi` has those and the other public names of the package.
 """
 
 from __future__ import annotations

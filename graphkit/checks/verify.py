@@ -1,4 +1,4 @@
-"""The proof of an export: graphkit's outputs beside those of ONNX Runtime, on the same inputs."""
+"""Verification of an export: compare graphkit's outputs with those of ONNX Runtime on the same inputs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TOLERANCES: Mapping[DType, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class OutputReport:
-    """One output compared: errors over all elements, and the tolerances that would have passed.
+    """Comparison of one output: errors over all elements, and the tolerances that would have passed.
 
-    `needed_atol` is the smallest atol that passes with the rtol in force; `needed_rtol` the smallest rtol with the atol
-    in force (infinite when a reference element is zero, or when NaNs or shapes differ). `criterion` is what decided:
-    "tolerance", or "noise" where that failed and both engines were compared with double precision (`noise`).
+    `needed_atol` is the smallest atol that passes with the given rtol; `needed_rtol` the smallest rtol with the given
+    atol (infinite if a reference element is zero, or if NaNs or shapes differ). `criterion` is the test that decided:
+    "tolerance", or "noise" if that failed and both engines were compared with double precision (`noise`).
     """
 
     name: str
@@ -56,7 +56,7 @@ class OutputReport:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" where there was nothing to compare."""
+        """ "PASSED", "FAILED", or "NOT TESTED" if there was nothing to compare."""
         return "FAILED" if not self.passed else "NOT TESTED" if self.untested else "PASSED"
 
     @property
@@ -81,8 +81,10 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class Report:
-    """`passed` when every output did, and something was compared; `outputs` in the model's order; `guesses` are
-    dimensions that were chosen."""
+    """Result of `gk.verify`. `passed` is true if something was compared and every output passed.
+
+    `outputs` are in the model's order; `guesses` are the sizes that were chosen for unknown dimensions.
+    """
 
     outputs: tuple[OutputReport, ...]
     opset: int
@@ -94,18 +96,18 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" where no output has an element that could be compared."""
+        """ "PASSED", "FAILED", or "NOT TESTED" if no output has an element that could be compared."""
         if not all(output.passed for output in self.outputs):
             return "FAILED"
         return "NOT TESTED" if all(output.untested for output in self.outputs) else "PASSED"
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed with the outputs that differ, or where nothing was compared."""
+        """Raise CheckFailed, with the outputs that differ, unless the report passed; also if nothing was compared."""
         if self.verdict == "NOT TESTED":
             raise CheckFailed(
                 "nothing was compared with ONNX Runtime: "
                 + "; ".join(f"{o.name}: {o.untested}" for o in self.outputs)
-                + "; give inputs for which the outputs have numbers"
+                + "; give inputs that make the outputs contain numbers"
             )
         if not self.passed:
             raise CheckFailed(
@@ -113,7 +115,7 @@ class Report:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return the report as plain data, for JSON."""
         return {
             "passed": self.passed,
             "verdict": self.verdict,
@@ -152,20 +154,26 @@ def verify(
     against: Any = None,
     strict_tolerance: bool | None = None,
 ) -> Report:
-    """Run a Model here and, exported at `opset`, in ONNX Runtime; compare every output.
+    """Run a Model in graphkit and, exported at `opset`, in ONNX Runtime, and compare every output.
 
-    `against` is an ONNX file (a path or a ModelProto) that ONNX Runtime runs instead of a fresh export: the file that
-    the model was read from, or written to.
+    An element passes if |a-b| <= atol + rtol*|b|, with a from graphkit and b from ONNX Runtime. NaNs and infinities
+    must be in the same places; integers, booleans and strings must be equal.
 
-    `inputs` gives arrays by name; the others are filled (see make_feeds). An element passes when
-    |a-b| <= atol + rtol*|b|, with a from graphkit and b from ONNX Runtime; NaNs and infinities must be in the same
-    places; integers, booleans and strings must be equal. Default tolerances depend on the element type. The default of
-    atol is at most rtol times the largest |b| of the output, so that small outputs are compared too.
+    If floats fail, the graph is interpreted in double precision. graphkit passes if its error is at most twice ONNX
+    Runtime's own, per output, in the mean and at every element that failed (see graphkit.checks.noise).
+    `strict_tolerance` skips this test; it is the default if rtol or atol is given.
 
-    Where floats fail, the graph is interpreted in double precision, and graphkit passes when its error from that
-    is no more than twice ONNX Runtime's own, per output, in the mean and at every element that failed (see
-    graphkit.checks.noise). `strict_tolerance` leaves that out; so it is, unless it says otherwise, where rtol or atol
-    is given. Raises UsageError for a model that draws random numbers, whose generators differ.
+    Args:
+        inputs: Arrays by name. Missing ones are generated (see make_feeds).
+        rtol: Relative tolerance. The default depends on the element type.
+        atol: Absolute tolerance. The default depends on the element type, and is at most rtol times the largest |b| of
+            the output, so that small outputs are compared, too.
+        opset: Of the export.
+        against: An ONNX file (a path or a ModelProto) that ONNX Runtime runs instead of a fresh export: the file that
+            the model was read from, or written to.
+
+    Raises:
+        UsageError: The model draws random numbers, whose generators differ.
     """
     from graphkit.onnx_io.runtime_process import prepare, running
     from graphkit.onnx_io.validate import opset_version
@@ -215,7 +223,7 @@ def _with_noise(
     try:
         truth = in_double_precision(model, feeds)
     except GraphkitError as error:
-        reason = f"double precision, to measure the noise, cannot be had: {error}"
+        reason = f"the noise of rounding cannot be measured: {error}"
         return tuple(replace(r, reason=reason) if _is_doubtful(r) else r for r in reports)
     true = {name: t for key, value in ours.items() for name, _, t in _flat(key, value, truth[key])}
     pairs = zip(ours.items(), reference.values(), strict=True)
@@ -243,7 +251,7 @@ def _measured(
 
 
 def random_nodes(model: Any) -> list[str]:
-    """Names of the nodes that draw random numbers, so that outputs cannot be compared with another engine's."""
+    """Return the names of nodes that draw random numbers. Their outputs cannot be compared with another engine's."""
     return [model.graph.node_name(n) for n in model.graph.nodes if _draws(n)]
 
 
@@ -293,7 +301,7 @@ def compare(
     scaled = by_magnitude and atol is None
     atol = default[1] if atol is None or dtype not in FLOATS else atol
     if a.shape != b.shape or dtype is not dtype_of(b.dtype):
-        reason = f"{dtype}{list(a.shape)} here, {dtype_of(b.dtype)}{list(b.shape)} there"
+        reason = f"graphkit gave {dtype}{list(a.shape)}, ONNX Runtime {dtype_of(b.dtype)}{list(b.shape)}"
         inf = float("inf")
         return OutputReport(
             name, str(dtype), a.shape, False, inf, inf, inf, rtol, atol, inf, inf, max(a.size, 1), reason

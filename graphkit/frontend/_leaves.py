@@ -60,7 +60,7 @@ def same_tree(name: str, what: str, shape: tree.Skeleton, result: Any, like: Seq
     """The leaves of `result`, which must have the nesting `shape` and the element types of `like`."""
     found = tree.skeleton(result)
     if found != shape:
-        raise TypeMismatch(f"{name}: {what} has the nesting {found}, and the state {shape}; * is a value")
+        raise TypeMismatch(f"{name}: {what} has the nesting {found}, but the state has {shape}; * is a value")
     values = [leaf(item, before) for item, before in zip(tree.leaves(result), like, strict=True)]
     for path, before, after in zip(tree.paths(result), like, values, strict=True):
         if not same_kind(before.type, after.type):

@@ -1,4 +1,4 @@
-"""What layers share: checks that name the layer, and the weight and bias that most of them make."""
+"""Shared by layers: checks whose errors name the layer, and the weight and bias that most layers make."""
 
 from __future__ import annotations
 

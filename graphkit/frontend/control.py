@@ -1,22 +1,22 @@
-"""Control flow: cond, while_loop, scan, and what is made of them (map, foreach, fold).
+"""Control flow: cond, while_loop, scan, and the functions built on them (map, foreach, fold).
 
-Each function is called once (while_loop's body again when sizes turn out to vary), on values that stand for its
-operands; what it builds becomes the subgraph of an If, Loop or Scan. State may be any nesting of tuples, lists, dicts
-and TensorArrays. Values of the surrounding graph can be used inside freely; they become explicit captures. Parameters
-made inside belong to the surrounding model, one for all iterations. Everything is differentiable, at any depth.
+graphkit calls each function once (while_loop's body again if sizes turn out to vary), on placeholders for its operands.
+The nodes that it builds become the subgraph of an If, Loop or Scan. State may be any nesting of tuples, lists, dicts
+and TensorArrays. A function can use values of the surrounding graph freely; they become explicit captures. Parameters
+made inside belong to the surrounding model: all iterations share them. Everything is differentiable, at any depth.
 
-What the loops share:
+Options of all loops:
 
-- `recompute`: for the backward pass, what the iterations computed is saved by default, in memory that grows with their
-  number T. With a number k, only the states at the borders of blocks of k iterations are, and one block at a time is
-  computed again: memory for T / k + k iterations. "sqrt" chooses k near sqrt(T), for a T that is known. The results
-  are the same. What is saved of a block of 1 is its state.
-- `swap_memory`: on a card, what the loop saves for the backward pass may wait in the host's memory until it is read, as
-  `gk.attr_scope(swap_memory=True)` says of other nodes (see docs/gpu.md). Elsewhere it means nothing. The results are
-  the same bits.
-- `parallel_iterations`: a bound on the iterations in flight, as TensorFlow has it. Iterations run one after the other
-  here, each on all threads, which keeps any bound; the results are the same for every number.
-- `name`: of the node, and in messages.
+- `recompute`: by default, a loop saves everything that its iterations computed for the backward pass. That takes memory
+  proportional to their number T. With a number k, it saves only the states at the borders of blocks of k iterations,
+  and computes one block at a time again: memory for T / k + k iterations. "sqrt" chooses k near sqrt(T), if T is known.
+  The results are the same. With blocks of 1, only the state of each iteration is saved.
+- `swap_memory`: on a GPU, values that the loop saves for the backward pass may be moved to host memory until they are
+  read, as `gk.attr_scope(swap_memory=True)` allows for other nodes (see docs/gpu.md). On other devices it has no
+  effect. The results are the same bits.
+- `parallel_iterations`: an upper bound on iterations that run at the same time, as in TensorFlow. graphkit runs
+  iterations one after the other, each on all threads, which satisfies any bound. The results are the same.
+- `name`: the node's name, also in messages.
 """
 
 from __future__ import annotations
@@ -63,11 +63,19 @@ PARALLEL_ITERATIONS = 10
 def cond(
     pred: Any, then_fn: Callable[..., Any], else_fn: Callable[..., Any], args: Any = (), *, name: str = "cond"
 ) -> Any:
-    """then_fn(*args) if pred else else_fn(*args), decided when the graph runs; only one branch is computed.
+    """Compute then_fn(*args) if pred is true, else else_fn(*args). The run decides, and computes only one branch.
 
-    pred: a boolean scalar, or a Python bool. Both functions return trees of the same nesting and element types; where
-    sizes differ, the result's size is unknown. Gradients flow through the branch that ran; what only the other one
-    uses gets zeros. Raises TypeMismatch, naming the leaf, when the branches do not fit.
+    Gradients flow through the branch that ran; values that only the other branch uses get zeros.
+
+    Args:
+        pred: A boolean scalar, or a Python bool.
+        then_fn: Returns a value, or a tree of values: nested tuples, lists and dicts.
+        else_fn: Returns a tree of the same nesting and element types. If sizes differ, the result's size is unknown.
+        args: The operands of both functions.
+        name: Of the node, and in messages.
+
+    Raises:
+        TypeMismatch: The branches do not fit; the message names the leaf.
     """
     decision = predicate(as_value(pred), name, "pred")
     operands = tree.map_leaves(as_value, args if isinstance(args, tuple) else (args,))
@@ -106,18 +114,25 @@ def while_loop(
     swap_memory: bool = False,
     name: str = "while_loop",
 ) -> Any:
-    """Repeat state = body_fn(state) while cond_fn(state) holds, at most `maximum_iterations` times; return the state.
+    """Repeat state = body_fn(state) while cond_fn(state) is true, at most `maximum_iterations` times; return the state.
 
-    `state` is one tree, given whole to both functions; cond_fn returns a boolean scalar. The body keeps the
-    nesting and element types; sizes may vary from one iteration to the next, and are unknown then. The budget
-    `maximum_iterations` may be a value of the graph; recompute="sqrt" needs one that is known. Raises TypeMismatch,
-    naming the leaf, when the body changes the state's nesting or element types.
+    `recompute`, `swap_memory` and `parallel_iterations` are described in docs/control_flow.md.
+
+    Args:
+        cond_fn: Takes the state, returns a boolean scalar.
+        body_fn: Takes the state, returns the next one, of the same nesting and element types. Sizes may vary from one
+            iteration to the next; they are then unknown in the result.
+        state: The initial state: a value, or nested tuples, lists and dicts. Both functions get it as one argument.
+        maximum_iterations: An integer, or a value of the graph. recompute="sqrt" needs a known number.
+
+    Raises:
+        TypeMismatch: The body changes the nesting or an element type of the state; the message names the leaf.
     """
     _check_parallel(name, parallel_iterations)
     shape = tree.skeleton(state)
     start = [leaf(item) for item in tree.leaves(state)]
     if not start:
-        raise UsageError(f"{name}: the state holds no value")
+        raise UsageError(f"{name}: the state contains no value")
     paths = list(tree.paths(state))
     states = StableStates([v.type for v in start], refusal=lambda i, a, b: changed_state(name, paths[i], a, b))
     while True:
@@ -157,12 +172,13 @@ def scan(
     swap_memory: bool = False,
     name: str = "scan",
 ) -> tuple[Any, Any]:
-    """carry, y = fn(carry, x) for every x along `axis` of xs; return the last carry and ys stacked along `out_axis`.
+    """Apply carry, y = fn(carry, x) to every slice x of xs; return the last carry, and all ys stacked.
 
-    `init` and `xs` are trees; all leaves of xs have one length. fn keeps the carry's nesting and types. With
-    `reverse` the elements are taken from the end, and each y stands where its x stood. axis: one for all leaves of
-    xs, or a tree of axes like xs; out_axis alike for ys. With xs=None, fn is called with x=None, `length` times.
-    Raises TypeMismatch, naming the leaf, when lengths differ or a carry changes its type.
+    `init` and `xs` are trees: nested tuples, lists and dicts. All leaves of xs have one length along `axis`; with
+    xs=None, fn gets x=None, `length` times. The carry keeps its nesting and types. With `reverse` the slices are taken
+    from the end, and each y stays at the position of its x. `axis` and `out_axis`, along which ys are stacked, are one
+    axis for all leaves, or a tree of axes. docs/control_flow.md describes the other options. Raises TypeMismatch, which
+    names the leaf, if lengths differ or a carry changes its type.
     """
     _check_parallel(name, parallel_iterations)
     sequences, paths, axes = _sequences(name, xs, length, axis)
@@ -208,13 +224,13 @@ def _sequences(name: str, xs: Any, length: int | Value | None, axis: Any) -> tup
     """What a scan goes through, with the path and the axis of each leaf; numbers where there are no xs."""
     if xs is None:
         if length is None:
-            raise UsageError(f"{name}: without xs, length= says how often to call the function")
+            raise UsageError(f"{name}: without xs, give length=, the number of calls")
         return [F.range(np.int64(0), count(length, name, "length"), np.int64(1))], [""], [0]
     if length is not None:
-        raise UsageError(f"{name}: length= is for xs=None; the length of xs decides here")
+        raise UsageError(f"{name}: length= is only for xs=None; otherwise the length of xs is used")
     sequences = [leaf(item) for item in tree.leaves(xs)]
     if not sequences:
-        raise UsageError(f"{name}: xs holds no value")
+        raise UsageError(f"{name}: xs contains no value")
     paths = list(tree.paths(xs))
     return sequences, paths, list(scanned_axes(name, paths, sequences, axes_of(name, "axis", axis, xs)))
 
@@ -242,7 +258,7 @@ def map(
     swap_memory: bool = False,
     name: str = "map",
 ) -> Any:
-    """fn applied to every element along `axis` of the tree xs; the results stacked along `out_axis`. See `scan`."""
+    """Apply fn to every slice along `axis` of xs, and stack the results along `out_axis`. Options as in `scan`."""
     options: dict[str, Any] = {
         "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
     }  # fmt: skip
@@ -251,10 +267,11 @@ def map(
 
 @typed("gk.sequence_map")
 def sequence_map(fn: Callable[..., Any], sequence: Value, *others: Any, name: str = "sequence_map") -> Any:
-    """The sequence of fn(element, *others), or a tuple of sequences where fn returns a tuple.
+    """Apply fn to every element of a sequence, and return the sequence of results.
 
-    others: sequences, as long, whose elements fn gets one after the other, or tensors, which it gets each time. Results
-    may differ in shape from element to element. Raises TypeMismatch.
+    If fn returns a tuple, the result is a tuple of sequences. others: further arguments of fn. Of sequences, which must
+    be as long, it gets one element at a time; tensors it gets as they are. Results may differ in shape from element to
+    element. Raises TypeMismatch.
     """
     operands = [sequence, *(as_value(v) for v in others)]
     mark = checkpoint()
@@ -281,9 +298,9 @@ def foreach(
     swap_memory: bool = False,
     name: str = "foreach",
 ) -> tuple[Any, Any]:
-    """output, states = body(element, states) for every element of data; return (stacked outputs, last states).
+    """Apply output, states = body(element, states) to every slice of data; return (stacked outputs, last states).
 
-    `scan` with MXNet's order of operands and results.
+    This is `scan` with the argument order of MXNet.
     """
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -312,7 +329,7 @@ def fold(
     swap_memory: bool = False,
     name: str = "fold",
 ) -> Any:
-    """carry = fn(carry, x) for every element along `axis` of the tree xs; return the last carry. See `scan`."""
+    """Apply carry = fn(carry, x) to every slice along `axis` of xs, and return the last carry. Options as in `scan`."""
     options: dict[str, Any] = {
         "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
     }  # fmt: skip

@@ -1,8 +1,8 @@
-"""Initialisers: how a parameter gets its first value. Each is a small JSON-able record.
+"""gk.init: initialisers, which compute the first value of a parameter. Each is a small JSON-able record.
 
-The array of a parameter depends on (seed, parameter name, initialiser, shape, dtype) alone, never on the order in
-which parameters are made. The bits come from Philox4x64-10, whose stream numpy guarantees, keyed by
-SHA-256(seed, name); uniforms are the upper 53 bits, normals are Box-Muller in float64.
+The array of a parameter depends only on (seed, parameter name, initialiser, shape, dtype), never on the order in which
+parameters are made. The random bits come from Philox4x64-10, whose stream numpy guarantees, keyed by SHA-256(seed,
+name). Uniform numbers are the upper 53 bits, normal numbers are Box-Muller in float64.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _registry: dict[str, type[Initializer]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-    """Base. A subclass names its `type` and draws `sample(stream, shape)`: float64, of that shape or flat."""
+    """Base class. A subclass sets its `type` and implements `sample(stream, shape)`: float64, of that shape or flat."""
 
     type: ClassVar[str] = ""
     # Whether the values are meaningful for integer and boolean parameters.
@@ -68,7 +68,7 @@ class Initializer:
         raise NotImplementedError(f"{type(self).__name__}.sample")
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"type": "he_normal", ...}` with every option, JSON-able."""
+        """Return a JSON-able dict with every option: `{"type": "he_normal", ...}`."""
         return {"type": self.type, **dataclasses.asdict(self)}
 
 
@@ -86,7 +86,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Zeros(Initializer):
-    """All 0."""
+    """Every element is 0."""
 
     type = "zeros"
     any_dtype = True
@@ -98,7 +98,7 @@ class Zeros(Initializer):
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Ones(Initializer):
-    """All 1."""
+    """Every element is 1."""
 
     type = "ones"
     any_dtype = True
@@ -110,7 +110,7 @@ class Ones(Initializer):
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class Constant(Initializer):
-    """All `value`."""
+    """Every element is `value`."""
 
     value: float = 0.0
     type = "constant"
@@ -170,7 +170,9 @@ class TruncatedNormal(Initializer):
         _require(self.std >= 0, f"truncated_normal: std={self.std} is negative")
         # Sampling redraws what falls outside: the interval must hold a fair share of the distribution.
         share = 0.5 * (math.erf(self.high / math.sqrt(2)) - math.erf(self.low / math.sqrt(2)))
-        _require(share >= 0.01, f"truncated_normal: [{self.low}, {self.high}] holds under 1% of the distribution")
+        _require(
+            share >= 0.01, f"truncated_normal: [{self.low}, {self.high}] contains less than 1% of the distribution"
+        )
 
     def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
         return self.mean + self.std * stream.truncated_normal(math.prod(shape), self.low, self.high)
@@ -295,9 +297,9 @@ class LeCunNormal(Initializer):
 @typed_constructor("gk.init")
 @dataclasses.dataclass(frozen=True)
 class FanInUniform(Initializer):
-    """Uniform in +-1/sqrt(fan in): what PyTorch's linear and convolution layers start from, weights and biases.
+    """Uniform in +-1/sqrt(fan in): PyTorch's default for weights and biases of linear and convolution layers.
 
-    `fan_in` stands for the weight's own; a bias, which has none, needs it.
+    `fan_in` replaces the weight's own fan in. A bias has none, and needs it.
     """
 
     fan_in: int | None = None
@@ -324,12 +326,12 @@ def _require(holds: bool, message: str) -> None:
 
 
 def names() -> list[str]:
-    """The type names that `of` knows."""
+    """Return the type names that `of` accepts."""
     return sorted([*_registry, *_ALIASES])
 
 
 def of(spec: Any) -> Initializer:
-    """The initialiser for a name ("he_normal"), a number (constant), a dict from `to_dict`, or an Initializer.
+    """Return the initialiser for a name ("he_normal"), a number (constant), a dict from `to_dict`, or an Initializer.
 
     Raises UsageError for an unknown type or option.
     """
@@ -341,7 +343,7 @@ def of(spec: Any) -> Initializer:
         spec = {"type": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("type"), str):
         raise UsageError(
-            f"{spec!r} is no initialiser: give a name, a number, a dict with a 'type', or a gk.init object"
+            f"{spec!r} is not an initialiser: give a name, a number, a dict with a 'type', or a gk.init object"
         )
     kind = _ALIASES.get(spec["type"], spec["type"])
     if kind not in _registry:
@@ -356,10 +358,10 @@ def of(spec: Any) -> Initializer:
 
 
 def initialize(target: TensorType | Value, spec: Any, seed: int, name: str) -> np.ndarray:
-    """A new array of `target`'s static shape and dtype for the parameter called `name`.
+    """Return a new array of `target`'s static shape and dtype for the parameter called `name`.
 
-    Values are drawn in float64 and rounded once. Raises UsageError when the shape is not static, or when random
-    values are asked for a dtype that is not floating point.
+    Values are drawn in float64 and rounded once. Raises UsageError if the shape is not static, or if a random
+    initialiser is used for a dtype that is not floating point.
     """
     wanted = target.tensor if isinstance(target, Value) else target
     initializer = of(spec)

@@ -1,8 +1,8 @@
-"""gk.nn: layers, functions that make named parameters and apply operators to them.
+"""gk.nn: layers, which are functions that make named parameters and apply operators to them.
 
-A layer called `fc` makes the node `fc` and the parameters `fc_weight`, `fc_bias`. Unnamed layers are called after
-their function; a Graph numbers equal names (`linear_weight`, `linear_weight_1`). Weights are laid out as in PyTorch
-and ONNX ([out, in], [out, in / groups, *kernel]) and start, unless `init` says otherwise, from PyTorch's defaults.
+A layer called `fc` makes the node `fc` and the parameters `fc_weight`, `fc_bias`. Unnamed layers get the name of their
+function; a Graph numbers equal names (`linear_weight`, `linear_weight_1`). Weights have the layout of PyTorch and ONNX
+([out, in], [out, in / groups, *kernel]). Their first values are PyTorch's defaults, unless `init` is given.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def linear(
     in_features: int | None = None,
     name: str = "linear",
 ) -> Value:
-    """y = x W^T + b over the last axis. x: float [..., in]; y: [..., units]; W: [units, in], b: [units].
+    """Fully connected layer: y = x W^T + b over the last axis.
 
-    A matrix goes through Gemm; any other rank through MatMul with the transposed weight. `weight` (and a Value as
-    `bias`) share an existing parameter. Raises UsageError when the size of the last axis is unknown and
-    `in_features` is not given.
+    x: float [..., in]; y: [..., units]; W: [units, in], b: [units]. A matrix is computed by Gemm, any other rank by
+    MatMul with the transposed weight. `weight`, or a Value as `bias`, uses an existing parameter. Raises UsageError if
+    the size of the last axis is unknown and `in_features` is not given.
     """
     float_operand("linear", name, x)
     positive("linear", name, "units", units)
@@ -72,7 +72,7 @@ def embedding(
     indices: Value, rows: int, features: int, *, init: Any = None, dtype: Any = "float32", weight: Value | None = None,
     name: str = "embedding",
 ) -> Value:  # fmt: skip
-    """Rows of a table. indices: integer tensor of any shape, each in [0, rows); y: [*indices, features].
+    """Look up rows of a table. indices: integer tensor of any shape, each in [0, rows); y: [*indices, features].
 
     The table `<name>_weight` [rows, features] starts from the standard normal distribution.
     """
@@ -143,7 +143,8 @@ def _conv(
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
         raise TypeMismatch(
-            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups"
+            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels cannot be divided into "
+            f"{groups} groups"
         )
     shape = (channels, inputs // groups, *sizes)
     weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
@@ -183,10 +184,11 @@ def conv2d(
 ) -> Value:  # fmt: skip
     """Convolution (cross-correlation) of [N, C, H, W] to [N, channels, H', W'].
 
-    W: [channels, C / groups, kh, kw], b: [channels]. `kernel`, `stride`, `dilation`: one integer or one per axis.
-    `pad`: zeros on both sides, one integer or one per axis; 2 x axes integers (begins, then ends); "valid" (none);
-    "same" (H' = ceil(H / stride)). H' = floor((H + pads - dilation * (kh - 1) - 1) / stride) + 1.
-    Raises UsageError when C is unknown and `in_channels` is not given.
+    W: [channels, C / groups, kh, kw], b: [channels]. H' = floor((H + pads - dilation * (kh - 1) - 1) / stride) + 1.
+    Raises UsageError if C is unknown and `in_channels` is not given.
+
+    `kernel`, `stride`, `dilation`: one integer, or one per axis. `pad`: zeros added on both sides. It is one integer,
+    or one per axis, or 2 x axes integers (begins, then ends), or "valid" (none), or "same" (H' = ceil(H / stride)).
     """
     return _conv(
         "conv2d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
@@ -213,10 +215,10 @@ def conv_transpose2d(
     groups: int = 1, bias: bool | Value = True, init: Any = None, bias_init: Any = None, weight: Value | None = None,
     in_channels: int | None = None, name: str = "conv_transpose2d",
 ) -> Value:  # fmt: skip
-    """The transpose of conv2d: [N, C, H, W] to [N, channels, H', W'].
+    """Transposed convolution: [N, C, H, W] to [N, channels, H', W']; the transpose of conv2d.
 
-    W: [C, channels / groups, kh, kw], b: [channels].
-    H' = (H - 1) * stride - pads + dilation * (kh - 1) + output_pad + 1.
+    W: [C, channels / groups, kh, kw], b: [channels]. H' = (H - 1) * stride - pads + dilation * (kh - 1) + output_pad +
+    1.
     """
     layer = "conv_transpose2d"
     float_operand(layer, name, x)
@@ -231,7 +233,8 @@ def conv_transpose2d(
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
         raise TypeMismatch(
-            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups"
+            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels cannot be divided into "
+            f"{groups} groups"
         )
     shape = (inputs, channels // groups, *sizes)
     weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
@@ -258,7 +261,7 @@ def max_pool2d(
     x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
     pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False, name: str = "",
 ) -> Value:  # fmt: skip
-    """Maximum over windows of [N, C, H, W]. `stride` is the kernel's size by default; `pad` as in conv2d."""
+    """Maximum over windows of [N, C, H, W]. `stride` defaults to the kernel's size; `pad` as in conv2d."""
     layer = "max_pool2d"
     checked_rank(layer, name, x, 4, _AXES[2])
     sizes = per_axis(layer, name, "kernel", kernel, 2, 1)
@@ -276,9 +279,10 @@ def avg_pool2d(
     x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
     pad: int | str | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = False, name: str = "",
 ) -> Value:  # fmt: skip
-    """Mean over windows of [N, C, H, W]. `stride` is the kernel's size by default; `pad` as in conv2d.
+    """Mean over windows of [N, C, H, W]. `stride` defaults to the kernel's size; `pad` as in conv2d.
 
-    `count_include_pad` divides by the whole window where it reaches into the padding (ONNX's default is not to).
+    With `count_include_pad`, windows that reach into the padding are divided by the size of the whole window (by
+    default not, as in ONNX).
     """
     layer = "avg_pool2d"
     checked_rank(layer, name, x, 4, _AXES[2])
@@ -306,7 +310,7 @@ def global_max_pool(x: Value, *, name: str = "") -> Value:
 
 @layer
 def dropout(x: Value, ratio: float = 0.5, *, name: str = "") -> Value:
-    """Zero elements with probability `ratio` and scale the rest by 1 / (1 - ratio) in training; identity otherwise."""
+    """In training, set elements to 0 with probability `ratio` and scale the rest by 1 / (1 - ratio); else return x."""
     float_operand("dropout", name, x)
     if not 0.0 <= ratio < 1.0:
         raise UsageError(f"layer {name!r} (dropout): ratio is in [0, 1), not {ratio!r}")

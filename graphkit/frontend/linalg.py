@@ -1,8 +1,8 @@
 """gk.linalg: linear algebra on batches of matrices, under the names of BLAS and LAPACK.
 
-The functions and the conventions of Seeger, Hetzel, Dai, Meissner, Lawrence, "Auto-Differentiating Linear Algebra"
-(2017), arXiv:1710.08717, which MXNet's `linalg` has too. Matrices are the last two axes of float32 or float64 tensors;
-the axes before them are a batch, and broadcast. Everything has gradients, and exports as standard operators.
+The functions and conventions are those of Seeger, Hetzel, Dai, Meissner, Lawrence, "Auto-Differentiating Linear
+Algebra" (2017), arXiv:1710.08717, and of MXNet's `linalg`. Matrices are the last two axes of float32 or float64
+tensors; the axes before them are a batch, and broadcast. Everything has gradients, and exports as standard operators.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ trsm = F.trsm
 
 
 def cholesky(a: Any, *, lower: bool = True, name: str = "") -> Value:
-    """The triangular factor of a positive definite matrix: `potrf`."""
+    """Return the Cholesky factor of a positive definite matrix; another name of `potrf`."""
     found: Value = F.potrf(a, lower=lower, name=name)
     return found
 
@@ -47,14 +47,17 @@ def gemm(
     a: Any, b: Any, c: Any, *, transpose_a: bool = False, transpose_b: bool = False, alpha: float = 1.0,
     beta: float = 1.0,
 ) -> Value:  # fmt: skip
-    """alpha * op(a) @ op(b) + beta * c, where op transposes the matrices when so said. a, b, c: [..., m, n]."""
+    """alpha * op(a) @ op(b) + beta * c. op transposes a if transpose_a is set, and b if transpose_b is set.
+
+    op(a): [..., m, k]; op(b): [..., k, n]; c: [..., m, n].
+    """
     product = F.gemm2(a, b, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha)
     total: Value = F.add(product, c if beta == 1.0 else F.mul(c, beta))
     return total
 
 
 def extractdiag(a: Any, offset: int = 0) -> Value:
-    """The diagonals of a [..., m, n] that lie `offset` above the main one (below for a negative offset): [..., k]."""
+    """Return the diagonals [..., k] of a [..., m, n] that are `offset` above the main one (below if it is negative)."""
     x = _matrices(a)
     rows, columns = _static_sides(x)
     count = min(rows - max(-offset, 0), columns - max(offset, 0))
@@ -65,7 +68,7 @@ def extractdiag(a: Any, offset: int = 0) -> Value:
 
 
 def makediag(a: Any, offset: int = 0) -> Value:
-    """Matrices with a [..., k] on the diagonal at `offset`, zero elsewhere: [..., k + |offset|, k + |offset|]."""
+    """Return matrices [..., k + |offset|, k + |offset|] with a [..., k] on the diagonal at `offset`, zero elsewhere."""
     x = as_value(a)
     if x.rank is None or x.rank < 1:
         raise TypeMismatch(f"a diagonal is a vector or a batch of them, not {x.tensor}")
@@ -80,10 +83,10 @@ def makediag(a: Any, offset: int = 0) -> Value:
 
 
 def extracttrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
-    """The elements of one triangle of a [..., n, n], row by row: [..., k].
+    """Return the elements of one triangle of a [..., n, n], row by row: [..., k].
 
-    The lower triangle of offset 0 includes the diagonal; a positive offset adds diagonals above it, a negative one
-    takes some away. The upper triangle mirrors this.
+    The lower triangle of offset 0 includes the diagonal. A positive offset adds diagonals above it, a negative one
+    removes diagonals. The upper triangle mirrors this.
     """
     x = _matrices(a)
     rows, columns = _static_sides(x)
@@ -94,9 +97,9 @@ def extracttrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
 
 
 def maketrian(a: Any, offset: int = 0, lower: bool = True) -> Value:
-    """Square matrices with the elements a [..., k] in one triangle, row by row, zero elsewhere: undoes `extracttrian`.
+    """Return square matrices with the elements a [..., k] in one triangle, row by row, zero elsewhere.
 
-    Raises TypeMismatch when k elements do not make such a triangle.
+    The inverse of `extracttrian`. Raises TypeMismatch if k elements do not make such a triangle.
     """
     x = as_value(a)
     if x.rank is None or x.rank < 1 or not dims.is_static(x.tensor.known_shape[-1]):

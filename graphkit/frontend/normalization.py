@@ -31,11 +31,11 @@ def batch_norm(
     x: Value, *, momentum: float = 0.9, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None,
     name: str = "batch_norm",
 ) -> Value:  # fmt: skip
-    """(x - mean) / sqrt(var + epsilon) * weight + bias per channel (axis 1) of [N, C, ...].
+    """Batch normalisation: (x - mean) / sqrt(var + epsilon) * weight + bias per channel (axis 1) of [N, C, ...].
 
-    The node normalises by `<name>_running_mean` and `<name>_running_var` (role "state"); in training it normalises by
-    the batch, and running = momentum * running + (1 - momentum) * batch (ONNX's meaning of momentum; PyTorch's is
-    one minus it).
+    In inference, mean and var are `<name>_running_mean` and `<name>_running_var` (role "state"). In training they are
+    those of the batch, and the running ones are updated: running = momentum * running + (1 - momentum) * batch. This is
+    ONNX's meaning of momentum; PyTorch's is 1 - momentum.
     """
     size = (_channels("batch_norm", name, x, channels),)
     if not 0.0 <= momentum <= 1.0:
@@ -50,9 +50,9 @@ def batch_norm(
 def layer_norm(
     x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, bias: bool = True, name: str = "layer_norm"
 ) -> Value:
-    """(x - mean) / sqrt(var + epsilon) * weight + bias, over the axes from `axis` to the last.
+    """Layer normalisation: (x - mean) / sqrt(var + epsilon) * weight + bias, over the axes from `axis` to the last.
 
-    The sizes of those axes must be integers: the parameters have that shape.
+    The sizes of these axes must be integers: the parameters have that shape.
     """
     shape = _trailing("layer_norm", name, x, axis)
     weight, offset = _scale_and_shift(name, shape, x.dtype, affine)
@@ -87,7 +87,9 @@ def group_norm(
     """Normalise `groups` groups of channels of every sample of [N, C, *spatial] (Wu and He 2018)."""
     count = _channels("group_norm", name, x, channels)
     if count % positive("group_norm", name, "groups", groups):
-        raise TypeMismatch(f"{describe('group_norm', name, x)}: {count} channels do not make {groups} equal groups")
+        raise TypeMismatch(
+            f"{describe('group_norm', name, x)}: {count} channels cannot be divided into {groups} equal groups"
+        )
     weight, bias = _scale_and_shift(name, (count,), x.dtype, affine)
     return first(F.group_normalization(x, weight, bias, num_groups=groups, epsilon=epsilon, name=name))
 

@@ -1,4 +1,4 @@
-"""Graph inputs: what a caller feeds, what training changes, what a run updates."""
+"""Graph inputs: data that a caller feeds, parameters that training changes, states that a run updates."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from graphkit.signatures import typed
 
 @typed("gk.input")
 def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32") -> Value:
-    """A data input that callers feed: a tensor, or what a type in the place of the shape says.
+    """Create a data input that callers feed: a tensor, or a value of the type given instead of a shape.
 
-    `shape`: integers, names ("N"), expressions over names ("2*N"), None for a size that equals nothing else; a shape
-    of None leaves the rank open. Raises UsageError for an empty name or a negative size.
+    `shape`: integers, names ("N"), expressions over names ("2*N"), None for a size that equals no other. If the shape
+    is None, the rank is unknown. Raises UsageError for an empty name or a negative size.
     """
     if not name:
         raise UsageError("an input needs a name")
@@ -38,16 +38,17 @@ def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32")
 def parameter(
     name: str, shape: Iterable[Any], init: Any = "xavier_uniform", dtype: Any = "float32", *, trainable: bool = True
 ) -> Value:
-    """A parameter of a static shape. `init`: whatever gk.init.of takes. trainable=False keeps optimizers away from it.
+    """Create a parameter of a static shape.
 
-    Raises UsageError for a shape that is not static or an unknown initialiser.
+    `init` is anything that gk.init.of takes. With trainable=False, optimizers do not change the parameter. Raises
+    UsageError for a shape that is not static or an unknown initialiser.
     """
     return _stored("parameter", name, shape, init, dtype, {} if trainable else {"trainable": False})
 
 
 @typed("gk.nn.state")
 def state(name: str, shape: Iterable[Any], init: Any = "zeros", dtype: Any = "float32") -> Value:
-    """A stored value that runs update and that no gradient reaches, such as running statistics."""
+    """Create a stored value that runs update and that has no gradient, such as running statistics."""
     return _stored("state", name, shape, init, dtype, {})
 
 
@@ -69,5 +70,5 @@ def _size(label: str, given: Any) -> dims.Dim:
         raise UsageError(f"{label}: a size is an integer or a name, not {given!r}")
     size = dims.parse(int(given) if isinstance(given, np.integer) else given)
     if not isinstance(size, DimExpr) and size < 0:
-        raise UsageError(f"{label}: a size cannot be negative, as {given!r} is")
+        raise UsageError(f"{label}: a size cannot be negative: {given!r}")
     return size

@@ -22,13 +22,13 @@ def rnn(
     x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
     activation: str = "Tanh", bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "rnn",
 ) -> tuple[Value, Value]:  # fmt: skip
-    """h' = tanh(W x + R h + b) along a sequence: y [T, N, D * units] and the last state [D, N, units].
+    """Recurrent layer h' = tanh(W x + R h + b): y [T, N, D * units] and the last state [D, N, units].
 
-    x: [T, N, in]; lengths: integers [N], the steps of each sequence (default: all T); beyond them y is 0. initial:
-    [D, N, units], default 0. direction: "forward", "reverse" or "bidirectional", which has D = 2 directions, joined in
+    x: [T, N, in]; lengths: integers [N], the steps of each sequence (default: all T); after them y is 0. initial: [D,
+    N, units], default 0. direction: "forward", "reverse" or "bidirectional"; the last has D = 2 directions, joined in
     y. Parameters: `<name>_weight` [D, units, in], `<name>_recurrent` [D, units, units], `<name>_bias` [D, 2 * units]
-    (of W, then of R), uniform in +-1 / sqrt(units) as in PyTorch unless `init` says otherwise.
-    Raises UsageError when `in` is unknown and `in_features` is not given.
+    (of W, then of R), uniform in +-1 / sqrt(units) as in PyTorch unless `init` is given. Raises UsageError if `in` is
+    unknown and `in_features` is not given.
     """
     functions = [activation] * (2 if direction == "bidirectional" else 1)
     y, h = _layer(
@@ -42,7 +42,7 @@ def gru(
     x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
     bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "gru",
 ) -> tuple[Value, Value]:  # fmt: skip
-    """Gated recurrent units, with PyTorch's formula (linear_before_reset); see rnn.
+    """Gated recurrent units, with PyTorch's formula (linear_before_reset). Operands and results as in rnn.
 
     The parameters hold the gates in ONNX's order: update, reset, new.
     """
@@ -57,7 +57,7 @@ def lstm(
     direction: str = "forward", bias: bool = True, init: Any = None, in_features: int | None = None,
     name: str = "lstm",
 ) -> tuple[Value, tuple[Value, Value]]:  # fmt: skip
-    """Long short-term memory: y [T, N, D * units] and the last (h, c), each [D, N, units]; see rnn.
+    """Long short-term memory: y [T, N, D * units] and the last (h, c), each [D, N, units]. Operands as in rnn.
 
     The parameters hold the gates in ONNX's order: input, output, forget, new.
     """

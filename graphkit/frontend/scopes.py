@@ -1,4 +1,4 @@
-"""Name scopes and attribute scopes: what every node and parameter made inside them receives."""
+"""Name scopes and attribute scopes: prefixes and attributes for all nodes and parameters made inside them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def name_scope(name: str) -> Iterator[str]:
 def attr_scope(**attrs: Any) -> Iterator[dict[str, str]]:
     """Attach attributes, as text, to the nodes and parameters made inside; inner scopes override outer ones.
 
-    Nodes carry them in `meta`, parameters in `attrs` (`attr_scope(lr_mult="0.1")`). Yields all attributes in
-    force. Raises UsageError for the names that graphkit itself uses.
+    Nodes store them in `meta`, parameters in `attrs` (`attr_scope(lr_mult="0.1")`). Yields all attributes that apply
+    inside. Raises UsageError for names that graphkit itself uses.
     """
     taken = [key for key in attrs if key in RESERVED_ATTRS]
     if taken:

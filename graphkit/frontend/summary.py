@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 def rows(graph: Graph) -> list[Row]:
-    """The data inputs, then the nodes in topological order. Constants, which take no operands, are left out."""
+    """Return the data inputs, then the nodes in topological order. Constants, which have no operands, are left out."""
     counted: set[Value] = set()
     table = [Row(graph.name_of(v), "input", str(v.type), 0) for v in graph.inputs if v.role not in _STORED]
     for node in graph.nodes:

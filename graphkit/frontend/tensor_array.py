@@ -1,8 +1,8 @@
-"""TensorArray: tensors of one type under a number each, read and written in any order inside loops.
+"""TensorArray: numbered tensors of one type that loops read and write in any order.
 
-It is a value like others: `write` returns a new array, and a loop carries it as state. Its elements are the slices of
-one tensor [size, *element], which is how they are differentiated: the gradient of a read is added to the element that
-was read, and a write takes the gradient of the element that it replaced.
+It is a value like others: `write` returns a new array, and a loop can have it as state. Its elements are slices of one
+tensor [size, *element], which defines its gradients: the gradient of a read is added to the element that was read, and
+the gradient of a write is that of the element that it replaced.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from graphkit.ops.axes import i64
 
 
 class TensorArray(tree.Nest):
-    """`size` elements of one shape and type, at first all 0.
+    """An array of `size` tensors of one shape and type, initially 0.
 
-    size: an integer or an integer scalar of the graph; element_shape: integers. Numbers of elements are integers or
-    integer tensors, -1 is the last. Elements that are written twice have the value, and pass on the gradient, of the
-    last time.
+    size: an integer or an integer scalar of the graph; element_shape: integers. Indices are integers or integer
+    tensors; -1 is the last element. If an element is written twice, the last write determines its value and gets the
+    gradient.
     """
 
     __slots__ = ("_elements",)
@@ -42,10 +42,10 @@ class TensorArray(tree.Nest):
 
     @classmethod
     def of(cls, values: Any) -> TensorArray:
-        """The array whose elements are the slices of a tensor [size, *element]."""
+        """Return the array whose elements are the slices of a tensor [size, *element]."""
         given = as_value(values)
         if given.rank == 0:
-            raise TypeMismatch(f"TensorArray.of: {given} has no axis of elements")
+            raise TypeMismatch(f"TensorArray.of: {given} is a scalar; its first axis must hold the elements")
         return cls._around(given)
 
     @classmethod
@@ -63,7 +63,7 @@ class TensorArray(tree.Nest):
 
     @property
     def element_shape(self) -> tuple[Dim, ...] | None:
-        """None when it is unknown."""
+        """The shape of one element; None if it is unknown."""
         shape = self._elements.shape
         return None if shape is None else tuple(shape[1:])
 
@@ -76,40 +76,43 @@ class TensorArray(tree.Nest):
     # --- elements --------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Value:
-        """Element `index`, an integer scalar."""
+        """Return element `index`, an integer scalar."""
         element: Value = F.gather(self._elements, self._numbers("read", index, 0), axis=0)
         return element
 
     def write(self, index: Any, value: Any) -> TensorArray:
-        """The array with element `index`, an integer scalar, replaced."""
+        """Return the array with element `index`, an integer scalar, replaced."""
         element = self._fitting("write", as_value(value, self._elements), ())
         places = F.reshape(self._numbers("write", index, 0), i64(1, 1))
         return self._around(F.scatter_nd(self._elements, places, F.unsqueeze(element, i64(0))))
 
     def gather(self, indices: Any) -> Value:
-        """The elements at `indices` (n integers), stacked: [n, *element]."""
+        """Return the elements at `indices` (n integers), stacked: [n, *element]."""
         elements: Value = F.gather(self._elements, self._numbers("gather", indices, 1), axis=0)
         return elements
 
     def scatter(self, indices: Any, values: Any) -> TensorArray:
-        """The array with the elements at `indices`, n integers that do not repeat, replaced by the slices of values."""
+        """Return the array with the elements at `indices` replaced by the slices of `values`.
+
+        indices: n integers that do not repeat.
+        """
         places = self._numbers("scatter", indices, 1)
         count = places.shape[0] if places.shape is not None else dims.fresh()
         slices = self._fitting("scatter", as_value(values), (count,))
         return self._around(F.scatter_nd(self._elements, F.unsqueeze(places, i64(-1)), slices))
 
     def stack(self) -> Value:
-        """All elements as one tensor [size, *element]."""
+        """Return all elements as one tensor [size, *element]."""
         elements: Value = self._elements
         return elements
 
     def unstack(self, values: Any) -> TensorArray:
-        """The array of the slices of `values`, one for each element of this array."""
+        """Return the array of the slices of `values`, one for each element of this array."""
         size = dims.fresh() if self._elements.shape is None else self._elements.shape[0]
         return self._around(self._fitting("unstack", as_value(values), (size,)))
 
     def concat(self) -> Value:
-        """The elements, of rank 1 and above, joined along their first axis."""
+        """Return the elements, of rank 1 and above, concatenated along their first axis."""
         shape = self.element_shape
         if shape is None or not shape:
             raise TypeMismatch(f"TensorArray.concat: elements of {self._kind(())} have no axis to join along")
@@ -122,7 +125,7 @@ class TensorArray(tree.Nest):
         value = as_value(given)
         if value.dtype not in (DType.INT64, DType.INT32) or value.rank not in (rank, None):
             wanted = "an integer scalar" if rank == 0 else "a vector of integers"
-            raise TypeMismatch(f"TensorArray.{method}: elements are numbered by {wanted}, not {value}")
+            raise TypeMismatch(f"TensorArray.{method}: an index must be {wanted}, not {value}")
         return value if value.dtype is DType.INT64 else F.cast(value, to=DType.INT64)
 
     def _fitting(self, method: str, value: Value, lead: tuple[Dim, ...]) -> Value:

@@ -1,7 +1,7 @@
-"""Nested tuples, lists, dicts and TensorArrays of values, as control flow carries them.
+"""Trees: nested tuples, lists, dicts and TensorArrays of values, as control flow uses them.
 
 A tree's `Skeleton` is the same nesting with every leaf replaced by LEAF; None is a tree without leaves. Dicts are
-walked in the order of their sorted keys, so that two dicts of the same keys have the same skeleton. A class of
+traversed in the order of their sorted keys, so that two dicts of the same keys have the same skeleton. A class of
 values takes part by being a `Nest`.
 """
 
@@ -24,11 +24,11 @@ Skeleton: TypeAlias = Any
 
 
 class Nest(ABC):
-    """A container of a class of its own. Two with LEAF in place of their items are equal when their nesting is."""
+    """A container class for states of control flow. Two with LEAF as items are equal if their nesting is equal."""
 
     @abstractmethod
     def items(self) -> Sequence[Any]:
-        """What it holds, in order."""
+        """Its items, in order."""
 
     @abstractmethod
     def around(self, items: Sequence[Any]) -> Nest:

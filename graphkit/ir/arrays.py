@@ -29,7 +29,7 @@ def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: b
     if isinstance(given, (list, tuple)):
         given = [item.detach() if getattr(item, "requires_grad", False) else item for item in given]
     if given is None or isinstance(given, (set, frozenset, dict)):
-        raise InputError(f"{what} is an array or nested lists of numbers, not {shown(given)}")
+        raise InputError(f"{what} must be an array or nested lists of numbers, not {shown(given)}")
     try:
         found = np.asarray(given, dtype=dtype)
     except MemoryError:
@@ -37,9 +37,9 @@ def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: b
     except (TypeError, ValueError, RuntimeError) as error:
         if "inhomogeneous" in str(error):
             raise InputError(
-                f"{what}: the lists inside of it have different lengths, and an array has rows of one"
+                f"{what}: its nested lists have different lengths; all rows of an array need one length"
             ) from None
-        raise InputError(f"{what}: {shown(given)} is no array: {error}") from None
+        raise InputError(f"{what}: {shown(given)} cannot be converted to an array: {error}") from None
     if found.dtype.kind == "O":
         _check_objects(what, given, found.reshape(-1).tolist(), objects)
     return found
@@ -51,16 +51,16 @@ _TEXTS = frozenset({str, bytes})
 def _check_objects(what: str, given: Any, elements: list[Any], objects: bool) -> None:
     """Raise InputError for an array of objects that numpy made of a generator, or of anything but texts."""
     if hasattr(given, "__next__"):
-        raise InputError(f"{what} is an array, not a {type(given).__name__}; np.array(list(...)) makes one of it")
+        raise InputError(f"{what} must be an array, not a {type(given).__name__}; use np.array(list(...))")
     if objects or _TEXTS.issuperset(map(type, elements)):
         return
     others = [item for item in elements if not isinstance(item, (str, bytes))]
     if not others:
         return
     if len(others) < len(elements):
-        raise InputError(f"{what} has texts and {shown(others[0])} in one array: give columns of different kinds apart")
-    hint = "; .astype('float32') makes numbers of it" if isinstance(others[0], (int, float)) else ""
-    raise InputError(f"{what} is an array of numbers or texts, not of objects such as {shown(others[0])}{hint}")
+        raise InputError(f"{what} mixes texts with {shown(others[0])} in one array: use one array for each kind")
+    hint = "; convert it with .astype('float32')" if isinstance(others[0], (int, float)) else ""
+    raise InputError(f"{what} must be an array of numbers or texts, not of objects such as {shown(others[0])}{hint}")
 
 
 def holds_arrays(given: Any) -> bool:

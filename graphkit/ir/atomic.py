@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all: written beside the target, synced, then renamed over it.
+"""Write files completely or not at all: they are written beside the target, synced, then renamed over it.
 
-A temporary file is locked by whoever writes it, and a scratch folder by whoever uses it. A lock ends with its process:
-what has none was left behind by a process that was killed, and is removed by the next that writes in the same place.
+A process locks its temporary files and scratch folders. A lock ends with its process. A file without a lock was left
+behind by a process that was killed; the next process that writes in the same folder removes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What holds of a dimension whatever its names stand for: lower bounds and the order of two dimensions.
+"""Facts about a dimension that hold for all values of its names: lower bounds and the order of two dimensions.
 
-A bound is searched for among simpler expressions that are nowhere larger (`N - min(N, M)` is never below `N - N`).
-How many are looked at does not depend on the expression; beyond that number the answer is "not evident".
+A bound is searched for among simpler expressions that are nowhere larger (`N - min(N, M)` is never below `N - N`). The
+number of expressions that are tried does not depend on the expression; beyond it the answer is "not evident".
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class Decoder:
             type_ = type_.with_value(None)
         role = field(item, "role", str, where, "data")
         if role not in _ROLES:
-            raise InvalidModel(f"{where}: role {role!r} is none of {', '.join(_ROLES)}")
+            raise InvalidModel(f"{where}: role {role!r} is not one of {', '.join(_ROLES)}")
         attrs = {k: self._attribute(v, where) for k, v in field(item, "attrs", dict, where, {}).items()}
         if top and "tensor" in item:
             array = self._tensor(item["tensor"], where, stays=True)
@@ -501,11 +501,11 @@ def strings(record: Any, where: str) -> dict[str, str]:
 
 def _define(table: dict[str, Value], name: str, value: Value, where: str) -> None:
     if name in table:
-        raise InvalidModel(f"{where}: the name {name!r} is taken already")
+        raise InvalidModel(f"{where}: the name {name!r} is already used")
     table[name] = value
 
 
 def _look_up(table: Mapping[str, Value], name: Any, where: str) -> Value:
     if not isinstance(name, str) or name not in table:
-        raise InvalidModel(f"{where}: there is no value {name!r} before it")
+        raise InvalidModel(f"{where}: no earlier value is called {name!r}")
     return table[name]

@@ -1,4 +1,4 @@
-"""Shapes that a file declares for its tensors: claims to hold against what is found, never a source of types."""
+"""Shapes that a file declares for its tensors: checked against inferred shapes, never a source of types."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from graphkit.ir.types import TensorType
 
 
 class Declarations:
-    """The claims of one file that inference could not decide, by tensor. A false one is one DeclarationWarning.
+    """Declared shapes of one file that inference could not decide, by tensor. A false one gives one DeclarationWarning.
 
-    `label` names the file. What is done with several threads may warn twice.
+    `label` names the file. Runs in several threads may warn twice.
     """
 
     def __init__(self, label: str):
@@ -74,7 +74,7 @@ class Declarations:
         del self._claims[name]
         self._told.add(name)
         warnings.warn(
-            f"{self._label}: tensor {name!r} is declared as {_text(declared)}, and is {_text(shape)}; what is declared "
+            f"{self._label}: tensor {name!r} is declared as {_text(declared)}, but is {_text(shape)}; the declaration "
             "is ignored",
             DeclarationWarning,
             stacklevel=2,

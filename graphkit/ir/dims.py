@@ -113,7 +113,7 @@ def symbol(name: str) -> DimExpr:
 
 
 def fresh(_hint: str = "") -> DimExpr:
-    """Return a dimension that equals nothing else: the size of a data-dependent result. Its name starts with '?'."""
+    """Return a dimension that equals no other: the size of a data-dependent result. Its name starts with '?'."""
     return symbol(_anonymous.fresh())
 
 
@@ -279,7 +279,7 @@ def _extreme(function: str, choose: Callable[[int, int], int], dims: Iterable[Di
             else:
                 constant = part if constant is None else choose(constant, part)
     if not operands:
-        assert constant is not None, f"{function} of no dimensions"
+        assert constant is not None, f"{function} needs at least one dimension"
         return constant
     parts: list[Dim] = sorted(operands, key=str)
     if constant is not None:
@@ -334,7 +334,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def may_equal(a: Dim, b: Dim) -> bool:
-    """Return False only when a and b differ whatever the names stand for."""
+    """Return False only if a and b differ for all values of their names."""
     difference = a - b
     if isinstance(difference, DimExpr):
         _assume(difference, 0)
@@ -404,7 +404,7 @@ def substitute(dim: Dim, bindings: Mapping[str, Dim]) -> Dim:
 
 
 def evaluate(dim: Dim, bindings: Mapping[str, int]) -> int:
-    """Return the integer that `dim` stands for; raises TypeMismatch when a name is not bound."""
+    """Return the value of `dim` as an integer; raises TypeMismatch if a name is not bound."""
     value = substitute(dim, bindings)
     if isinstance(value, DimExpr):
         raise TypeMismatch(f"dimension {dim} is not known: {', '.join(sorted(value.symbols))} not bound")
@@ -465,7 +465,7 @@ def _sum_text(terms: tuple[tuple[Monomial, int], ...]) -> str:
 def parse(text: str | int | DimExpr) -> Dim:
     """Read a dimension: an int, a name, or an expression such as `2*N + 1` or `ceildiv(N, 2)`.
 
-    Text that is no expression of this grammar is taken whole as a name (ONNX allows any string).
+    Any other text is taken whole as a name (ONNX allows any string).
     """
     if isinstance(text, DimExpr):
         return text

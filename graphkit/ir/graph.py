@@ -1,8 +1,8 @@
-"""Node, Value, Graph: an immutable, typed, acyclic graph that knows no operator.
+"""Node, Value, Graph: an immutable, typed, acyclic graph that is independent of the operators.
 
-A Node is made once, its types are inferred at that moment, and it never changes; a pass builds a new graph.
-Names are hints on nodes and values; a Graph gives every one of its values and nodes a unique name, in
-topological order, so that the same construction always prints the same text.
+A Node infers its types when it is made, and never changes; a pass builds a new graph. Names are hints on nodes and
+values; a Graph gives every one of its values and nodes a unique name, in topological order, so that the same
+construction always prints the same text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_ATTRS: Mapping[str, Any] = {}
 
 
 class Operator(Protocol):
-    """What the graph asks of an operator (graphkit.ops.Op is the implementation)."""
+    """Protocol of an operator, as the graph uses it (graphkit.ops.Op is the implementation)."""
 
     @property
     def name(self) -> str: ...
@@ -38,10 +38,10 @@ class Operator(Protocol):
 
 
 class Value:
-    """One typed tensor in a graph: output `index` of `node`, or a graph input when `node` is None.
+    """One typed value in a graph: output `index` of `node`, or a graph input if `node` is None.
 
-    `role` says what an input is: "data", "parameter", "state" (running statistics, optimizer slots) or "rng".
-    `attrs` holds user attributes and, for parameters, the initialiser.
+    `role` says what an input is: "data", "parameter", "state" (running statistics, optimizer state) or "rng". `attrs`
+    holds user attributes and, for parameters, the initialiser.
     """
 
     __slots__ = ("node", "index", "type", "name", "role", "attrs", "serial", "__weakref__")
@@ -75,6 +75,7 @@ class Value:
 
     @property
     def is_input(self) -> bool:
+        """Whether the value is a graph input."""
         return self.node is None
 
     @property
@@ -86,18 +87,21 @@ class Value:
 
     @property
     def dtype(self) -> DType:
+        """The element type; raises TypeMismatch for sequences and optionals."""
         return self.tensor.dtype
 
     @property
     def shape(self) -> tuple[Any, ...] | None:
+        """The dimensions; None if the rank is unknown. Raises TypeMismatch for sequences and optionals."""
         return self.tensor.shape
 
     @property
     def rank(self) -> int | None:
+        """The number of axes; None if it is unknown. Raises TypeMismatch for sequences and optionals."""
         return self.tensor.rank
 
     def like(self, **changes: Any) -> Value:
-        """A new graph input with this one's type, name, role and attributes, except for `changes`."""
+        """Return a new graph input with the type, name, role and attributes of this value, except for `changes`."""
         fields = {"type": self.type, "name": self.name, "role": self.role, "attrs": self.attrs} | changes
         return Value(fields.pop("type"), fields.pop("name"), **fields)
 
@@ -146,15 +150,15 @@ class Value:
 
 
 def give_name(value: Value, name: str) -> None:
-    """Name a value that has just been made and that nobody has seen; for those who cannot say so when it is made."""
+    """Name a value that was just made and is not used yet, for code that cannot name it when it is made."""
     value.name = name  # type: ignore[misc]
 
 
 class Node:
-    """One application of an operator. Raises TypeMismatch, naming the node, when the operands do not fit.
+    """One application of an operator to values. Raises TypeMismatch, which names the node, if the operands do not fit.
 
-    `types` skips inference, for those who know what it would say.
-    `meta` holds user attributes (string keys) that travel with the node. `scope` is the scope it was first made in.
+    `types`, if given, are taken instead of inference; they must be what inference returns. `meta` holds user attributes
+    (string keys) that passes keep. `scope` is the scope in which the node was first made.
     """
 
     __slots__ = ("op", "inputs", "outputs", "name", "meta", "scope", "serial", "__weakref__")
@@ -192,13 +196,13 @@ class Node:
 
     @property
     def output(self) -> Value:
-        """The only output."""
+        """The output of a node that has exactly one."""
         (value,) = self.outputs
         return value
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        """The inputs that are present."""
+        """The inputs that are present (not None)."""
         given = self.inputs
         return tuple([v for v in given if v is not None]) if None in given else given  # type: ignore[return-value]
 
@@ -212,11 +216,11 @@ class Node:
         raise UsageError("a node is pickled with the graph that it belongs to: pickle the Model, or the Graph")
 
     def describe(self) -> str:
-        """One line for errors: name, operator, operand types; for a node without a name, also what made it."""
+        """One line for errors: name, operator and operand types; without a name, also the code that made the node."""
         return described(self)
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
-        """This node on other operands; itself when nothing differs. Types are inferred only when they may change."""
+        """Return this node on other operands; itself if nothing differs. Types are inferred only if they may change."""
         if op is None:
             given = tuple(inputs)
             # Values are equal to themselves alone.
@@ -303,10 +307,10 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
 
 
 class Graph:
-    """Inputs, outputs, and updates: `(state input, new value)` pairs that commit together after a run.
+    """Inputs, outputs, and updates: pairs `(state input, new value)` that take effect together after a run.
 
-    The nodes are those that outputs and updates depend on. Raises InvalidModel when one of them needs an input
-    that `inputs` lacks, when an input occurs twice, or when an update does not fit its input's type.
+    The nodes are those that outputs and updates depend on. Raises InvalidModel if a node needs an input that `inputs`
+    lacks, if an input occurs twice, or if an update does not have its input's type.
     """
 
     __slots__ = (
@@ -372,19 +376,19 @@ class Graph:
 
     @property
     def values(self) -> Iterator[Value]:
-        """Every value: inputs, then node outputs in topological order."""
+        """All values: inputs, then node outputs in topological order."""
         return itertools.chain(self.inputs, (v for node in self.nodes for v in node.outputs))
 
     @property
     def operators(self) -> frozenset[str]:
-        """The names of the operators that its nodes apply, whatever their domains; without those of subgraphs."""
+        """The names of all operators in the graph, without domains and without those of subgraphs."""
         if self._operators is None:
             self._operators = frozenset([node.op.name for node in self.nodes])
         return self._operators
 
     @property
     def spent(self) -> tuple[tuple[Value, ...], ...]:
-        """For each node the operands and results of it that nothing reads behind it, each once."""
+        """For each node, its operands and results that no later node reads, each once."""
         if self._spent is None:
             read = {*self.outputs, *(new for _, new in self.updates)}
             spent = []
@@ -419,7 +423,7 @@ class Graph:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """One name per output: as given, else the value's name; unique."""
+        """One unique name per output: the given one, else the value's name."""
         if self._output_names is not None:
             return self._output_names
         unique = Names()
@@ -427,19 +431,20 @@ class Graph:
 
     @property
     def input_names(self) -> tuple[str, ...]:
+        """The unique names of the inputs, in order."""
         return tuple(self.name_of(v) for v in self.inputs)
 
     def find(self, name: str, *, inputs_first: bool = False) -> Value:
-        """The output called `name`, else the input, parameter or inner value of that name.
+        """Return the output called `name`, else the input, parameter or inner value of that name.
 
-        Names of outputs are a namespace of their own: an output may be called like another value.
+        Output names are a separate namespace: an output may have the name of another value.
 
         Args:
-            name: A name of `output_names`, or what `name_of` returns for a value.
+            name: A name of `output_names`, or one that `name_of` returns for a value.
             inputs_first: Look for inputs, parameters and inner values first, then for outputs.
 
         Raises:
-            UsageError: Nothing has the name; the message has the closest one.
+            UsageError: Nothing has the name; the message shows the closest one.
         """
         check_argument(titled(self), "the name of a value", "str", name)
         if self._by_name is None:
@@ -472,7 +477,7 @@ class Graph:
     # --- rebuilding ----------------------------------------------------------------------------
 
     def replace(self, **changes: Any) -> Graph:
-        """A graph that differs in the given fields (inputs, outputs, updates, name, output_names, meta)."""
+        """Return a graph that differs in the given fields (inputs, outputs, updates, name, output_names, meta)."""
         if not changes.keys() - {"name", "meta"}:
             return self._relabelled(**changes)
         fields: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""What a load or a run may take: memory, time, iterations of a loop.
+"""Limits of a load or a run: memory, time, iterations of a loop.
 
-A limit holds for the process (`set_process_limits`), or inside a block of the calling thread (`limited`), where it can
-only become narrower. Without one, memory is what the machine, the control group and the process's own limits have left,
-and nothing bounds time and iterations.
+A limit applies to the process (`set_process_limits`), or inside a block of the calling thread (`limited`), where it can
+only become narrower. Without a limit, memory is bounded by what the machine, the control group and the process's own
+limits have left, and time and iterations are not bounded.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ _NEVER = math.inf
 
 
 class Limits(NamedTuple):
-    """memory: bytes of arrays that one run, one node or one tensor of a file takes; None: what the machine has left.
-    deadline: of time.monotonic(). iterations: of one loop; None: any number."""
+    """Limits of memory, time and iterations.
+
+    memory: bytes of arrays that one run, one node or one tensor of a file may take; None: what the machine has left.
+    deadline: of time.monotonic(). iterations: of one loop; None: any number.
+    """
 
     memory: int | None = None
     deadline: float = _NEVER
@@ -119,7 +122,7 @@ def set_process_limits(limits: Limits = _UNLIMITED) -> None:
 
 @contextlib.contextmanager
 def limited(memory: int | None = None, seconds: float | None = None, iterations: int | None = None) -> Iterator[None]:
-    """Inside, these limits hold beside those outside."""
+    """Inside, these limits apply in addition to those outside."""
     token = _inside.set(current().narrowed(memory, seconds, iterations))
     try:
         yield
@@ -129,7 +132,7 @@ def limited(memory: int | None = None, seconds: float | None = None, iterations:
 
 @contextlib.contextmanager
 def untimed(holds: bool = True) -> Iterator[None]:
-    """Inside, if it `holds`, there is no deadline: what goes on has to come to its end."""
+    """Inside, if it `holds`, there is no deadline, for work that must be completed."""
     token = _inside.set(current()._replace(deadline=_NEVER) if holds else current())
     try:
         yield
@@ -149,56 +152,58 @@ def planning() -> Iterator[None]:
 
 
 def require_memory(nbytes: int, what: str = "") -> None:
-    """Raise OutOfMemory, naming `what`, where an array or a plan of so many bytes would pass the limit."""
+    """Raise OutOfMemory, with `what`, if an array or a plan of `nbytes` bytes would exceed the limit."""
     most = current().memory
     if most is not None:
         if nbytes > most:
-            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and {_bytes(most)} are the limit")
+            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)} are needed, but the limit is {_bytes(most)}")
     elif nbytes > _SMALL or _have_grown(nbytes):
         left = available_memory()
         if nbytes > left:
-            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and about {human(max(left, 0))} are left")
+            raise OutOfMemory(
+                f"{_begun(what)}{_bytes(nbytes)} are needed, but only about {human(max(left, 0))} are left"
+            )
 
 
 def fits_limit(nbytes: int) -> bool:
-    """Whether arrays that are there already may have so many bytes; without a limit the machine has said so."""
+    """Whether arrays that already exist may have `nbytes` bytes; without a limit, they may."""
     most = current().memory
     return most is None or nbytes <= most
 
 
 def require_held(nbytes: int, what: str) -> None:
-    """Raise OutOfMemory, naming `what`, where arrays that are there already pass the limit together."""
+    """Raise OutOfMemory, with `what`, if arrays that already exist exceed the limit together."""
     if not fits_limit(nbytes):
         require_memory(nbytes, what)
 
 
 def allowed_memory() -> int:
-    """The bytes that `require_memory` lets through at most."""
+    """Return the largest number of bytes that `require_memory` accepts."""
     most = current().memory
     return max(available_memory(), 0) if most is None else most
 
 
 def check_time() -> None:
-    """Raise LimitReached behind the deadline."""
+    """Raise LimitReached after the deadline."""
     deadline = current().deadline
     if deadline is not _NEVER and time.monotonic() > deadline:
         raise LimitReached("the time that this may take is over")
 
 
 def check_iterations(done: int) -> None:
-    """Raise LimitReached where a loop that has done so many iterations may begin no other."""
+    """Raise LimitReached if a loop that has done `done` iterations may not begin another one."""
     most = current().iterations
     if most is not None and done >= most:
         raise too_many_iterations()
 
 
 def too_many_iterations() -> LimitReached:
-    """What to raise where a loop would begin more iterations than are allowed."""
+    """Return the error for a loop that would begin more iterations than are allowed."""
     return LimitReached(f"more than {current().iterations} iterations")
 
 
 def available_memory() -> int:
-    """Bytes that this process can still come to use: of the machine, its control group, and its own limits."""
+    """Return the bytes that this process can still use: of the machine, its control group, and its own limits."""
     return min(_of_machine(), _of_control_groups(), _of_process()) - _RESERVE
 
 

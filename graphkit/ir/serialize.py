@@ -177,7 +177,9 @@ def _read_arrays(
     expected = stored_tensors(body)
     if weights is None:
         if expected:
-            raise InvalidModel(f"tensor {next(iter(expected))!r} is in a weights file, and the model names none")
+            raise InvalidModel(
+                f"tensor {next(iter(expected))!r} is in a weights file, but the model names no weights file"
+            )
         return {}
     name = field(weights, "file", str, "weights")
     sha256 = field(weights, "sha256", str, "weights")

@@ -1,7 +1,7 @@
-"""Arrays that stay in a file until somebody asks for them, and the file, which must stay as it is.
+"""Arrays that stay in a file until they are read, and the file, which must not change.
 
-They are read, not mapped: a kernel on mapped memory ends the process when the file is cut off, and computes with other
-weights when it is written over. A read comes after the fact that the file is what it was, or says that it is not.
+They are read, not memory-mapped. With a mapping, the process would crash if the file is truncated, and compute with
+other weights if it is overwritten. Each read checks afterwards that the file is unchanged, and raises an error if not.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _TICK_NS = 20_000_000
 
 
 class StoredFile:
-    """A regular file, open as long as anybody refers to it. Raises OSError when it cannot be opened, or is none.
+    """A regular file, open as long as it is referenced. Raises OSError if it cannot be opened or is not a regular file.
 
-    Replaced by renaming or removed, it can be read on; once it was written in place, `read` raises FileChanged.
+    If it was replaced by renaming, or removed, it can still be read. If it was overwritten in place, `read` raises
+    FileChanged.
     """
 
     def __init__(self, path: Path):
@@ -74,7 +75,7 @@ class StoredFile:
         return limit == resource.RLIM_INFINITY or self._descriptor < limit // 2
 
     def read(self, offset: int, size: int) -> np.ndarray:
-        """Bytes (uint8, read-only) that nobody else has. Raises FileChanged, RuntimeFailure, MemoryError."""
+        """Return bytes (uint8, read-only) in new memory. Raises FileChanged, RuntimeFailure, MemoryError."""
         made = memoryview(_pages(size) if size >= LARGE else bytearray(size))
         self.read_into(made, offset)
         return np.frombuffer(made.toreadonly(), np.uint8)
@@ -93,8 +94,8 @@ class StoredFile:
         # The time of modification changes before the content does.
         if rest or self._look() != self._facts:
             raise FileChanged(
-                f"{self._path} was written while it was in use, and what it held is lost: load it again (whoever "
-                "replaces a file writes another and renames it)"
+                f"{self._path} was overwritten while it was in use, and its old content is lost: load it again (to "
+                "replace a file, write a new one and rename it)"
             )
 
     def _look(self) -> tuple[int, int]:
@@ -129,7 +130,7 @@ def _pages(size: int) -> mmap.mmap:
 
 
 class StoredArray:
-    """A C-contiguous array at a place in a file. `array` is read-only, and read again when nobody holds it any more."""
+    """A C-contiguous array in a file. `array` is read-only; it is read again if no reference to it is left."""
 
     __slots__ = ("shape", "dtype", "nbytes", "_file", "_offset", "_held")
 

@@ -39,7 +39,7 @@ def _decoded(element: Any, index: int, shape: Sequence[int]) -> str:
     if isinstance(element, str):
         return str(element)
     if not isinstance(element, bytes):
-        raise UsageError(f"element {_place(index, shape)} is a {type(element).__name__}, no string")
+        raise UsageError(f"element {_place(index, shape)} is a {type(element).__name__}, not a string")
     try:
         return element.decode()
     except UnicodeDecodeError as error:

@@ -22,7 +22,7 @@ MAX_KNOWN_FLOATS = 16
 
 
 class DType(enum.Enum):
-    """An element type, by its numpy (or ml_dtypes) name."""
+    """An element type, named as in numpy (or ml_dtypes)."""
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
@@ -63,7 +63,7 @@ class DType(enum.Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element in memory (numpy's; packed sub-byte types take one byte each)."""
+        """Bytes of one element in memory, as in numpy; types of 2 and 4 bits take one byte."""
         return self.numpy.itemsize
 
     @property
@@ -162,11 +162,11 @@ def _elements(dtype: DType, value: Iterable[Dim]) -> tuple[Dim, ...] | None:
 
 
 class TensorType:
-    """Element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
+    """Type of a tensor: element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
 
-    `value` is a flat tuple of dimensions in row-major order; it takes no part in equality. A number that the element
-    type does not have leaves it unknown: at run time it wraps around. Nor does `floats`, the elements of a small
-    floating-point constant, from which Resize infers its shape; only constants have it.
+    `value` holds the known elements as a flat tuple of dimensions in row-major order. It is unknown if a number exceeds
+    the element type, because it wraps around at run time. `floats` holds the elements of a small floating-point
+    constant, from which Resize infers its shape; only constants have it. Neither affects equality.
     """
 
     __slots__ = ("dtype", "shape", "value", "floats")
@@ -198,7 +198,7 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
-        """Whether every dimension is an integer."""
+        """Whether the shape is known and every dimension is an integer."""
         return self.shape is not None and DimExpr not in map(type, self.shape)
 
     @property
@@ -228,17 +228,17 @@ class TensorType:
     def of_sizes(
         dtype: DType, shape: tuple[int, ...], value: tuple[int, ...] | None, floats: tuple[float, ...] | None
     ) -> TensorType:
-        """A type of sizes and elements that have been checked; for those who make very many."""
+        """Return a type of sizes and elements that are already checked. Faster than the constructor."""
         made = object.__new__(TensorType)
         made.dtype, made.shape, made.value, made.floats = dtype, shape, value, floats
         return made
 
     def with_shape(self, shape: Iterable[Dim] | None) -> TensorType:
-        """The same element type with another shape and no known value."""
+        """Return the same element type with another shape and no known value."""
         return TensorType(self.dtype, shape)
 
     def with_dtype(self, dtype: Any) -> TensorType:
-        """The same shape with another element type and no known value."""
+        """Return the same shape with another element type and no known value."""
         return TensorType(dtype, self.shape)
 
     def with_value(self, value: Iterable[Dim] | None) -> TensorType:
@@ -246,7 +246,7 @@ class TensorType:
 
     @property
     def constants(self) -> tuple[int, ...] | None:
-        """The known elements when all of them are integers."""
+        """The known elements if all of them are integers, else None."""
         if self.value is None or any(isinstance(v, DimExpr) for v in self.value):
             return None
         return self.value  # type: ignore[return-value]
@@ -275,9 +275,9 @@ class TensorType:
 
 
 class SequenceType:
-    """A list of values of one type. A dimension without a name may be another one in each of them.
+    """Type of a sequence: a list of values of one type. A dimension without a name may differ between the values.
 
-    `length`, how many there are where that is known, takes no part in equality. An empty list fits every element type
+    `length`, the number of values if it is known, does not affect equality. An empty sequence fits every element type
     of its kind.
     """
 
@@ -290,7 +290,7 @@ class SequenceType:
         self.length = length
 
     def with_element(self, element: Type) -> SequenceType:
-        """As long a list of values of another type."""
+        """Return a sequence type of the same length with another element type."""
         return SequenceType(element, self.length)
 
     def __eq__(self, other: object) -> bool:
@@ -307,7 +307,7 @@ class SequenceType:
 
 
 class OptionalType:
-    """A value of one type, or nothing."""
+    """Type of an optional: a value of one type, or nothing."""
 
     __slots__ = ("element",)
 
@@ -315,7 +315,7 @@ class OptionalType:
         self.element = element
 
     def with_element(self, element: Type) -> OptionalType:
-        """The same of values of another type."""
+        """Return an optional type with another element type."""
         return OptionalType(element)
 
     def __eq__(self, other: object) -> bool:
@@ -332,7 +332,7 @@ class OptionalType:
 
 
 class MapType:
-    """Values of one type by keys, which are integers or strings. Values are dicts."""
+    """Type of a map from integer or string keys to values of one type; at run time a dict."""
 
     __slots__ = ("key", "element")
 
@@ -343,7 +343,7 @@ class MapType:
         self.element = element
 
     def with_element(self, element: Type) -> MapType:
-        """The same keys, with values of another type."""
+        """Return a map type with the same keys and another value type."""
         return MapType(self.key, element)
 
     def __eq__(self, other: object) -> bool:

@@ -1,7 +1,7 @@
 """The weights file: safetensors (https://huggingface.co/docs/safetensors) with its SHA-256.
 
-Element types that the format lacks are stored as U8 vectors of their raw bytes; the logical type is written down by
-whoever refers to the tensor.
+Element types that the format lacks are stored as U8 vectors of their raw bytes; the file that refers to the tensor
+stores the logical type.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def read_weights(
         if actual.code != code or (shape is not None and actual.shape != shape):
             wanted = code + ("" if shape is None else str(list(shape)))
             raise InvalidModel(
-                f"{where}: tensor {name!r} is {actual.code}{list(actual.shape)}, the graph says {wanted}"
+                f"{where}: tensor {name!r} is {actual.code}{list(actual.shape)}, but the graph says {wanted}"
             )
     if _sha256(file) != sha256:
         raise InvalidModel(f"{where} is not the one that the graph was saved with: its SHA-256 differs")

@@ -1,6 +1,6 @@
-"""Attributes on import: what a node of the file has, as the fields of an operator.
+"""Attributes on import: convert a node's attributes to the fields of an operator.
 
-Which attributes an operator of the standard has, and their default values, onnx's schemas say.
+onnx's schemas say which attributes a standard operator has, and their default values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def bound(raw: RawNode, outer: Mapping[str, AttributeProto]) -> dict[str, Attrib
 
 
 def value_of(proto: AttributeProto, where: str, external: ExternalData) -> Any:
-    """What an attribute that is no graph holds: a number, a text, a Tensor, a type, or a tuple of numbers or texts."""
+    """The value of an attribute, unless it is a graph: a number, text, Tensor, type, or a tuple of numbers or texts."""
     match proto.type:
         case AttributeProto.FLOAT:
             return proto.f
@@ -113,5 +113,5 @@ def ignored(domain: str, operator: str, name: str, where: str) -> bool:
     known = functions.known_attributes(domain, operator)
     if known is None or name in known:
         return False
-    tell(f"{where}: the operator has no attribute {name!r}, which is ignored")
+    tell(f"{where}: the operator has no attribute {name!r}; it is ignored")
     return True

@@ -50,7 +50,7 @@ class OnnxRuntimeModel:
     """A model in ONNX Runtime on the CPU: `OnnxRuntimeModel("net.onnx").run({"x": array})`.
 
     `threads` is the size of its intra-op pool (None: its own choice); `optimize=False` turns graph optimisations off.
-    Raises MissingDependency without onnxruntime, InvalidModel when it refuses the model.
+    Raises MissingDependency without onnxruntime, InvalidModel if ONNX Runtime rejects the model.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class OnnxRuntimeModel:
         return session(model if isinstance(model, bytes) else os.fspath(model))
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name for arrays by name; raises InputError for a wrong name, RuntimeFailure when it fails."""
+        """Return outputs by name for arrays by name. Raises InputError for a wrong name, RuntimeFailure if it fails."""
         for name in feeds:
             if name not in self.inputs:
                 raise InputError(f"the model has no input {name!r}{did_you_mean(name, self.inputs)}")
@@ -103,7 +103,9 @@ class OnnxRuntimeModel:
             if not self._exotic and all(_plain(value) for value in feeds.values()):
                 return dict(zip(self.outputs, self._session.run(None, dict(feeds)), strict=True))
             if other := [name for name, value in feeds.items() if value is None or isinstance(value, (list, tuple))]:
-                raise InputError(f"{other[0]!r}: beside sequences and optionals it takes only numpy's element types")
+                raise InputError(
+                    f"{other[0]!r}: with sequences or optionals, ONNX Runtime takes only numpy's element types"
+                )
             values = {name: self._value(np.asarray(array)) for name, array in feeds.items()}
             results = self._session.run_with_ort_values(self._given_names, values)
             return {name: self._array(name, result) for name, result in zip(self.outputs, results, strict=True)}
@@ -111,12 +113,12 @@ class OnnxRuntimeModel:
             raise RuntimeFailure(f"ONNX Runtime {self._ort.__version__} fails: {error}") from error
 
     def bound(self, feeds: Mapping[str, Any]) -> Callable[[], list[Any]]:
-        """A call that runs these arrays and does nothing of its own beside ONNX Runtime's, for timing.
+        """Return a function that runs these arrays with no work besides ONNX Runtime's own, for timing.
 
-        Raises InputError when the model or an array has an element type that numpy lacks.
+        Raises InputError if the model or an array has an element type that numpy lacks.
         """
         if self._exotic or not all(_plain(value) for value in feeds.values()):
-            raise InputError("ONNX Runtime takes and gives only numpy's own element types in a bound call")
+            raise InputError("in a bound call, ONNX Runtime supports only numpy's own element types")
         run, arrays = self._session.run, dict(feeds)
         return lambda: run(None, arrays)
 

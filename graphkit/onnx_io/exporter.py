@@ -1,4 +1,4 @@
-"""graphkit to ONNX: a Graph and its parameters become a ModelProto that any runtime reads.
+"""Export to ONNX: a Graph and its parameters become a ModelProto that any runtime reads.
 
 The graph is lowered to the target opset (`lowering`), then written: captures of subgraphs become outer-scope names
 again, hidden operands are left out, attributes and operand types are checked against the target's own schemas.
@@ -58,12 +58,16 @@ def export(
     as_inputs: bool = False,
     with_updates: bool = False,
 ) -> ModelProto:
-    """Write `graph` at `opset` (13 to 28; None: the first from 21 on that holds every node).
+    """Convert `graph` to ONNX at `opset` (13 to 28; None: 21, or the first later one that has all operators).
 
-    `params` has an array for every input of role parameter or state.
-    Parameters are initialisers; with `as_inputs` they are graph inputs too (an initialiser is then a default, and
-    may be missing). With `with_updates` each update of a state is one more output, `<state>_updated`.
-    Raises UnsupportedError for what the target cannot express, UsageError for a missing or misfitting parameter.
+    Args:
+        params: An array for every input of role parameter or state. They become initialisers.
+        as_inputs: Make parameters graph inputs, too. An initialiser is then a default, and may be missing.
+        with_updates: Add one output for each update of a state: `<state>_updated`.
+
+    Raises:
+        UnsupportedError: The target opset cannot express a node.
+        UsageError: A parameter is missing or does not fit.
     """
     if opset is not None and not OLDEST_TARGET <= opset <= NEWEST_OPSET:
         raise UnsupportedError(f"cannot export at opset {opset}; {OLDEST_TARGET} to {NEWEST_OPSET} are possible")
@@ -90,7 +94,7 @@ def export(
             refused = refused if opset else error
             continue
         if opset:
-            raise UnsupportedError(f"{refused}; opset {later} holds every node (--opset, opset=)") from None
+            raise UnsupportedError(f"{refused}; opset {later} has all operators (--opset, opset=)") from None
         return written(later, params, as_inputs)
     raise refused
 
@@ -296,11 +300,11 @@ def _captured(node: Node) -> list[Value]:
 
 
 def save(model: ModelProto, path: str | os.PathLike[str], *, external: bool | None = None) -> list[Path]:
-    """Write a model file; returns the files written, the model last.
+    """Write a model file; return the files written, the model last.
 
     `external` puts larger initialisers into `<stem>-<digest>.data` beside it (default: only above 1 GiB). Files are
-    written under temporary names and renamed when complete: a failure, such as a full disk, raises RuntimeFailure
-    and leaves what was there before.
+    written under temporary names and renamed when complete. If that fails, for example because the disk is full,
+    RuntimeFailure is raised, and the files that were there before remain.
     """
     path = Path(path)
     if path.is_dir():

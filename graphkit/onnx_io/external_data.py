@@ -50,15 +50,17 @@ class ExternalData:
         offset = _number(entries.get("offset", "0"), "offset", where)
         length = _number(entries["length"], "length", where) if "length" in entries else nbytes
         if length != nbytes:
-            raise InvalidModel(f"{where}: its type takes {nbytes} bytes, the external data announce {length}")
+            raise InvalidModel(f"{where}: its type needs {nbytes} bytes, but its external data have {length}")
         file = self._open(location, where)
         if offset + length > file.size:
-            raise InvalidModel(f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {file.size}")
+            raise InvalidModel(
+                f"{where}: bytes {offset} to {offset + length} of {location!r}, which has only {file.size}"
+            )
         return Place(file, offset, length)
 
     def _open(self, location: str, where: str) -> StoredFile:
         if not self._bases:
-            raise InvalidModel(f"{where}: data are in {location!r}, and the model was given without a folder")
+            raise InvalidModel(f"{where}: its data are in {location!r}, but the model was given without a folder")
         if "\0" in location:
             raise UnsafeModel(f"{where}: external data location {location!r} is not a path")
         try:
@@ -82,7 +84,7 @@ class ExternalData:
     def _check_inside(self, path: Path, location: str, where: str) -> None:
         if not any(path.is_relative_to(root) for root in self._roots):
             raise UnsafeModel(
-                f"{where}: external data {location!r} lie outside the model's folder; "
+                f"{where}: external data {location!r} are outside the model's folder; "
                 "pass external_root (--allow-external-root) to allow the folder they are in"
             )
 

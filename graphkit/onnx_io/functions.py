@@ -1,4 +1,4 @@
-"""Functions: model-local ones and those that define standard operators, as regions to be built in place of a node."""
+"""Functions, model-local ones and those that define standard operators, as regions to be built instead of a node."""
 
 from __future__ import annotations
 

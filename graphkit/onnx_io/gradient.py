@@ -1,8 +1,8 @@
-"""The operator Gradient of ai.onnx.preview.training: graph in its place, made by whoever imports.
+"""Import of the operator Gradient of ai.onnx.preview.training: the importer differentiates and inserts the result.
 
-`xs` and `zs` name the independent variables of a function whose result is called `y`; the node's inputs are the values
-at which its derivatives are wanted. Names are those of the graph around the node, and may be those of another
-Gradient's results.
+`xs` and `zs` name the independent variables of a function whose result is called `y`. The node's inputs are the values
+at which its derivatives are computed. Names are those of the graph around the node, and may be results of another
+Gradient.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def is_gradient(raw: RawNode) -> bool:
 def build(builder: Builder, view: NodeView, names: Names) -> Sequence[Value]:
     """The derivative of the sum of y in each of `xs`, at the values that the node is given."""
     if builder.differentiate is None:
-        raise UnsupportedError("Gradient is differentiated when a whole model is loaded, and not here")
+        raise UnsupportedError("Gradient is supported only when a whole model is loaded")
     xs, zs, y = _listed(view, "xs"), _listed(view, "zs"), view.require("y")
     if not xs or not isinstance(y, str):
-        raise InvalidModel("y is one name, and xs one or more")
+        raise InvalidModel("attribute y must be one name, and xs one name or more")
     if len(view.inputs) != len(xs) + len(zs):
-        raise InvalidModel(f"{len(xs)} xs and {len(zs)} zs take as many inputs, {len(view.inputs)} are given")
+        raise InvalidModel(f"xs and zs name {len(xs)} and {len(zs)} inputs, but {len(view.inputs)} are given")
     sources = [_value(names, name) for name in (*xs, *zs)]
     if len(set(sources)) != len(sources):
         raise InvalidModel(f"a variable is named twice in xs and zs: {', '.join((*xs, *zs))}")
@@ -48,18 +48,18 @@ def build(builder: Builder, view: NodeView, names: Names) -> Sequence[Value]:
     result, variables = _at(_value(names, y), sources, given)
     size = len(topological([result], stop=variables))
     if size > MAX_VALUES:
-        raise InvalidModel(f"y depends on {size} nodes, and no more than {MAX_VALUES} are differentiated")
+        raise InvalidModel(f"y depends on {size} nodes, but at most {MAX_VALUES} can be differentiated")
     found = builder.differentiate([result], variables[: len(xs)])
     builder.differentiated += next_serial() - mark
     if builder.differentiated > MAX_VALUES:
-        raise InvalidModel(f"the gradients of the file unfold to more than {MAX_VALUES} values")
+        raise InvalidModel(f"the gradients of the file expand to more than {MAX_VALUES} values")
     return found
 
 
 def _listed(view: NodeView, name: str) -> tuple[str, ...]:
     names: Any = view.take(name, ())
     if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
-        raise InvalidModel(f"attribute {name!r} is a list of names")
+        raise InvalidModel(f"attribute {name!r} must be a list of names")
     return names
 
 

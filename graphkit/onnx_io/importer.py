@@ -1,9 +1,9 @@
-"""ONNX to graphkit: a model file becomes a Graph, its parameters and its metadata.
+"""Import of ONNX: a model file becomes a Graph, its parameters and its metadata.
 
-The file's nodes are read in dependency order, brought up to the canonical opset by `upgrade`, functions are
-inlined, subgraphs are closed over what they capture, and every type is inferred anew. What the file declares of types
-between inputs and outputs decides nothing: another element type is an error, another shape a warning (see
-`graphkit.ir.declared`). Nothing in the file is executed.
+The file's nodes are read in dependency order, and brought up to the canonical opset by `upgrade`. Functions are
+inlined, subgraphs are closed over their captures, and every type is inferred anew. Types that the file declares for
+inner tensors are only checked: another element type is an error, another shape a warning (see `graphkit.ir.declared`).
+Nothing in the file is executed.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from graphkit.passes.training.randomness import bind_rng
 # What to do about a file with operators of a domain of which graphkit has none.
 _HINTS = {
     "com.microsoft.nchwc": (
-        "com.microsoft.nchwc: ONNX Runtime has laid the weights out for one kind of processor; let it save the model "
-        "at graph_optimization_level ORT_ENABLE_EXTENDED or lower"
+        "com.microsoft.nchwc: ONNX Runtime has optimised the file for one kind of CPU; let it save the model with "
+        "graph_optimization_level ORT_ENABLE_EXTENDED or lower"
     ),
-    "ai.onnx.contrib": "ai.onnx.contrib: operators of the package onnxruntime-extensions, which are code, not a graph",
+    "ai.onnx.contrib": "ai.onnx.contrib: these operators are code of the package onnxruntime-extensions, not graphs",
 }
 
 
@@ -82,9 +82,16 @@ def import_model(
     """Read an ONNX model (opset 1 to 28) from a path, from bytes or from a ModelProto.
 
     Floating-point initialisers become inputs of role "parameter" (batch normalisation's mean and variance: "state"),
-    others constants; see `initializers`. `external_root` is one more folder that external data may lie in;
-    `differentiate` makes graph of the operator Gradient.
-    Raises InvalidModel, UnsafeModel, UnsupportedError, or UnsupportedOperator listing every unknown operator.
+    others constants; see `initializers`.
+
+    Args:
+        external_root: One more folder in which external data may be.
+        differentiate: Computes the gradients that the operator Gradient stands for.
+
+    Raises:
+        InvalidModel: The file is damaged or inconsistent.
+        UnsafeModel: The file breaks a safety rule.
+        UnsupportedError: A feature is not supported. UnsupportedOperator lists every unknown operator.
     """
     parsed = validate.read_model(source)
     external = ExternalData(parsed.folders, None if external_root is None else Path(external_root))
@@ -117,12 +124,12 @@ class Names:
         """The value called `name`, which must be there."""
         found = self.find(name)
         if found is None:
-            raise InvalidModel(f"{name!r} is an output, and has no value")
+            raise InvalidModel(f"{name!r} is an output, but has no value")
         return found
 
 
 class Setting(NamedTuple):
-    """What nodes are read under: opset by domain, attributes of the function around them, the calls on the way."""
+    """The context of nodes: opset by domain, attributes of the enclosing function, and the calls so far."""
 
     opsets: Mapping[str, int]
     attributes: Mapping[str, AttributeProto]
@@ -291,11 +298,12 @@ class Builder:
             raise InvalidModel(f"{self.label}: {error}") from None
         if nodes > self.most_nodes:
             raise InvalidModel(
-                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES), {nodes}"
+                f"{self.label}: the functions expand to {nodes} nodes, more than the limit of {self.most_nodes} "
+                "(GRAPHKIT_MAX_NODES)"
             )
 
     def called(self, raw: RawNode, opsets: Mapping[str, int]) -> functions.Function | None:
-        """The model-local function that stands for a node; None for an operator that is known here."""
+        """The model-local function that a node calls; None for a known operator."""
         target, built = upgrade.destination(raw.domain, raw.op_type, Setting(opsets, {}).version(raw.domain))
         known = built or registry.find(raw.domain, target) is not None
         return None if known else self.library.find(raw)
@@ -336,7 +344,7 @@ class Builder:
         if declared is None:
             return
         if not claims(declared, inferred):
-            raise InvalidModel(f"{self.label}: tensor {name!r} is declared as {declared}, and is {inferred}")
+            raise InvalidModel(f"{self.label}: tensor {name!r} is declared as {declared}, but is {inferred}")
         if isinstance(declared, TensorType) and isinstance(inferred, TensorType):
             self.declared.claim(name, declared, inferred)
 
@@ -344,7 +352,7 @@ class Builder:
         self.built += 1
         if self.built > self.most_nodes:
             raise InvalidModel(
-                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES)"
+                f"{self.label}: the functions expand to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES)"
             )
         limits.check_time()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
@@ -397,7 +405,7 @@ class Builder:
         return self.apply(cls, view, raw).outputs
 
     def operand(self, names: Names, name: str) -> Value | None:
-        """What a node reads under a name; None for an absent operand."""
+        """The value that a node reads under a name; None for an absent operand."""
         value = names.find(name) if name else None
         return value if value is None or self.stand_ins is None else self.stand_ins.of(value)
 

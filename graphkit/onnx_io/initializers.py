@@ -1,18 +1,19 @@
-"""What an initialiser becomes: a trainable parameter, a state, or a constant.
+"""The role of an initialiser: a trainable parameter, a state, or a constant.
 
 - Floating-point tensors are parameters; the mean and variance of a batch normalisation are states.
 - Integers, booleans, strings and the narrow float types are constants: shapes and axes that inference reads.
-- A floating-point scalar (rank 0) is a constant: exporters write the literals of formulas so, learned tensors have
-  axes. So is one that only feeds operands that are settings (bounds of Clip, scales of Resize, ...).
-- PyTorch's exporter says of each of its tensors whether it is a parameter or a buffer: a parameter of rank 0 is a
-  parameter, and a buffer is one that training leaves alone (`trainable` is False, and `frozen` has the reason). So are
+- A floating-point scalar (rank 0) is a constant, because exporters write the literals of formulas like this, while
+  learned tensors have axes. An initialiser that only feeds settings (bounds of Clip, scales of Resize, ...) is a
+  constant, too.
+- PyTorch's exporter marks each of its tensors as a parameter or a buffer. A parameter of rank 0 is a parameter. A
+  buffer is a parameter that training leaves unchanged (`trainable` is False, and `frozen` has the reason), and so are
   initial states of recurrent layers that are zero.
-- One that is also a graph input (and, up to IR version 3 where all are, that is the rule for floats) is a default that
-  may be replaced: a parameter, or a state when it is not floating-point.
-- Unused ones are left out.
+- An initialiser that is also a graph input is a default that may be replaced: a parameter, or a state if it is not
+  floating-point. Up to IR version 3, where all initialisers are inputs, this is the rule for floats.
+- Unused initialisers are left out.
 
-A model that graphkit wrote says in its metadata where its roles differ from these rules, and which attributes its
-parameters have for training (lr_mult, wd_mult, trainable, lazy, ...).
+A model that graphkit wrote stores in its metadata where its roles differ from these rules, and the training attributes
+of its parameters (lr_mult, wd_mult, trainable, lazy, ...).
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ _SCALES = {
 
 
 class Plan(NamedTuple):
-    """What becomes of the initialisers.
+    """The roles of the initialisers.
 
     Attributes:
         entries: (region, name, role) of each one that is used, outer regions first.
-        frozen: By name, why training leaves a parameter of the file's graph alone.
+        frozen: By name, why training leaves a parameter of the file's graph unchanged.
         initial_states: Names of those that only recurrent layers read, as the states before the first step.
     """
 
@@ -151,7 +152,7 @@ def attributes(model: ModelProto) -> dict[str, dict[str, Any]]:
 
 
 def written_attributes(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a parameter's attributes goes into the metadata: how its values were drawn is of no use beside them."""
+    """The attributes of a parameter for the metadata: all but its initialiser, because its values are stored."""
     return {key: value for key, value in _plain(attrs).items() if key != "init"}
 
 

@@ -1,7 +1,7 @@
-"""Graph to graph before writing: only operators that the target opset has are left.
+"""Graph to graph before export: afterwards all operators exist in the target opset.
 
-graphkit's own operators become their `expand`; operators that are newer than the target become their `expand`, or
-the function by which the standard defines them; the rewrites of `downgrade` do the rest.
+graphkit's own operators become their `expand`. Operators that are newer than the target become their `expand`, or the
+function by which the standard defines them. The rewrites of `downgrade` do the rest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MAX_DEPTH = 32
 
 
 def lower(graph: Graph, target: int) -> Graph:
-    """The graph in operators of opset `target`, subgraphs included.
+    """Return the graph in operators of opset `target`, subgraphs included.
 
-    Raises UnsupportedError naming the node, its operator and the target for what cannot be expressed.
+    Raises UnsupportedError, with the node, its operator and the target, for a node that cannot be expressed.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
@@ -77,7 +77,7 @@ def _replacement(node: Node, operands: Sequence[Value | None], target: int) -> S
     op = operator(node, Op)
     if op.domain == DOMAIN or op.onnx is None:
         if op.expand is None:
-            raise UnsupportedError(f"{node.describe()}: {op.name} has no form in standard operators")
+            raise UnsupportedError(f"{node.describe()}: {op.name} cannot be expressed in standard operators")
         return _expanded(node, operands)
     site = downgrade.Site(node, op, tuple(operands), target)
     results = downgrade.rewritten(site)
@@ -109,7 +109,7 @@ def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         raise type(error)(f"{node.describe()}: in its expansion: {error}") from error
     values = tuple(results) if isinstance(results, (tuple, list)) else (results,)
     if len(values) != len(node.outputs):
-        raise UnsupportedError(f"{node.describe()}: its expansion has {len(values)} results for {len(node.outputs)}")
+        raise UnsupportedError(f"{node.describe()}: its expansion has {len(values)} results, not {len(node.outputs)}")
     return values
 
 

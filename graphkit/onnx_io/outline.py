@@ -1,4 +1,4 @@
-"""What a file says of itself, whether or not graphkit can run it: inputs, outputs, nodes, stored tensors."""
+"""Outline of a file, whether or not graphkit can run it: inputs, outputs, nodes, stored tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime in a process of its own: a crash there (SIGFPE, SIGSEGV) is an error here, with the signal's name."""
+"""Run ONNX Runtime in another process: a crash there (SIGFPE, SIGSEGV) is an error here, with the signal's name."""
 
 from __future__ import annotations
 

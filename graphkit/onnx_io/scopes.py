@@ -207,7 +207,7 @@ class Reader:
         """Of several with one name the last one counts, as in ONNX Runtime; one without a name nobody can use."""
         require_text(f"{where}: initializer", tensor.name)
         if not tensor.name:
-            tell(f"{where}: an initializer has no name, and is left out")
+            tell(f"{where}: an initializer has no name; it is ignored")
             return
         if tensor.name in region.initializers:
             tell(f"{where}: initializer {tensor.name!r} is given twice; the last one counts")

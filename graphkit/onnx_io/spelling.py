@@ -1,4 +1,4 @@
-"""One node as the target opset spells it: operator, attributes, operands."""
+"""The form of one node in the target opset: operator, attributes, operands."""
 
 from __future__ import annotations
 

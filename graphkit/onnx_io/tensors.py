@@ -117,7 +117,7 @@ def to_array(
         if dtype is DType.STRING:
             raise InvalidModel(f"{where}: strings cannot be stored as external data")
         if external is None:
-            raise InvalidModel(f"{where}: data are external, and the model has no folder to look in")
+            raise InvalidModel(f"{where}: its data are external, but the model was given without a folder")
         return from_bytes(external.place(proto, packed_nbytes(dtype, count)).read(), dtype, shape)
     if place is not None or proto.HasField("raw_data"):
         if dtype is DType.STRING:
@@ -125,7 +125,7 @@ def to_array(
         wanted = packed_nbytes(dtype, count)
         size = len(proto.raw_data) if place is None else place.size
         if size != wanted:
-            raise InvalidModel(f"{where}: {dtype}{list(shape)} takes {wanted} bytes, {size} are stored")
+            raise InvalidModel(f"{where}: {dtype}{list(shape)} needs {wanted} bytes, but {size} are stored")
         raw = np.frombuffer(proto.raw_data, np.uint8) if place is None else place.read()
         return from_bytes(raw, dtype, shape)
     return _from_field(proto, dtype, shape, count, where)
@@ -160,7 +160,7 @@ def left_in_file(
 
 
 def from_bytes(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """The array that bytes (uint8) as ONNX stores them stand for, without a copy where the layouts agree."""
+    """The array for bytes (uint8) as ONNX stores them, without a copy if the layouts agree."""
     bits = _PACKED_BITS.get(dtype)
     if bits is None:
         if dtype is DType.BOOL:
@@ -183,7 +183,9 @@ def _from_field(proto: TensorProto, dtype: DType, shape: tuple[int, ...], count:
     data = getattr(proto, field)
     wanted = packed_nbytes(dtype, count) if dtype in _PACKED_BITS else count * per_element
     if len(data) != wanted:
-        raise InvalidModel(f"{where}: {dtype}{list(shape)} needs {wanted} entries in {field}, {len(data)} are stored")
+        raise InvalidModel(
+            f"{where}: {dtype}{list(shape)} needs {wanted} entries in {field}, but {len(data)} are stored"
+        )
     if dtype is DType.STRING:
         array = np.empty(count, dtype=object)
         for i, text in enumerate(data):

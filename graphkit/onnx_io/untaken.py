@@ -1,8 +1,8 @@
-"""Branches of If that cannot be computed: a file may have them, and runs as long as no run takes them.
+"""Import of If branches that cannot be computed. A file may contain them, and runs as long as no run takes them.
 
-Such a branch is built on operands of unknown sizes, ranks or elements, from which its types can be inferred. The node
-has the true operands: there inference finds that the branch does not fit, takes the results' types from the other
-branch, and a run that takes the branch ends in an error.
+Such a branch is built on placeholders of unknown sizes, ranks or elements, from which its types can be inferred. The
+node has the true operands. Inference finds that the branch does not fit them, and takes the types of the results from
+the other branch. A run that takes the branch ends with an error.
 """
 
 from __future__ import annotations

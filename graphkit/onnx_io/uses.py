@@ -1,4 +1,4 @@
-"""Which operators a file uses, and what carries out each of them: an operator, a rule of import, or a function."""
+"""List the operators of a file, and how each is implemented: as an operator, an import rule, or a function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading a model file and checking its frame: what it is, versions, limits. Never executes anything from it.
+"""Read a model file and check its format, versions and limits. Nothing in it is ever executed.
 
-onnx's checker is not used: it refuses files that run elsewhere (unsorted nodes) and can take unbounded time.
-The rest of validation is done where the data are looked at: names and cycles in `scopes`, tensors in `tensors`.
+onnx's checker is not used: it rejects files that run elsewhere (unsorted nodes) and can take unbounded time. Other
+modules validate the rest where they read the data: names and cycles in `scopes`, tensors in `tensors`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_MESSAGES = 1 << 24
 _MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
-    (b"version https://git-lfs", "a git-lfs pointer, not the file it stands for; fetch it with `git lfs pull`"),
+    (b"version https://git-lfs", "a git-lfs pointer, not the file itself; fetch it with `git lfs pull`"),
     (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint or a packed folder), not an ONNX model"),
     (b"\x1f\x8b", "gzip-compressed; unpack it first"),
     (b"\x89HDF\r\n", "an HDF5 file (a Keras model?), not an ONNX model"),

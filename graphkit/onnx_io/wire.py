@@ -1,9 +1,9 @@
-"""The wire format of a model file, read without the protobuf library.
+"""Read the wire format of a model file without the protobuf library.
 
-That library copies a file's bytes and copies every tensor out of that copy, and makes an object of many bytes for each
-message of two. Here large initialisers are cut out before it sees the file, and stay there until somebody asks for
-them; and what it would make objects of is counted. The format is that of protobuf.dev/programming-guides/encoding; the
-field numbers are those of onnx.proto.
+That library copies a file's bytes, copies every tensor out of that copy, and makes an object of many bytes for each
+message of two. Here large initialisers are cut out before it sees the file, and stay there until they are needed, and
+the messages are counted first. The format is that of protobuf.dev/programming-guides/encoding; the field numbers are
+those of onnx.proto.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators, one class each, one file per family, in rooms by subject. Importing this registers them all."""
+"""The operators: one class each, one file per family, grouped in packages. Importing this registers them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family file imports: one operator is one class in one such file, which `@op` registers."""
+"""The names that an operator's file imports. Each operator is one class, which `@op` registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as numpy, PyTorch and Keras write them: what can mean one thing is taken, the rest is told the right form."""
+"""Calls in the style of numpy, PyTorch and Keras: accepted if their meaning is clear, else an error shows the form."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ _FUNCTIONS = {
 
 
 def elsewhere(name: str) -> str | None:
-    """What to write here for a function or a method that other libraries call `name`; None for no such thing."""
+    """The graphkit expression for a function or method that other libraries call `name`; None if there is none."""
     return _FUNCTIONS.get(name)
 
 
 def list_positions(names: Sequence[str]) -> tuple[int, ...]:
-    """Which of an operator's operands take one integer for a list of one, or are told what to write for it."""
+    """Return the positions of operands that may be one integer: a list of one, or an error with the right form."""
     return tuple(i for i, name in enumerate(names) if name in _LISTS or name in ("repeats", "split"))
 
 
@@ -161,8 +161,8 @@ def check_combined(cls: Any, operands: Sequence[Any]) -> None:
     if cls.name in _COMBINES and not cls.domain and len(operands) == 1 and isinstance(operands[0], Value):
         name, x = cls.name.lower(), _shown(operands[0])
         raise UsageError(
-            f"gk.{name} combines tensors element by element, gk.{name}([a, b]), and one is given; "
-            f"along axes of one it is gk.{_COMBINES[cls.name]}({x}, axes=[...])"
+            f"gk.{name} combines tensors element by element, gk.{name}([a, b]), but one is given; "
+            f"to reduce it along axes, use gk.{_COMBINES[cls.name]}({x}, axes=[...])"
         )
 
 
@@ -195,7 +195,7 @@ def too_many(cls: Any, operands: Sequence[Any]) -> UsageError:
 
 
 def form(cls: Any, operands: Sequence[Any], **attrs: Any) -> str:
-    """`gk.softmax(x, axis=1)`."""
+    """Text of a call, such as `gk.softmax(x, axis=1)`."""
     parts = [_shown(v) for v in operands]
     for key, value in attrs.items():
         per_axis = key in cls.fields and cls.fields[key].kind == "tuple[int, ...]" and isinstance(value, int)

@@ -1,4 +1,4 @@
-"""Whether two shapes can be the same, and what may be stored beside what is computed in."""
+"""Checks of operands: whether two shapes can be equal, and which element types go together."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from graphkit.ir.types import HALVES, DType
 
 
 def fits(a: Sequence[Dim] | None, b: Sequence[Dim] | None) -> bool:
-    """False only when the two shapes differ whatever unknown ranks and dimension names stand for."""
+    """Return False only if the two shapes differ for all values of unknown ranks and dimension names."""
     if a is None or b is None:
         return True
     return len(a) == len(b) and all(map(dims.may_equal, a, b))
 
 
 def check_stored(computed: DType, *kinds: DType) -> None:
-    """Raise TypeMismatch for elements that are neither of the type in which an operator computes nor half floats beside
-    float32."""
+    """Raise TypeMismatch unless elements have the computation's type, or float16 or bfloat16 if that is float32."""
     for kind in kinds:
         if kind is not computed and not (kind in HALVES and computed is DType.FLOAT32):
-            raise TypeMismatch(f"elements are {kind} where {computed} is computed in")
+            raise TypeMismatch(f"elements are {kind}, but the computation is in {computed}")

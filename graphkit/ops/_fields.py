@@ -1,4 +1,4 @@
-"""The attributes of operators: of which kind each is, and how what a caller gives becomes a value of that kind."""
+"""The attributes of operators: their kinds, and the conversion of given values to these kinds."""
 
 from __future__ import annotations
 

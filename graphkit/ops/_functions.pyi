@@ -35,7 +35,7 @@ def adadelta_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Adadelta: g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2;"""
+    """Adadelta: weight' = weight - lr * d, where d = sqrt(u + epsilon) / sqrt(s' + epsilon) * g."""
 
 def adagrad(
     rate: Operand,
@@ -47,7 +47,7 @@ def adagrad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Adagrad: g = norm_coefficient x + gradient; h' = h + g^2; x' = x - r g / (sqrt(h') + epsilon), where r = ..."""
+    """Adagrad: x' = x - r g / (sqrt(h') + epsilon), where h' = h + g^2."""
 
 def adagrad_update(
     weight: Operand,
@@ -62,7 +62,7 @@ def adagrad_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Adagrad: g = grad + weight_decay * weight; s' = s + g^2; rate = lr / (1 + (step - 1) * lr_decay);"""
+    """Adagrad: weight' = weight - rate * g / (sqrt(s') + epsilon), where s' = s + g^2."""
 
 def adam(
     rate: Operand,
@@ -76,7 +76,7 @@ def adam(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Adam: g = norm_coefficient x + gradient; v' = alpha v + (1 - alpha) g; h' = beta h + (1 - beta) g^2;"""
+    """Adam: x' = (1 - norm_coefficient_post) (x - r v' / (sqrt(h') + epsilon))."""
 
 def adam_update(
     weight: Operand,
@@ -93,7 +93,7 @@ def adam_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Adam: g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2;"""
+    """Adam: weight' = weight - lr * (m' / (1 - beta1^step)) / (sqrt(v' / (1 - beta2^step)) + epsilon)."""
 
 def adam_w_update(
     weight: Operand,
@@ -110,7 +110,7 @@ def adam_w_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) takes the place of weight, and g = grad."""
+    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) replaces weight, and g = grad."""
 
 def add(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a + b with broadcasting."""
@@ -121,7 +121,7 @@ def affine_grid(
     """The coordinates that GridSample reads for an affine transformation of images of `size`."""
 
 def after(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself; what reads the result is computed after `token`, of which nothing is read."""
+    """Return x; operators that read the result run after `token` is computed, whose value is not read."""
 
 def all_gather_start(
     *pieces: Operand | Sequence[Operand | None] | None,
@@ -133,7 +133,7 @@ def all_gather_start(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Begin to make arrays of `sizes` elements of every process's slice of them, under this key."""
+    """Begin an all-gather, under this key, of arrays of `sizes` elements from the slices of all ranks."""
 
 def all_moments(
     count: Operand,
@@ -144,12 +144,12 @@ def all_moments(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Of the samples of all processes, which all call this `key`: their number, mean, and sum of squared ..."""
+    """Number, mean and sum of squared deviations over the samples of all ranks, from those of each rank."""
 
 def all_reduce_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """Begin the sum of each x over all processes, which all call it `key`. The sums are there after AllReduceWait."""
+    """Begin an all-reduce of each x over all ranks, which all use the same `key`; AllReduceWait waits for the sums."""
 
 def all_reduce_wait(
     *started: Operand | Sequence[Operand | None] | None,
@@ -157,12 +157,12 @@ def all_reduce_wait(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Wait for the sums of such keys; what reads them comes after the result, a 0. `started` are some of them."""
+    """Wait for the all-reduces of the given keys. Operators that read the sums depend on the result, a 0."""
 
 def all_sum(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """The sum of each x over all processes, which all call it `key`: AllReduceStart and AllReduceWait in one."""
+    """All-reduce: the sum of each x over all ranks, which all use the same `key`."""
 
 def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical and."""
@@ -176,7 +176,7 @@ def arg_max(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Position of the maximum along `axis`."""
+    """Index of the maximum along `axis`."""
 
 def arg_min(
     x: Operand,
@@ -187,10 +187,10 @@ def arg_min(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Position of the minimum along `axis`."""
+    """Index of the minimum along `axis`."""
 
 def array_feature_extractor(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The elements of x at the positions y along its last axis; a vector is a matrix of one row."""
+    """The elements of x at the indices y along its last axis; a vector is taken as a matrix of one row."""
 
 def asin(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Inverse sine in [-pi/2, pi/2]; NaN outside [-1, 1]."""
@@ -225,7 +225,7 @@ def attention(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """softmax(scale * Q K^T + bias) V for each head. Vaswani et al. 2017, arXiv:1706.03762."""
+    """Scaled dot-product attention: softmax(scale * Q K^T + bias) V for each head."""
 
 def average_pool(
     x: Operand,
@@ -240,7 +240,7 @@ def average_pool(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Mean of each window; padding is left out of the mean unless `count_include_pad`."""
+    """Mean of each window; padding counts only with `count_include_pad`."""
 
 def average_pool_grad(
     dy: Operand,
@@ -256,7 +256,7 @@ def average_pool_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of AveragePool: each element of dy, divided by its window's count, added all over the window."""
+    """Gradient of AveragePool: divide each element of dy by its window's count, and add it all over the window."""
 
 def batch_norm_grad(
     dy: Operand,
@@ -267,7 +267,7 @@ def batch_norm_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Gradient of BatchNormalization's y in training mode, by x, scale and b; the statistics are computed from x."""
+    """Gradient of BatchNormalization's y in training mode with respect to x, scale and b."""
 
 def batch_normalization(
     x: Operand,
@@ -300,7 +300,7 @@ def binarizer(x: Operand, *, threshold: float = 0.0, name: str = "", meta: Mappi
     """1 where an element is larger than the threshold, else 0, in the type of x."""
 
 def bit_cast(x: Operand, *, to: DType | DTypeLike, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The bytes of x read as another element type of the same size."""
+    """Read the bytes of x as another element type of the same size."""
 
 def bit_shift(
     a: Operand, b: Operand, *, direction: str, name: str = "", meta: Mapping[str, str] | None = None
@@ -327,7 +327,7 @@ def blackman_window(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period), for n below `size` (a 0-d integer); the ..."""
+    """Blackman window: 0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period) for n below `size`."""
 
 def cached_attention(
     q: Operand,
@@ -345,7 +345,7 @@ def cached_attention(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """FusedAttention of a past with new keys and values behind it, which are returned as the past of the next run."""
+    """FusedAttention over cached keys and values followed by new ones; also returns the extended cache."""
 
 def cast(
     x: Operand,
@@ -356,7 +356,7 @@ def cast(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x's elements as dtype `to`."""
+    """Convert x's elements to the dtype `to`."""
 
 def cast_like(
     x: Operand,
@@ -367,7 +367,7 @@ def cast_like(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x's elements as the dtype of `like`, of which nothing else is read."""
+    """Convert x's elements to the dtype of `like`; nothing else of `like` is read."""
 
 def cast_map(
     x: Operand,
@@ -390,7 +390,7 @@ def category_mapper(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Strings to the integers at their places among the categories, or integers to strings; else the default."""
+    """Map strings to integers, or integers to strings, by two lists of equal length; others give the default."""
 
 def causal_conv_with_state(
     x: Operand,
@@ -402,13 +402,13 @@ def causal_conv_with_state(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Convolution of each channel with its own kernel over the present and past positions."""
+    """Causal convolution: each channel with its own kernel, over the present and earlier positions."""
 
 def ceil(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Smallest integer not below x."""
 
 def celu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """max(0, x) + min(0, alpha * (exp(x / alpha) - 1)); alpha is not 0. Barron 2017, arXiv:1704.07483."""
+    """max(0, x) + min(0, alpha * (exp(x / alpha) - 1)); alpha must not be 0. Barron 2017, arXiv:1704.07483."""
 
 def center_crop_pad(
     x: Operand,
@@ -418,7 +418,7 @@ def center_crop_pad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with the given sizes along `axes` (all by default): the middle of a longer axis, zeros around a shorter one."""
+    """Crop or pad x to the given sizes along `axes`, by default all."""
 
 def channels_last_average_pool(
     x: Operand,
@@ -468,7 +468,7 @@ def channels_last_batch_norm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """BatchNormalization of x: [N, *spatial, C] by its own statistics, also returned, and the running ones."""
+    """BatchNormalization of x: [N, *spatial, C] by its own statistics; also returns these and the running ones."""
 
 def channels_last_batch_norm_grad(
     dy: Operand,
@@ -487,7 +487,7 @@ def channels_last_batch_norm_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """Gradient of ChannelsLastBatchNorm by x, scale, b and the residual, from its operands and statistics."""
+    """Gradient of ChannelsLastBatchNorm with respect to x, scale, b and the residual."""
 
 def channels_last_conv(
     x: Operand,
@@ -609,7 +609,7 @@ def channels_last_max_pool_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of ChannelsLastMaxPoolIndices: adds each element of dy to the element of its window at its index."""
+    """Gradient of ChannelsLastMaxPoolIndices: add each element of dy to the element of its window at its index."""
 
 def channels_last_max_pool_indices(
     x: Operand,
@@ -623,7 +623,7 @@ def channels_last_max_pool_indices(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], and for each maximum which element of its window it is."""
+    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C]; also returns each maximum's index within its window."""
 
 def channels_last_q_linear_conv(
     x: Operand,
@@ -667,10 +667,10 @@ def clip(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """min(max(x, low), high). low, high: optional 0-d tensors; where low > high the result is high."""
+    """min(max(x, low), high). low, high: optional 0-d tensors; if low > high, the result is high."""
 
 def cofactor(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The matrix of cofactors, which is det(a) * a^-T where a has an inverse. a: [..., n, n]."""
+    """The matrix of cofactors: det(a) * a^-T if a has an inverse. a: [..., n, n]."""
 
 def col2_im(
     x: Operand,
@@ -683,30 +683,30 @@ def col2_im(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Columns added up to an image: each is a block of elements, which overlap where blocks do. (PyTorch's fold.)"""
+    """Add columns up to an image, one block of elements for each column; blocks may overlap. (PyTorch's fold.)"""
 
 def compress(
     x: Operand, condition: Operand, *, axis: int | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Slices of x along `axis` (elements of flattened x when it is absent) where the boolean vector `condition` ..."""
+    """Slices of x along `axis` where the boolean vector `condition` is true; without `axis`, single elements."""
 
 def concat(
     *xs: Operand | Sequence[Operand | None] | None, axis: int, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The operands one after the other along `axis`; all other dimensions are equal."""
+    """Concatenate the operands along `axis`; all other dimensions must be equal."""
 
 def concat_from_sequence(
     sequence: Operand, *, axis: int, new_axis: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The elements of a sequence, at least one, joined along `axis`; along a new one with `new_axis`, where ..."""
+    """Concatenate the elements of a sequence along `axis`; with `new_axis`, stack them along a new axis."""
 
 def constant(*, value: Tensor | ArrayLike, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """A tensor known when the graph is built."""
+    """A tensor that is known when the graph is built."""
 
 def constant_of_shape(
     shape: Operand, *, value: Tensor | ArrayLike | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """A tensor of the given shape (an int64 vector) filled with the one element of `value`, float32 0 by default."""
+    """A tensor of the given shape (an int64 vector), filled with the one element of `value`; default: float32 0."""
 
 def conv(
     x: Operand,
@@ -722,7 +722,7 @@ def conv(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Convolution (cross-correlation)."""
+    """Convolution (cross-correlation) over any number of spatial axes."""
 
 def conv_grad_input(
     dy: Operand,
@@ -738,7 +738,7 @@ def conv_grad_input(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of Conv in x. dy: [N, M, *positions], w: [M, C / group, *kernel]; the shape of x -> [N, C, *spatial]."""
+    """Gradient of Conv with respect to x."""
 
 def conv_grad_weight(
     x: Operand,
@@ -754,7 +754,7 @@ def conv_grad_weight(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of Conv in w. x: [N, C, *spatial], dy: [N, M, *positions]; the type of w -> [M, C / group, *kernel]."""
+    """Gradient of Conv with respect to w."""
 
 def conv_integer(
     x: Operand,
@@ -771,7 +771,7 @@ def conv_integer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The convolution of x - x_zero_point with w - w_zero_point, in int32, whose sums wrap around."""
+    """The convolution of x - x_zero_point with w - w_zero_point in int32; sums wrap around."""
 
 def conv_transpose(
     x: Operand,
@@ -800,7 +800,7 @@ def cosh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 def coupled_probabilities(
     decisions: Operand, a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Probabilities of classes out of decisions of all pairs [rows, pairs] and Platt's two parameters of each pair."""
+    """Class probabilities from the decisions of all pairs of classes [rows, pairs] and Platt's two parameters each."""
 
 def cum_prod(
     x: Operand,
@@ -811,7 +811,7 @@ def cum_prod(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Products of the elements up to each position along `axis` (a 0-d tensor, or one element)."""
+    """Cumulative product along `axis`, an int scalar or a tensor of one element."""
 
 def cum_sum(
     x: Operand,
@@ -822,7 +822,7 @@ def cum_sum(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Sums of the elements up to each position along `axis` (a 0-d tensor, or one element)."""
+    """Cumulative sum along `axis`, an int scalar or a tensor of one element."""
 
 def deform_conv(
     x: Operand,
@@ -840,12 +840,12 @@ def deform_conv(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """sum over the kernel of w times x, read by linear interpolation at each position plus its offset, plus bias."""
+    """Deformable convolution: each kernel element reads x at its position plus a learned offset, interpolated."""
 
 def depth_to_space(
     x: Operand, *, blocksize: int, mode: str = "DCR", name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Blocks of channels to blocks of pixels: [N, C*b*b, H, W] to [N, C, H*b, W*b]."""
+    """Rearrange blocks of channels to blocks of pixels: [N, C*b*b, H, W] to [N, C, H*b, W*b]."""
 
 def dequantize_linear(
     x: Operand,
@@ -858,10 +858,10 @@ def dequantize_linear(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """(x - x_zero_point) * x_scale, of the scale's type unless `output_dtype` names another one."""
+    """(x - x_zero_point) * x_scale, in the scale's type unless `output_dtype` names another one."""
 
 def det(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The determinants of x: [..., n, n]; the result has the batch's shape. Singular matrices have gradients, too."""
+    """The determinant of each matrix of x: [..., n, n]; the result has the shape of the batch."""
 
 def dft(
     x: Operand,
@@ -873,7 +873,7 @@ def dft(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Discrete Fourier transform along `axis` (0-d, default -2: the last axis of the signal); `inverse` divides ..."""
+    """Discrete Fourier transform along `axis`; `inverse` divides by n."""
 
 def dict_vectorizer(
     x: Operand,
@@ -883,10 +883,10 @@ def dict_vectorizer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The values of a map at the keys of a vocabulary, as one row; 0 or an empty string where a key is missing."""
+    """The values of a map for the keys of a vocabulary, as one row; 0 or an empty string if a key is missing."""
 
 def div(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a / b with broadcasting; integers divide towards zero, and a divisor 0 is RuntimeFailure."""
+    """a / b with broadcasting. Integer division rounds towards zero; an integer divisor 0 raises RuntimeFailure."""
 
 def dropout(
     data: Operand,
@@ -899,12 +899,12 @@ def dropout(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """In training, zero each element with probability `ratio` and divide the others by 1 - ratio; else the identity."""
+    """In training, set elements to zero with probability `ratio` and divide the others by 1 - ratio; else return x."""
 
 def dynamic_quantize_linear(
     x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> tuple[Value, Value, Value]:
-    """x as uint8, and the scale and the zero point, for which 0 and all of x lie within 0 and 255."""
+    """Quantise x to uint8 with the scale and zero point that fit the range of x and 0."""
 
 def dynamic_quantize_mat_mul(
     a: Operand,
@@ -916,18 +916,18 @@ def dynamic_quantize_mat_mul(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """a, quantised by its own range as DynamicQuantizeLinear does it, times a quantised b, as float32, plus a bias."""
+    """Quantise a by its own range, as DynamicQuantizeLinear does, and multiply it with a quantised b."""
 
 def einsum(
     *xs: Operand | Sequence[Operand | None] | None, equation: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Sum of products by Einstein's convention: a letter for each axis of each operand, "ij,jk->ik"."""
+    """Sum of products in Einstein notation, such as "ij,jk->ik": one letter for each axis of each operand."""
 
 def elu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x where x > 0, alpha * (exp(x) - 1) elsewhere. Clevert et al. 2015, arXiv:1511.07289."""
 
 def equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a == b; NaN equals nothing. Also of booleans and strings."""
+    """a == b, also for booleans and strings; NaN equals nothing."""
 
 def erf(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
@@ -936,7 +936,7 @@ def exp(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) ->
     """e ** x."""
 
 def expand(x: Operand, shape: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x broadcast against `shape`, an int64 vector (numpy's rules in both directions)."""
+    """Broadcast x to `shape`, an int64 vector, by numpy's rules; an axis where `shape` has 1 keeps its size."""
 
 def eye_like(
     x: Operand,
@@ -946,7 +946,7 @@ def eye_like(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """A matrix of x's shape with ones on diagonal `k` (0: main, positive: above) and zeros elsewhere; `dtype` ..."""
+    """A matrix of x's shape with ones on diagonal `k`, else zeros."""
 
 def fake_quantize(
     x: Operand,
@@ -961,7 +961,7 @@ def fake_quantize(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The float tensor that DequantizeLinear makes of QuantizeLinear's integers, by one scale and one zero point."""
+    """Quantise x and dequantise it again: DequantizeLinear(QuantizeLinear(x)) with one scale and one zero point."""
 
 def feature_vectorizer(
     *xs: Operand | Sequence[Operand | None] | None,
@@ -969,13 +969,13 @@ def feature_vectorizer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The first `inputdimensions[i]` features of each operand, filled up with zeros, side by side; float32."""
+    """Join the first `inputdimensions[i]` features of each operand side by side; missing ones are 0; float32."""
 
 def finite_guard(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself where the scalar `token` is finite; else the run ends with NotFinite, which names the token's value."""
+    """Return x if the scalar `token` is finite; else stop the run with NotFinite, which shows the token's value."""
 
 def flatten(x: Operand, *, axis: int = 1, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """A matrix: the dimensions before `axis` make its rows, the others its columns."""
+    """Reshape x to a matrix: the dimensions before `axis` form its rows, the others its columns."""
 
 def float8_mat_mul(
     a: Operand,
@@ -1008,12 +1008,12 @@ def ftrl_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """FTRL-Proximal for each element: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr * weight;"""
+    """FTRL-Proximal: weight' = 0 where |z'| <= l1, else (sign(z') l1 - z') / ((beta + sqrt(n')) / lr + l2)."""
 
 def fused(
     *xs: Operand | Sequence[Operand | None] | None, body: Graph, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """A region of pointwise operators run in one pass over memory."""
+    """A region of pointwise operators that run in one pass over memory."""
 
 def fused_attention(
     q: Operand,
@@ -1029,7 +1029,7 @@ def fused_attention(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762."""
+    """Scaled dot-product attention: softmax(scale * q @ k^T + mask) @ v for each head."""
 
 def fused_attention_grad(
     q: Operand,
@@ -1049,7 +1049,7 @@ def fused_attention_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """The gradients of FusedAttention in q, k and v, whose shapes they have."""
+    """The gradients of FusedAttention with respect to q, k and v."""
 
 def fused_attention_with_statistics(
     q: Operand,
@@ -1065,7 +1065,7 @@ def fused_attention_with_statistics(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """FusedAttention that also returns each query's largest score, and its sum of exp(score - largest): [N, H, ..."""
+    """FusedAttention that also returns each query's largest score and its sum of exp(score - largest)."""
 
 def fused_conv(
     x: Operand,
@@ -1104,7 +1104,7 @@ def fused_mat_mul(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """alpha * op(a) @ op(b) with bias, residual and activation; op exchanges the last two axes when transA (transB)."""
+    """alpha * op(a) @ op(b) with bias, residual and activation."""
 
 def gather(
     x: Operand, indices: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
@@ -1114,12 +1114,12 @@ def gather(
 def gather_elements(
     x: Operand, indices: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """y[i, j, ...] = x with `axis` at indices[i, j, ...]: the result has the shape of `indices`, which has x's rank."""
+    """Take one element of x along `axis` for each index: y[i, j, ...] = x[i, indices[i, j, ...], ...] for axis 1."""
 
 def gather_grad(
     dy: Operand, x: Operand, indices: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Zeros of x's shape with each slice of dy added at its index: the transpose of Gather. Only x's shape is read."""
+    """Gradient of Gather: zeros of x's shape, to which slices of dy are added at their indices."""
 
 def gather_nd(
     x: Operand, indices: Operand, *, batch_dims: int = 0, name: str = "", meta: Mapping[str, str] | None = None
@@ -1130,7 +1130,7 @@ def gelqf(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) 
     """LQ factorisation a = l q: q [..., m, n] with orthonormal rows, l [..., m, m] lower triangular."""
 
 def gelu(x: Operand, *, approximate: str = "none", name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x * Phi(x), Phi the normal distribution function; approximate="tanh" uses its tanh formula."""
+    """x * Phi(x), where Phi is the cumulative normal distribution; approximate="tanh" uses the tanh formula."""
 
 def gemm(
     a: Operand,
@@ -1144,7 +1144,7 @@ def gemm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """alpha * op(a) @ op(b) + beta * c, where op transposes when transA (transB) is set."""
+    """alpha * op(a) @ op(b) + beta * c; op transposes a if transA is set, and b if transB is set."""
 
 def gemm2(
     a: Operand,
@@ -1156,7 +1156,7 @@ def gemm2(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """alpha * op(a) @ op(b), where op transposes matrices when transpose_a (transpose_b) is set."""
+    """alpha * op(a) @ op(b) for batches; op transposes a if transpose_a is set, and b if transpose_b is set."""
 
 def global_average_pool(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Mean over all spatial axes."""
@@ -1165,7 +1165,7 @@ def global_lp_pool(x: Operand, *, p: int = 2, name: str = "", meta: Mapping[str,
     """(sum |x| ** p) ** (1 / p) over all spatial axes."""
 
 def global_max_pool(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Maximum over all spatial axes; where elements tie, the gradient is shared equally."""
+    """Maximum over all spatial axes. If elements tie, they share the gradient equally."""
 
 def greater(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a > b."""
@@ -1183,7 +1183,7 @@ def grid_sample(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x: [N, C, *spatial] read at the coordinates of grid: [N, *out, rank], the last axis first; [N, C, *out]."""
+    """Sample x: [N, C, *spatial] at the coordinates of grid: [N, *out, rank]; the result is [N, C, *out]."""
 
 def group_normalization(
     x: Operand,
@@ -1217,7 +1217,7 @@ def gru(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """z, r = f(W x + R h + Wb + Rb); n = g(Wn x + Rn (r h) + Wbn + Rbn); h' = (1 - z) n + z h, for each step."""
+    """Gated recurrent unit: h' = (1 - z) n + z h for each step of a sequence."""
 
 def gru_grad(
     dy: Operand | None,
@@ -1240,7 +1240,7 @@ def gru_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """Gradient of GRU."""
+    """Gradient of GRU with respect to its operands."""
 
 def gru_recurrence(
     x: Operand,
@@ -1261,7 +1261,7 @@ def gru_recurrence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """GRU that saves what its gradient needs."""
+    """GRU that also returns the gates and states that its gradient needs."""
 
 def gru_recurrence_grad(
     dy: Operand | None,
@@ -1282,7 +1282,7 @@ def gru_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """The recurrence backward in time of a GRU."""
+    """Recurrence backward in time of a GRU: gradients of its gates and initial state."""
 
 def hamming_window(
     size: Operand,
@@ -1292,7 +1292,7 @@ def hamming_window(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """25/46 - 21/46 cos(2 pi n / period), for n below `size` (a 0-d integer); the period is `size`, or one less."""
+    """Hamming window: 25/46 - 21/46 cos(2 pi n / period) for n below `size`, a 0-d integer."""
 
 def hann_window(
     size: Operand,
@@ -1302,7 +1302,7 @@ def hann_window(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """0.5 - 0.5 cos(2 pi n / period), for n below `size` (a 0-d integer); the period is `size`, or one less."""
+    """Hann window: 0.5 - 0.5 cos(2 pi n / period) for n below `size`, a 0-d integer."""
 
 def hard_sigmoid(
     x: Operand,
@@ -1312,7 +1312,7 @@ def hard_sigmoid(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """alpha * x + beta, limited to [0, 1]; no gradient at and beyond the limits."""
+    """alpha * x + beta, clipped to [0, 1]; the gradient at and beyond these bounds is 0."""
 
 def hard_swish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x * min(max(x / 6 + 1/2, 0), 1). Howard et al. 2019, arXiv:1905.02244."""
@@ -1321,7 +1321,7 @@ def hardmax(x: Operand, *, axis: int = -1, name: str = "", meta: Mapping[str, st
     """1 at the first maximum along one axis, 0 elsewhere; a step function, so no gradient flows."""
 
 def identity(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself: a tensor, a sequence or an optional."""
+    """Return x unchanged: a tensor, a sequence or an optional."""
 
 def if_(
     cond: Operand,
@@ -1331,7 +1331,7 @@ def if_(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Runs one of two branches. cond: bool scalar; the captures are the operands of both branches."""
+    """Run one of two branches. cond: bool scalar; the captures are the operands of both branches."""
 
 def im2_col(
     x: Operand,
@@ -1343,12 +1343,12 @@ def im2_col(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The block of an image at each position, as a column: the adjoint of Col2Im. (PyTorch's unfold.)"""
+    """Return the block of an image at each position as a column: the adjoint of Col2Im. (PyTorch's unfold.)"""
 
 def image_decoder(
     encoded_stream: Operand, *, pixel_format: str = "RGB", name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The pixels, uint8 [height, width, channels], of a picture that is given as the bytes of its file, uint8 ..."""
+    """Decode an image from the bytes of its file, uint8 [bytes], to pixels, uint8 [height, width, channels]."""
 
 def imputer(
     x: Operand,
@@ -1360,7 +1360,7 @@ def imputer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with one value, which may be NaN, replaced by `imputed_value_*`: one number, or one for each feature."""
+    """Replace one value of x, which may be NaN, by `imputed_value_*`: one number, or one for each feature."""
 
 def instance_normalization(
     x: Operand,
@@ -1374,7 +1374,7 @@ def instance_normalization(
     """(x - mean) / sqrt(var + epsilon) * scale + b over the spatial axes of x: [N, C, *spatial]; scale, b: [C]."""
 
 def inverse(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The inverses of a: [..., n, n]. A singular matrix is an error at run time."""
+    """The inverse of each matrix of a: [..., n, n]. A singular matrix is an error at run time."""
 
 def is_inf(
     x: Operand,
@@ -1384,7 +1384,7 @@ def is_inf(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Whether x is infinite, of the signs asked for."""
+    """Whether x is infinite; `detect_positive` and `detect_negative` say which signs count."""
 
 def is_nan(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Whether x is NaN."""
@@ -1407,7 +1407,7 @@ def label_encoder(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The value at the place where an element is among the keys, else the default; in the shape of x."""
+    """Replace each element by the value that belongs to its key, or by the default if it is no key; same shape as x."""
 
 def lamb_update(
     weight: Operand,
@@ -1424,7 +1424,7 @@ def lamb_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """LAMB: m and v as in Adam, with their bias taken out; r = m / (sqrt(v) + epsilon) + weight_decay * weight;"""
+    """LAMB: weight' = weight - lr * |weight| / |r| * r, where r = m / (sqrt(v) + epsilon) + weight_decay * weight."""
 
 def lars_update(
     weight: Operand,
@@ -1439,7 +1439,7 @@ def lars_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """LARS: rate = lr * trust * |weight| / (|grad| + weight_decay * |weight| + epsilon), 2-norms of whole tensors;"""
+    """LARS: v' = momentum * v + rate * (grad + weight_decay * weight); weight' = weight - v'."""
 
 def layer_norm_grad(
     dy: Operand,
@@ -1455,7 +1455,7 @@ def layer_norm_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Gradient of LayerNormalization's y by x, scale, and a bias of scale's shape."""
+    """Gradient of LayerNormalization's y with respect to x, scale, and a bias of scale's shape."""
 
 def layer_norm_of_halves(
     x: Operand,
@@ -1469,7 +1469,7 @@ def layer_norm_of_halves(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """LayerNormalization in the type of scale: beside float32 x may be half floats, and y is of type `made`, ..."""
+    """LayerNormalization computed in the type of scale; if that is float32, x may be float16 or bfloat16."""
 
 def layer_normalization(
     x: Operand,
@@ -1482,7 +1482,7 @@ def layer_normalization(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """(x - mean) * r * scale + b, where r = 1 / sqrt(var + epsilon), over the axes from `axis` on; also mean and r."""
+    """(x - mean) * r * scale + b, where r = 1 / sqrt(var + epsilon), over the axes from `axis` on."""
 
 def leaky_relu(
     x: Operand, *, alpha: float = 0.009999999776482582, name: str = "", meta: Mapping[str, str] | None = None
@@ -1511,7 +1511,7 @@ def linear_attention(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Attention as a recurrence over a matrix of keys and values: o[t] = scale * q[t] S[t]. Yang et al. 2024."""
+    """Linear attention: a recurrence over a matrix S of keys and values, o[t] = scale * q[t] S[t]. Yang et al. 2024."""
 
 def linear_classifier(
     x: Operand,
@@ -1542,7 +1542,7 @@ def linear_regressor(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x coefficients^T + intercepts, a column for each target; float32."""
+    """x coefficients^T + intercepts, one column for each target; float32."""
 
 def log(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Natural logarithm; NaN below 0, -inf at 0."""
@@ -1560,12 +1560,12 @@ def loop(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Repeats its body while a condition holds, at most m times."""
+    """Repeat a body while a condition holds, at most m times."""
 
 def lp_normalization(
     x: Operand, *, axis: int = -1, p: int = 2, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """x / norm along one axis, the norm of order p = 1 or 2; 0 where the norm is 0."""
+    """x / norm along one axis, where norm is the norm of order p = 1 or 2; 0 where the norm is 0."""
 
 def lp_pool(
     x: Operand,
@@ -1592,7 +1592,7 @@ def lrn(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x / (bias + alpha / size * s) ** beta, where s sums squares over `size` neighbouring channels."""
+    """Local response normalisation: x / (bias + alpha / size * s) ** beta."""
 
 def lstm(
     x: Operand,
@@ -1615,7 +1615,7 @@ def lstm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Long short-term memory: c' = f c + i g, h' = o h(c'), for each step."""
+    """Long short-term memory: c' = f c + i g, h' = o h(c') for each step of a sequence."""
 
 def lstm_grad(
     dy: Operand | None,
@@ -1641,7 +1641,7 @@ def lstm_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value, Value, Value]:
-    """Gradient of LSTM."""
+    """Gradient of LSTM with respect to its operands."""
 
 def lstm_recurrence(
     x: Operand,
@@ -1664,7 +1664,7 @@ def lstm_recurrence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value, Value]:
-    """LSTM that saves what its gradient needs."""
+    """LSTM that also returns the gates and states that its gradient needs."""
 
 def lstm_recurrence_grad(
     dy: Operand | None,
@@ -1687,7 +1687,7 @@ def lstm_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """The recurrence backward in time of an LSTM."""
+    """Recurrence backward in time of an LSTM: gradients of its gates and initial states."""
 
 def mat_mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Matrix product with numpy's rules: [..., m, k] @ [..., k, n] -> [..., m, n]; leading axes broadcast."""
@@ -1701,7 +1701,7 @@ def mat_mul_integer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """(a - a_zero_point) @ (b - b_zero_point) by numpy's rules, in int32, whose sums wrap around."""
+    """(a - a_zero_point) @ (b - b_zero_point) in int32 by numpy's rules; sums wrap around."""
 
 def mat_mul_integer_to_float(
     a: Operand,
@@ -1715,10 +1715,10 @@ def mat_mul_integer_to_float(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The product of two quantised matrices as float32: the int32 sums of MatMulInteger times a_scale * ..."""
+    """The product of two quantised matrices as float32: MatMulInteger times a_scale * b_scale, plus a bias."""
 
 def max(*xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Elementwise maximum with broadcasting; NaN wins."""
+    """Elementwise maximum with broadcasting; NaN if an operand is NaN."""
 
 def max_pool(
     x: Operand,
@@ -1733,7 +1733,7 @@ def max_pool(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Maximum of each window, and where it is: flat positions in x, of the first maximum in a window."""
+    """Maximum of each window; the second output is its position in x, as an index into the flattened tensor."""
 
 def max_pool_grad(
     dy: Operand,
@@ -1744,7 +1744,7 @@ def max_pool_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Add each element of dy to the element of the result that `indices` names: flat positions in x, in the ..."""
+    """Gradient of MaxPool: add each element of dy to the element of the result at its index (see MaxPool)."""
 
 def max_roi_pool(
     x: Operand,
@@ -1755,7 +1755,7 @@ def max_roi_pool(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Maxima over the bins of regions, whose corners and bins are rounded to elements. (Girshick 2015.)"""
+    """Maximum over the bins of each region; corners and bins are rounded to whole elements. Girshick 2015."""
 
 def max_unpool(
     x: Operand,
@@ -1768,7 +1768,7 @@ def max_unpool(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Zeros with the elements of x at the places that MaxPool took them from."""
+    """Put the elements of x back to the positions from which MaxPool took them; all other elements are 0."""
 
 def mean(
     *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
@@ -1791,16 +1791,16 @@ def mel_weight_matrix(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Triangular filters [dft_length // 2 + 1, num_mel_bins], equally spaced from edge to edge on the mel scale."""
+    """Triangular mel filters, equally spaced on the mel scale: [dft_length // 2 + 1, num_mel_bins]."""
 
 def min(*xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Elementwise minimum with broadcasting; NaN wins."""
+    """Elementwise minimum with broadcasting; NaN if an operand is NaN."""
 
 def mish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x * tanh(softplus(x)). Misra 2019, arXiv:1908.08681."""
 
 def mod(a: Operand, b: Operand, *, fmod: bool = False, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C."""
+    """Remainder with broadcasting: a - floor(a/b)*b, with b's sign as in Python; with `fmod`, with a's sign as in C."""
 
 def momentum(
     rate: Operand,
@@ -1813,7 +1813,7 @@ def momentum(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Gradient descent with momentum: g = norm_coefficient x + gradient; v' = alpha v + b g, where b = 1 at ..."""
+    """Gradient descent with momentum: v' = alpha v + b g, where b = 1 at count 0, else beta."""
 
 def mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a * b with broadcasting."""
@@ -1829,7 +1829,7 @@ def multinomial(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each row, `sample_size` classes drawn with probabilities softmax(x). x: float [batch, classes]."""
+    """Draw `sample_size` classes for each row with probabilities softmax(x). x: float [batch, classes]."""
 
 def neg(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """-x."""
@@ -1844,15 +1844,15 @@ def negative_log_likelihood_loss(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """-weights[label] * log_prob[label], over all labels: each (reduction="none"), their sum, or weighted mean."""
+    """-weights[label] * log_prob[label]: its weighted mean, its sum, or each (reduction="mean", "sum" or "none")."""
 
 def nested_sum(
     *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The sum of values of one structure, element by element."""
+    """The sum of tensors, sequences or optionals of one structure, element by element."""
 
 def nested_zeros(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Zeros in the place of all numbers of a tensor, a sequence or an optional."""
+    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
 
 def non_max_suppression(
     boxes: Operand,
@@ -1865,13 +1865,13 @@ def non_max_suppression(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The boxes of each image and class, best first, of which none overlaps a better one by more than iou_threshold."""
+    """Select boxes of each image and class, best first, that do not overlap a better selected box too much."""
 
 def non_zero(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The positions of the elements of x that are not 0, nor empty strings, in row-major order: int64 [rank, count]."""
+    """The indices of all elements that are not 0, or not empty strings, in row-major order: int64 [rank, count]."""
 
 def normalizer(x: Operand, *, norm: str = "MAX", name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Examples divided by their largest element, the sum of magnitudes or the square root of the sum of squares."""
+    """Divide each example by its largest element (MAX), sum of magnitudes (L1) or root of the sum of squares (L2)."""
 
 def not_(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical negation."""
@@ -1885,7 +1885,7 @@ def one_hot(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """`values[1]` where the new axis' position equals the index, `values[0]` elsewhere."""
+    """`values[1]` where the position along the new axis equals the index, `values[0]` elsewhere."""
 
 def one_hot_encoder(
     x: Operand,
@@ -1896,18 +1896,18 @@ def one_hot_encoder(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """1 at the place of the category that an element is, along a new last axis, else 0; float32."""
+    """One-hot encoding along a new last axis: 1 at the element's position among the categories, else 0; float32."""
 
 def optional(
     x: Operand | None = None, *, type: Type | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """An optional that holds x; without x an empty one, of what `type` says it could hold."""
+    """An optional that holds x; without x an empty optional of the given `type`."""
 
 def optional_get_element(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """What an optional holds; a tensor or a sequence as it is. Reading an empty one is a RuntimeFailure."""
+    """The value that an optional holds; a tensor or a sequence is returned as it is."""
 
 def optional_has_element(x: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Whether an optional holds a value, a bool scalar: true of a tensor or a sequence, false of an absent operand."""
+    """Whether an optional holds a value: a bool scalar, true for a tensor or sequence, false for an absent operand."""
 
 def or_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical or."""
@@ -1925,7 +1925,7 @@ def pad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with elements added (a negative pad: removed) at both ends of each of `axes`, by default of all."""
+    """Add elements (a negative pad: remove them) at both ends of each of `axes`, by default of all axes."""
 
 def pad_grad(
     dy: Operand,
@@ -1937,16 +1937,16 @@ def pad_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Zeros of x's shape with each element of dy added where Pad copied it from: the transpose of Pad."""
+    """Gradient of Pad: zeros of x's shape, to which each element of dy is added where Pad copied it from."""
 
 def potrf(a: Operand, *, lower: bool = True, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Cholesky factor: the lower triangular l of a = l l^T, or with lower=False the upper triangular u of a = u^T u."""
 
 def potri(l: Operand, *, lower: bool = True, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The inverse of a = l l^T from its Cholesky factor l (of a = u^T u from u with lower=False); it is symmetric."""
+    """The inverse of a = l l^T, computed from the Cholesky factor l; with lower=False from u, where a = u^T u."""
 
 def pow(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a ** b with broadcasting; the result has a's dtype, b may have another."""
+    """a ** b with broadcasting; the result has a's dtype, b may have another one."""
 
 def product_of_others(
     x: Operand,
@@ -1956,7 +1956,7 @@ def product_of_others(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each element the product of all the others that a reduction over `axes` multiplies it with."""
+    """For each element of x, the product of all other elements that a ReduceProd over `axes` multiplies it with."""
 
 def q_gemm(
     a: Operand,
@@ -1975,7 +1975,7 @@ def q_gemm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """alpha * op(a) @ op(b) + c of quantised matrices, where op transposes when transA (transB) is set; c is ..."""
+    """alpha * op(a) @ op(b) + c of quantised matrices; op transposes a if transA is set, and b if transB is set."""
 
 def q_linear_add(
     a: Operand,
@@ -2012,7 +2012,7 @@ def q_linear_conv(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """A convolution of quantised operands, quantised: the int32 sums of ConvInteger, plus b, times x_scale * ..."""
+    """Quantised convolution: (int32 sums of ConvInteger + b) * x_scale * w_scale / y_scale, rounded, + y_zero_point."""
 
 def q_linear_global_average_pool(
     x: Operand,
@@ -2039,7 +2039,7 @@ def q_linear_mat_mul(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """A product of quantised matrices, quantised: the int32 sums of MatMulInteger times a_scale * b_scale / ..."""
+    """Quantised matrix product: int32 sums of MatMulInteger * a_scale * b_scale / y_scale, rounded, + y_zero_point."""
 
 def q_linear_mul(
     a: Operand,
@@ -2054,7 +2054,7 @@ def q_linear_mul(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The product of two quantised tensors, quantised: (a - a_zero_point) * (b - b_zero_point) times a_scale * ..."""
+    """The product of two quantised tensors, quantised."""
 
 def quantize_linear(
     x: Operand,
@@ -2069,7 +2069,7 @@ def quantize_linear(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """round(x / y_scale) + y_zero_point within the bounds of the result's type; ties go to even."""
+    """round(x / y_scale) + y_zero_point, clipped to the bounds of the result's type; ties go to even."""
 
 def random_normal(
     rng: Operand | None = None,
@@ -2083,7 +2083,7 @@ def random_normal(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Normal with the given mean and standard deviation `scale`, of a given shape."""
+    """Normal random numbers of a given shape, with the given mean and standard deviation `scale`."""
 
 def random_normal_like(
     x: Operand,
@@ -2097,7 +2097,7 @@ def random_normal_like(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Normal with the given mean and standard deviation `scale`, of the shape of x."""
+    """Normal random numbers of the shape of x, with the given mean and standard deviation `scale`."""
 
 def random_uniform(
     rng: Operand | None = None,
@@ -2111,7 +2111,7 @@ def random_uniform(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Uniform on [low, high), of a given shape. Rounding to a half float may reach `high`."""
+    """Uniform random numbers on [low, high) of a given shape."""
 
 def random_uniform_like(
     x: Operand,
@@ -2125,7 +2125,7 @@ def random_uniform_like(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Uniform on [low, high), of the shape of x. Rounding to a half float may reach `high`."""
+    """Uniform random numbers on [low, high) of the shape of x."""
 
 def range(
     start: Operand,
@@ -2136,7 +2136,7 @@ def range(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """start, start + delta, ..."""
+    """start, start + delta, ... below `limit` (above it for a negative delta)."""
 
 def reciprocal(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """1 / x."""
@@ -2150,7 +2150,7 @@ def reduce_l1(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Sum of absolute values."""
+    """Sum of absolute values over axes."""
 
 def reduce_l2(
     x: Operand,
@@ -2161,7 +2161,7 @@ def reduce_l2(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Square root of the sum of squares; the gradient where it is 0 is 0."""
+    """Square root of the sum of squares over axes; where it is 0, the gradient is 0."""
 
 def reduce_log_sum(
     x: Operand,
@@ -2172,7 +2172,7 @@ def reduce_log_sum(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Logarithm of the sum; -inf over no elements."""
+    """Logarithm of the sum over axes; -inf over no elements."""
 
 def reduce_log_sum_exp(
     x: Operand,
@@ -2183,7 +2183,7 @@ def reduce_log_sum_exp(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Logarithm of the sum of exponentials, computed without overflow; -inf over no elements."""
+    """Logarithm of the sum of exponentials over axes, computed without overflow; -inf over no elements."""
 
 def reduce_max(
     x: Operand,
@@ -2194,7 +2194,7 @@ def reduce_max(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Maximum over axes; -inf (or the dtype's least value) over no elements; NaN wins."""
+    """Maximum over axes; NaN if an element is NaN; -inf (or the dtype's least value) over no elements."""
 
 def reduce_mean(
     x: Operand,
@@ -2205,7 +2205,7 @@ def reduce_mean(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Mean over axes; integers divide towards zero; NaN over no elements."""
+    """Mean over axes; NaN over no elements. The mean of integers is rounded towards zero."""
 
 def reduce_min(
     x: Operand,
@@ -2216,7 +2216,7 @@ def reduce_min(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Minimum over axes; inf (or the dtype's largest value) over no elements; NaN wins."""
+    """Minimum over axes; NaN if an element is NaN; inf (or the dtype's largest value) over no elements."""
 
 def reduce_prod(
     x: Operand,
@@ -2232,12 +2232,12 @@ def reduce_prod(
 def reduce_scatter_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """Begin the sum of each x over all processes, which all call it `key`; each gets its slice of them."""
+    """Begin a reduce-scatter of each x over all ranks, which all use the same `key`."""
 
 def reduce_scatter_wait(
     *sums: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Wait for the slice of such sums, all of them, which are in use up to here; what reads them comes after ..."""
+    """Wait for the slices of reduce-scatters under these keys. Operators that read them depend on the result, a 0."""
 
 def reduce_sum(
     x: Operand,
@@ -2259,10 +2259,10 @@ def reduce_sum_square(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Sum of squares."""
+    """Sum of squares over axes."""
 
 def reduce_to_shape_of(x: Operand, like: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Sum `x` over the axes along which a tensor of `like`'s shape was broadcast to x's shape."""
+    """Sum `x` over the axes along which a tensor of the shape of `like` was broadcast to x's shape."""
 
 def regex_full_match(
     x: Operand, *, pattern: str | None = None, name: str = "", meta: Mapping[str, str] | None = None
@@ -2275,7 +2275,7 @@ def relu(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 def reshape(
     x: Operand, shape: Operand, *, allowzero: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """x's elements in row-major order in another shape: a vector in which 0 copies x's dimension (unless ..."""
+    """Give x another shape; elements keep their row-major order."""
 
 def resize(
     x: Operand,
@@ -2295,7 +2295,7 @@ def resize(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x resampled along `axes` (default: all) to `sizes`, or to floor(size * scale); one of the two is given."""
+    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scale); exactly one of the two is given."""
 
 def resize_grad(
     dy: Operand,
@@ -2316,7 +2316,7 @@ def resize_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Gradient of Resize in x: each element of dy, spread over the elements of x that it was interpolated from."""
+    """Gradient of Resize: add each element of dy to the elements of x that it was interpolated from."""
 
 def reverse_sequence(
     x: Operand,
@@ -2327,7 +2327,7 @@ def reverse_sequence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The first `sequence_lens[b]` steps of batch b in reverse order, the others in place."""
+    """Reverse the first `sequence_lens[b]` steps of batch entry b; the other steps stay."""
 
 def rms_norm_grad(
     dy: Operand,
@@ -2340,7 +2340,7 @@ def rms_norm_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Gradient of RMSNormalization by x and scale."""
+    """Gradient of RMSNormalization with respect to x and scale."""
 
 def rms_normalization(
     x: Operand,
@@ -2369,10 +2369,10 @@ def rms_prop_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """RMSProp: g = grad + weight_decay * weight; s' = alpha s + (1 - alpha) g^2; d = g / (sqrt(s') + epsilon);"""
+    """RMSProp: d = g / (sqrt(s') + epsilon); weight' = weight - lr * d."""
 
 def rng_fold_in(rng: Operand, index: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Another (seed, step) for each `index`, an integer scalar in [0, 2**32): what a loop's iteration draws from."""
+    """Derive a (seed, step) for `index`, an integer scalar in [0, 2**32), from which one iteration of a loop draws."""
 
 def rnn(
     x: Operand,
@@ -2392,7 +2392,7 @@ def rnn(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """h' = f(W x + R h + Wb + Rb), for each step of a sequence."""
+    """Elman recurrent layer: h' = f(W x + R h + Wb + Rb) for each step of a sequence."""
 
 def rnn_grad(
     dy: Operand | None,
@@ -2414,7 +2414,7 @@ def rnn_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """Gradient of RNN."""
+    """Gradient of RNN with respect to its operands."""
 
 def rnn_recurrence(
     x: Operand,
@@ -2434,7 +2434,7 @@ def rnn_recurrence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value, Value]:
-    """RNN that saves what its gradient needs."""
+    """RNN that also returns the gates and states that its gradient needs."""
 
 def rnn_recurrence_grad(
     dy: Operand | None,
@@ -2453,7 +2453,7 @@ def rnn_recurrence_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """The recurrence backward in time of an RNN."""
+    """Recurrence backward in time of an RNN: gradients of its gates and initial state."""
 
 def roi_align(
     x: Operand,
@@ -2469,7 +2469,7 @@ def roi_align(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Regions of images in bins of equal size, each the mean (or maximum) of interpolated samples. (He et al. 2017.)"""
+    """Pool regions of images into bins of equal size: each bin is the mean (or maximum) of interpolated samples."""
 
 def rotary_embedding(
     x: Operand,
@@ -2483,15 +2483,15 @@ def rotary_embedding(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Rotates pairs of elements of each head by angles that depend on the position. Su et al."""
+    """Rotate pairs of elements of each head by angles that depend on the position. Su et al. 2021, arXiv:2104.09864."""
 
 def round(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Nearest integer, halves to even."""
+    """Nearest integer; halves are rounded to the even one."""
 
 def row_sum_start(
     indices: Operand, rows: Operand, *, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Begin the sum over all processes, which all call it `key`, of arrays that are 0 but in some rows."""
+    """Begin to sum row-sparse arrays over all ranks, which all use the same `key`; RowSumWait returns the sum."""
 
 def row_sum_wait(
     indices: Operand,
@@ -2501,12 +2501,12 @@ def row_sum_wait(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """The sum that RowSumStart has begun with `indices` and `rows` under this key, once it is there."""
+    """Wait for the sum that RowSumStart has begun with `indices` and `rows` under this key, and return it."""
 
 def scaled_float8(
     x: Operand, maxima: Operand, *, to: DType | DTypeLike, name: str = "", meta: Mapping[str, str] | None = None
 ) -> tuple[Value, Value, Value]:
-    """x in 8 bits, times a factor by which the largest of `maxima` becomes the largest finite number of the format."""
+    """Convert x to 8-bit floats after scaling it so that the largest of `maxima` becomes the largest finite number."""
 
 def scaler(
     x: Operand,
@@ -2516,7 +2516,7 @@ def scaler(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """(x - offset) * scale, each of them one number or one for each feature; float32."""
+    """(x - offset) * scale; offset and scale hold one number, or one for each feature. The result is float32."""
 
 def scan(
     *values: Operand | Sequence[Operand | None] | None,
@@ -2531,7 +2531,7 @@ def scan(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Applies its body to slices of the scan inputs in turn, carrying a state."""
+    """Apply a body to successive slices of the scan inputs, and pass a state from one iteration to the next."""
 
 def scatter_elements(
     x: Operand,
@@ -2543,7 +2543,7 @@ def scatter_elements(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with updates[i, j, ...] at `axis` position indices[i, j, ...]; indices and updates have one shape, x's rank."""
+    """x with updates[i, j, ...] written to index indices[i, j, ...] along `axis`."""
 
 def scatter_nd(
     x: Operand,
@@ -2554,7 +2554,7 @@ def scatter_nd(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x: [*a, *b] with slices replaced at index tuples; indices: [*c, len(a)]; updates: [*c, *b]."""
+    """x with slices replaced at index tuples."""
 
 def selu(
     x: Operand,
@@ -2569,27 +2569,27 @@ def selu(
 def sequence_at(
     sequence: Operand, position: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """One element of a sequence: position is an integer scalar, which counts from the back when negative."""
+    """One element of a sequence. position: integer scalar; a negative one counts from the back."""
 
 def sequence_at_grad(
     dy: Operand, sequence: Operand, position: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """A sequence of zeros of the shapes of `sequence`, with dy at position: the gradient of SequenceAt."""
+    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at position."""
 
 def sequence_construct(
     *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The sequence of the operands, which have one element type; their shapes may differ."""
+    """A sequence of the operands. They have one element type; their shapes may differ."""
 
 def sequence_empty(
     *, dtype: DType | DTypeLike = DType.FLOAT32, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """A sequence of no tensors, of an element type."""
+    """An empty sequence of tensors of one element type."""
 
 def sequence_erase(
     sequence: Operand, position: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The sequence without the element at position, without the last one when position is absent."""
+    """Remove the element at position from a sequence; without position, remove the last one."""
 
 def sequence_insert(
     sequence: Operand,
@@ -2599,10 +2599,10 @@ def sequence_insert(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The sequence with one more element before position, at its end when position is absent; negative ones ..."""
+    """Insert an element into a sequence before position; without position, append it."""
 
 def sequence_length(sequence: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The number of elements, an int64 scalar."""
+    """The number of elements of a sequence, an int64 scalar."""
 
 def sgd_update(
     weight: Operand,
@@ -2623,7 +2623,7 @@ def sgd_update(
 def shape(
     x: Operand, *, start: int = 0, end: int | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The dimensions [start, end) of x, an int64 vector; negative bounds count from the back, and all are clamped."""
+    """The dimensions [start, end) of x as an int64 vector; negative bounds count from the back, all are clamped."""
 
 def shrink(
     x: Operand, *, bias: float = 0.0, lambd: float = 0.5, name: str = "", meta: Mapping[str, str] | None = None
@@ -2648,7 +2648,7 @@ def size(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 def sizes_of_elements(
     sequence: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The sizes of a sequence's tensors along `axis`, an int64 vector."""
+    """The sizes of a sequence's tensors along `axis`, as an int64 vector."""
 
 def slice(
     x: Operand,
@@ -2673,10 +2673,10 @@ def slice_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Zeros of x's shape with dy where Slice took its elements: the transpose of Slice. Only x's shape is read."""
+    """Gradient of Slice: zeros of x's shape, with dy where Slice took its elements. Only x's shape is read."""
 
 def slogdet(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> tuple[Value, Value]:
-    """The sign of the determinants of a [..., n, n], and the logarithm of their absolute values, without overflow."""
+    """The sign of the determinant, and the logarithm of its absolute value, without overflow. a: [..., n, n]."""
 
 def softmax(x: Operand, *, axis: int = -1, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """exp(x) / sum(exp(x)) along one axis. x: float tensor of rank >= 1; y has x's type."""
@@ -2692,7 +2692,7 @@ def softmax_cross_entropy_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The gradient of SoftmaxCrossEntropyLoss in the scores: weight of the label * (softmax - one_hot(label)) * ..."""
+    """Gradient of SoftmaxCrossEntropyLoss in scores: weights[label] * (softmax - one_hot(label)) * dloss."""
 
 def softmax_cross_entropy_loss(
     scores: Operand,
@@ -2704,7 +2704,7 @@ def softmax_cross_entropy_loss(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Negative log likelihood of log_softmax(scores) along axis 1; also returns those log-probabilities."""
+    """Negative log likelihood of log_softmax(scores) along axis 1; the second output is these log-probabilities."""
 
 def softmax_cross_entropy_with_grad(
     scores: Operand,
@@ -2718,12 +2718,12 @@ def softmax_cross_entropy_with_grad(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient in them, in one pass."""
+    """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient, in one pass."""
 
 def softmax_grad(
     dy: Operand, y: Operand, *, axis: int = -1, log: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """y * (dy - sum(dy * y)) along one axis, the gradient of Softmax by its operand, y being its result."""
+    """Gradient of Softmax along one axis: y * (dy - sum(dy * y)), where y is its result."""
 
 def softplus(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """log(1 + exp(x))."""
@@ -2732,12 +2732,12 @@ def softsign(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = Non
     """x / (1 + |x|)."""
 
 def solve(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast. A singular a is an error at run time."""
+    """The solution x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast."""
 
 def space_to_depth(
     x: Operand, *, blocksize: int, mode: str = "DCR", name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Blocks of pixels to channels, the inverse of DepthToSpace: [N, C, H*b, W*b] to [N, C*b*b, H, W]."""
+    """Rearrange blocks of pixels to channels, the inverse of DepthToSpace: [N, C, H*b, W*b] to [N, C*b*b, H, W]."""
 
 def split(
     x: Operand,
@@ -2748,7 +2748,7 @@ def split(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Parts of x along `axis`: of the sizes in `split` (an int64 vector of known length), or `num_outputs` ..."""
+    """Split x along `axis` into parts: of the sizes in `split`, or into `num_outputs` parts of one size."""
 
 def split_to_sequence(
     x: Operand,
@@ -2759,7 +2759,7 @@ def split_to_sequence(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The sequence of parts of x along `axis`: of the sizes in the vector `split`; of the size `split` when it ..."""
+    """Split x along `axis` into a sequence of parts."""
 
 def sqrt(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Square root; NaN below 0."""
@@ -2768,7 +2768,7 @@ def squared_distances(x: Operand, y: Operand, *, name: str = "", meta: Mapping[s
     """The squared Euclidean distance of each row of x from each row of y, as a sum of squared differences."""
 
 def squeeze(x: Operand, axes: Operand | None = None, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x without the given axes, whose dimensions are 1; without all dimensions of 1 when `axes` is absent."""
+    """Remove the given axes, whose dimensions must be 1; without `axes`, remove all dimensions of 1."""
 
 def stft(
     signal: Operand,
@@ -2780,13 +2780,13 @@ def stft(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Fourier transforms of windowed frames: [batch, frames, frequencies, 2]."""
+    """Short-time Fourier transform: transforms of windowed frames, [batch, frames, frequencies, 2]."""
 
 def stop_gradient(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself, through which no gradient flows."""
+    """Return x unchanged, and stop the gradient: none flows to x."""
 
 def straight_through(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The value of y with the gradient of x: what comes back for the result goes to x, unchanged, and none to y."""
+    """Return the value of y, but pass the gradient to x: x gets the result's gradient unchanged, y gets none."""
 
 def string_concat(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x followed by y, elementwise with numpy broadcasting."""
@@ -2801,7 +2801,7 @@ def string_normalizer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The strings of x that are no stop words, in lower or upper case. x: [C] or [1, C]; the result has its rank."""
+    """Remove stop words from x, and change the other strings to lower or upper case."""
 
 def string_split(
     x: Operand,
@@ -2811,7 +2811,7 @@ def string_split(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """The parts of each string between delimiters, padded with empty strings to one length, and their number."""
+    """Split each string at a delimiter; return the parts, padded with empty strings to one length, and their number."""
 
 def sub(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a - b with broadcasting."""
@@ -2820,7 +2820,7 @@ def sum(*xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Ma
     """Sum of the operands with broadcasting."""
 
 def sumlogdiag(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The sum of the logarithms of the diagonal: half the log-determinant of a a^T, for a Cholesky factor a."""
+    """The sum of the logarithms of the diagonal; for a Cholesky factor a, half the log-determinant of a a^T."""
 
 def svm_classifier(
     x: Operand,
@@ -2839,7 +2839,7 @@ def svm_classifier(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """The class that wins most of the decisions between two classes, and scores; float32."""
+    """Support vector classification: the class that wins most decisions between two classes, and scores; float32."""
 
 def svm_regressor(
     x: Operand,
@@ -2855,13 +2855,13 @@ def svm_regressor(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The kernel of x and each support vector times its coefficient, summed up, plus rho; float32."""
+    """Support vector regression: sum of kernel(x, support vector) * coefficient, plus rho; float32."""
 
 def swap_in(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself, after `token`, of which nothing is read; on a device with memory of its own, a copy of what ..."""
+    """Copy a value of SwapOut back to device memory, after `token` is computed; on other devices, return x."""
 
 def swap_out(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself; on a device with memory of its own, x in the host's, as long as nothing but SwapIn reads it."""
+    """Copy x from device memory to host memory, if only SwapIn reads the result; on other devices, return x."""
 
 def swi_glu(
     a: Operand, b: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None
@@ -2880,7 +2880,7 @@ def syrk(
     """alpha * a @ a^T, or alpha * a^T @ a with `transpose`. a: [..., m, n]; the result is symmetric."""
 
 def table_lookup(x: Operand, table: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The element of a table at each of x's integers: any function of one quantised number."""
+    """Replace each integer of x by an element of a table, which can be any function of one quantised number."""
 
 def table_update(
     rows: Operand,
@@ -2890,7 +2890,7 @@ def table_update(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Pointwise operators on a table, its gradient by rows, and whatever else the update reads."""
+    """Apply pointwise operators to a table, its row-sparse gradient, and everything else that the update reads."""
 
 def tan(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Tangent of x in radians."""
@@ -2908,7 +2908,7 @@ def tensor_scatter(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """A cache with a shorter update written along `axis`, for each entry of the batch from its own position on."""
+    """Write a shorter update into a cache along `axis`, for each batch entry from its own start position on."""
 
 def tf_idf_vectorizer(
     x: Operand,
@@ -2925,13 +2925,13 @@ def tf_idf_vectorizer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """How often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places]."""
+    """Count how often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places]."""
 
 def thresholded_relu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x where x > alpha, 0 elsewhere."""
 
 def tile(x: Operand, repeats: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x repeated `repeats[i]` times along axis i; repeats: int64 vector as long as x's rank."""
+    """Repeat x `repeats[i]` times along axis i; repeats: int64 vector with one element per axis of x."""
 
 def tokenizer(
     x: Operand,
@@ -2944,7 +2944,7 @@ def tokenizer(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The words of each string of x, [C] or [rows, C], along one more axis, padded with `pad_value`."""
+    """Split each string of x, [C] or [rows, C], into words along one more axis, padded with `pad_value`."""
 
 def top_k(
     x: Operand,
@@ -2956,12 +2956,12 @@ def top_k(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """The k largest (or smallest) elements along `axis` and their int64 positions."""
+    """The k largest (or smallest) elements along `axis`, and their int64 indices."""
 
 def transpose(
     x: Operand, *, perm: Sequence[int] | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """x with its axes in the order `perm`; reversed when it is absent."""
+    """Permute the axes of x to the order `perm`; reverse their order when `perm` is absent."""
 
 def tree_ensemble(
     x: Operand,
@@ -2985,7 +2985,7 @@ def tree_ensemble(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends."""
+    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches."""
 
 def tree_ensemble_classifier(
     x: Operand,
@@ -3014,7 +3014,7 @@ def tree_ensemble_classifier(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """The class whose sum of weights is the largest, and the transformed sums of all, float32."""
+    """The class whose sum of weights is the largest, and the transformed sums of all classes; float32."""
 
 def tree_ensemble_regressor(
     x: Operand,
@@ -3043,12 +3043,12 @@ def tree_ensemble_regressor(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends; ..."""
+    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches."""
 
 def trilu(
     x: Operand, k: Operand | None = None, *, upper: bool = True, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The upper (or lower) triangle of the last two axes, zeros elsewhere."""
+    """The upper (or with upper=False the lower) triangle of the last two axes, zeros elsewhere."""
 
 def trmm(
     a: Operand,
@@ -3061,7 +3061,7 @@ def trmm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """alpha * op(a) @ b, or alpha * b @ op(a) when `rightside`; a: [..., n, n], of which one triangle is read."""
+    """alpha * op(a) @ b, or alpha * b @ op(a) with `rightside`; op transposes if `transpose` is set."""
 
 def trsm(
     a: Operand,
@@ -3074,15 +3074,15 @@ def trsm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """The x of op(a) @ x = alpha * b, or of x @ op(a) = alpha * b when `rightside`; a: [..., n, n], triangular."""
+    """The solution x of op(a) @ x = alpha * b, or of x @ op(a) = alpha * b with `rightside`."""
 
 def unique(
     x: Operand, *, axis: int | None = None, sorted: bool = True, name: str = "", meta: Mapping[str, str] | None = None
 ) -> tuple[Value, Value, Value, Value]:
-    """The different elements of x, or its different slices along `axis`, in order or as they first occur."""
+    """The distinct elements of x, or its distinct slices along `axis`, sorted or in order of first occurrence."""
 
 def unsqueeze(x: Operand, axes: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x with a dimension of 1 at each of `axes`, which count in the result."""
+    """Insert a dimension of 1 at each of `axes`, which are positions in the result."""
 
 def weight_only_mat_mul(
     a: Operand,
@@ -3100,7 +3100,7 @@ def weight_only_mat_mul(
 def where(
     condition: Operand, a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """a where the condition holds, b elsewhere, with broadcasting. condition: bool; a, b: tensors of one dtype."""
+    """a where the condition is true, b elsewhere, with broadcasting. condition: bool; a, b: tensors of one dtype."""
 
 def xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical exclusive or."""
@@ -3113,4 +3113,4 @@ def zip_map(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """For each row of x a map from the labels to its elements."""
+    """For each row of x, a map from the labels to the elements of the row."""

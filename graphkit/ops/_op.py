@@ -1,7 +1,7 @@
-"""Op: what an operator is, and what its class declares.
+"""Op: the base class of operators, and what its subclasses declare.
 
-Its annotated fields are its attributes; `infer`, `reference` and `grad` say what it computes. Everything else (gk
-functions, JSON, ONNX, the test suite) is derived from the class.
+The annotated fields of a subclass are its attributes; `infer`, `reference` and `grad` define what it computes.
+Everything else (gk functions, JSON, ONNX, the test suite) is derived from the class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOMAIN = "ai.graphkit"
 
 
 class Onnx(NamedTuple):
-    """How an operator is written in ONNX: its name there, the version of its canonical form, its domain.
+    """The ONNX form of an operator: its name there, the version of its canonical form, its domain.
 
     `renames` maps a field to the ONNX attribute of another name. Inputs in `hidden` have no ONNX counterpart.
     """
@@ -64,21 +64,31 @@ _NO_GRAPHS: Mapping[str, Graph] = MappingProxyType({})
 
 
 class Op:
-    """An operator with its attribute values. Immutable; equal when class and attributes are equal.
+    """An operator with its attribute values. Immutable; two are equal if their class and attributes are equal.
 
-    Class attributes: `inputs`, `outputs` (names; `"b?"` optional, `"xs*"` variadic), `types` (input name to the set of
-    allowed dtypes, or to the name of an earlier input that has the same dtype), `onnx`, `inplace` (pairs (input,
-    output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped), `shape_only`
-    (inputs of which only the shape is read), `contiguous` (the results lie one behind the other in planned memory, each
-    at a multiple of its alignment), `random` (draws from the generator; never merged), `collective` (all processes take
-    part in it, each once: it is never computed again), `pointwise` (an element of the output depends on the elements at
-    its place of the operands, which broadcast), `per_example` (operands that may have the examples of a batch along
-    their first axis, see `is_batchwise`), `substitutes` (the types of results for certain sizes are those for names,
-    with the sizes in their place, under the assumptions that `graphkit.ir.dims` records: inference asks no more of a
-    size than `may_equal` and `broadcast`, but that none is negative), `widens` (the reference computes half floats in
-    float32), `on_host` (the reference is of numpy alone: a device with memory of its own hands it copies, and takes
-    copies of what it makes), `composite` (the executor runs the nodes of `composed`, or of `expand`, in its place),
-    `refuses_values` (see `refusal`), `samples` (a tuple of Sample, or a function that returns one).
+    A subclass sets these class attributes:
+
+    - `inputs`, `outputs`: names of operands and results. `"b?"` is optional, `"xs*"` variadic.
+    - `types`: maps an input's name to the set of allowed dtypes, or to the name of an earlier input with the same
+      dtype.
+    - `onnx`: the ONNX form of the operator, see `Onnx`.
+    - `inplace`: pairs (input, output) that may share memory.
+    - `views`: pairs (input, output) where the output is the input's bytes with another shape.
+    - `shape_only`: inputs of which only the shape is read.
+    - `contiguous`: the results lie one behind the other in planned memory, each at a multiple of its alignment.
+    - `random`: the operator draws random numbers; nodes are never merged.
+    - `collective`: every rank takes part exactly once; nodes are never recomputed.
+    - `pointwise`: an element of the output depends only on the elements at its place of the operands, which broadcast.
+    - `per_example`: operands that may have the examples of a batch along their first axis, see `is_batchwise`.
+    - `substitutes`: result types for given sizes equal result types for names after substitution, under the assumptions
+      that `graphkit.ir.dims` records. Inference then may only ask `may_equal` and `broadcast` about sizes, and assume
+      that none is negative.
+    - `widens`: the reference computes float16 and bfloat16 in float32.
+    - `on_host`: the reference needs numpy. A device with its own memory passes copies to it and copies its results
+      back.
+    - `composite`: the executor runs the nodes of `composed`, or of `expand`, instead of the operator.
+    - `refuses_values`: a run may reject values of the operands, see `refusal`.
+    - `samples`: a tuple of `Sample`, or a function that returns one.
     """
 
     domain: ClassVar[str] = ""
@@ -148,17 +158,18 @@ class Op:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.__dict__.items())})"
 
     def attributes(self) -> Mapping[str, Any]:
-        """Attribute values that are set (None left out), in declaration order."""
+        """Return the attribute values that are set (not None), in the order of declaration."""
         return {k: v for k, v in self.__dict__.items() if v is not None}
 
     def subgraphs(self) -> Mapping[str, Graph]:
+        """Return the attributes that are graphs, by name."""
         if not self._graphs:
             return _NO_GRAPHS
         values = self.__dict__
         return {key: values[key] for key in self._graphs if values[key] is not None}
 
     def replace(self, **changes: Any) -> Self:
-        """The same operator with some attributes changed."""
+        """Return the same operator with some attributes changed."""
         made = object.__new__(type(self))
         values = made.__dict__
         values.update(self.__dict__)
@@ -171,24 +182,27 @@ class Op:
     # --- what a family file defines ---------------------------------------------------------------
 
     def infer(self, *inputs: Any) -> Any:
-        """Output type(s) from input types (None for an absent optional). Raises TypeMismatch."""
+        """Return the type of the output (or a tuple of types) from the types of the inputs; None for an absent input.
+
+        Raises TypeMismatch if the inputs do not fit.
+        """
         raise NotImplementedError(f"{self.name}.infer")
 
     def reference(self, xp: Any, *inputs: Any) -> Any:
-        """Output array(s) from input arrays: the definition, on numpy or cupy."""
+        """Compute the output array, or a tuple of arrays. This is the operator's definition; xp is numpy or CuPy."""
         raise NotImplementedError(f"{self.name}.reference")
 
     def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
-        """How many products are summed up, for types of known rank; None for what is no sum of products."""
+        """Return the number of multiply-adds, for types of known rank; None if the operator is no sum of products."""
         return None
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-        """What a run may refuse of these operands, which are values of a graph, such as an index that is outside; None
-        for nothing.
+        """Return a key for the check that may reject these operands in a run; None if there is no check.
 
-        Of nodes with equal answers the first one refuses for all: a gradient has that of its operator. A value in it
-        stands for its elements, whatever their shape. By itself an operator has it where `refuses_values` holds, or
-        where it is none of graphkit's own.
+        An example is the check that indices are within range. If nodes have equal keys, only the first one checks: the
+        gradient of an operator has the operator's key. `inputs` are values of a graph; a value in the key means its
+        elements, whatever their shape. By default an operator has a key if `refuses_values` is set, or if it is defined
+        outside of graphkit.
         """
         if any(refusal(node) is not None for body in self.subgraphs().values() for node in body.nodes):
             return (object(),)
@@ -200,14 +214,15 @@ class Op:
         return (self, *inputs, *(None if v is None else v.type for v in inputs))
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
-        """The rank that each operand must have, as far as the operator and the other operands' types tell it."""
+        """Return the rank that each operand must have, as far as the operator and the other operands determine it."""
         return ()
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
-        """Whether the examples of a batch stay apart, so that parts of it can be computed one after the other.
+        """Whether the examples of a batch are independent, so that parts of it can be computed one after the other.
 
-        Examples lie along the first axis of the `batched` operands, at least one, and of every result: example i of the
-        results depends on no others of those than example i. `inputs` are types of known rank, None for an absent one.
+        Examples lie along the first axis of the `batched` operands, at least one, and of every result. Example i of the
+        results may depend only on example i of these operands. `inputs` are types of known rank, None for an absent
+        one.
         """
         if self.pointwise:
             return examples_align(inputs, batched)
@@ -231,7 +246,7 @@ class Op:
     # --- derived ------------------------------------------------------------------------------------
 
     def infer_types(self, inputs: Sequence[Type | None]) -> tuple[Type, ...]:
-        """Check arity and dtypes, then infer; raises TypeMismatch."""
+        """Check the number and dtypes of the inputs, then return the types of the outputs. Raises TypeMismatch."""
         self._check_operands(inputs)
         result = self.infer(*inputs)
         return result if isinstance(result, tuple) else (result,)
@@ -239,7 +254,7 @@ class Op:
     def _check_operands(self, inputs: Sequence[Type | None]) -> None:
         formals, given = self.formals, len(inputs)
         if given > len(formals) and not (formals and formals[-1].variadic):
-            raise TypeMismatch(f"takes at most {len(formals)} operands, {given} given")
+            raise TypeMismatch(f"takes at most {len(formals)} operands, but {given} are given")
         seen: dict[str, DType] = {}
         for position, (name, optional, variadic) in enumerate(formals):
             if not optional and not variadic and (position >= given or inputs[position] is None):
@@ -270,7 +285,7 @@ class Op:
                 seen.setdefault(name, dtype)
 
     def named_inputs(self, operands: Sequence[Any]) -> dict[str, Any]:
-        """Operands by declared name; a variadic one is a tuple, an absent one None."""
+        """Map declared names to operands; a variadic operand is a tuple, an absent one None."""
         table: dict[str, Any] = {}
         for position, formal in enumerate(self.formals):
             if formal.variadic:
@@ -288,13 +303,15 @@ def operator(node: Node, kind: type[T]) -> T:
     """The node's operator, which is of class `kind`: an operator's, a base's that several share, or Op."""
     op = node.op
     if not isinstance(op, kind):
-        raise TypeError(f"{node.describe()}: its operator is no {kind.__name__}")
+        raise TypeError(f"{node.describe()}: its operator is not {kind.__name__}")
     return op
 
 
 def declared(cls: type[OpT]) -> type[OpT]:
-    """What `op` does but for the registration: of operators that mean something within a running job alone, that files
-    do not have and callers do not name."""
+    """Set up an operator class as `op` does, but do not register it.
+
+    For operators that are used only within a running job, are not stored in files and have no gk function.
+    """
     fields: dict[str, Field] = {}
     # What Op itself annotates are class attributes.
     for base in [b for b in reversed(cls.__mro__) if b is not Op]:

@@ -30,11 +30,11 @@ def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
         return constant(operand)
     kinds = (INTEGERS | FLOATS) if wanted in FLOATS else INTEGERS if wanted in INTEGERS else frozenset()
     if given not in kinds:
-        raise UsageError(f"{given}{list(operand.shape)} beside {like}: cast one of them")
+        raise UsageError(f"{given}{list(operand.shape)} cannot be combined with {like}: cast one of them")
     with np.errstate(over="ignore"):
         converted = operand.astype(wanted.numpy)
     if wanted in INTEGERS and not (converted == operand).all():
-        raise UsageError(f"{given}{list(operand.shape)} beside {like}: elements do not fit {wanted}")
+        raise UsageError(f"{given}{list(operand.shape)} cannot be combined with {like}: elements do not fit {wanted}")
     return constant(converted)
 
 
@@ -124,7 +124,7 @@ def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **op
 
 def _no_array(self: Value, dtype: Any = None, copy: Any = None) -> Any:
     raise NotAnArray(
-        f"{self} is a value of a graph, no array: it has elements when a model runs (gk.Model(...).run({{...}}))"
+        f"{self} is a value of a graph, not an array: its elements exist only in a run (gk.Model(...).run({{...}}))"
     )
 
 

@@ -104,7 +104,7 @@ registry = Registry()
 
 
 def op(cls: type[OpT]) -> type[OpT]:
-    """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
+    """Register an operator class. Its annotated fields become attributes, and `gk.<name>` makes its nodes."""
     registry.add(declared(cls))
     return cls
 
@@ -113,17 +113,17 @@ def op(cls: type[OpT]) -> type[OpT]:
 
 
 def constant(value: Any, dtype: Any = None) -> Value:
-    """A Constant node holding `value`."""
+    """Return a value of the graph that holds a constant array or number."""
     return F.constant(value=Tensor(value, dtype))
 
 
 def as_value(operand: Any, like: Value | None = None) -> Value:
-    """A Value for a Value, an array or a Python number; numbers take the dtype of `like`."""
+    """Convert an array or a Python number to a Value; return a Value as it is. Numbers take the dtype of `like`."""
     if isinstance(operand, Value):
         return operand
     if isinstance(operand, (bool, int, float)) and like is not None:
         if isinstance(operand, float) and not like.dtype.is_float:
-            raise UsageError(f"a float constant {operand!r} beside {like}: cast one of them")
+            raise UsageError(f"a float constant {operand!r} cannot be combined with {like}: cast one of them")
         return constant(np.asarray(operand, dtype=like.dtype.numpy))
     if isinstance(operand, (bool, int, float, np.ndarray, np.generic, Tensor, list, tuple)):
         if isinstance(operand, Tensor):
@@ -132,14 +132,14 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
             return constant(np.float32(operand))
         if isinstance(operand, (list, tuple)) and any(isinstance(item, Value) for item in operand):
             raise UsageError(
-                f"a list of graph values is no operand: gk.concat joins tensors; [{', '.join(map(str, operand))}]"
+                f"a list of graph values cannot be an operand; use gk.concat: [{', '.join(map(str, operand))}]"
             )
         return constant(array_of("an operand", operand, objects=True))
-    raise UsageError(f"an operand is a graph value, an array or a number, not {shown(operand)}")
+    raise UsageError(f"an operand must be a graph value, an array or a number, not {shown(operand)}")
 
 
 def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
-    """Make a node; return its output, or the tuple of its outputs when it has several."""
+    """Make a node; return its output, or a tuple if it has several outputs."""
     values = [_operand(operator, i, operands) for i in range(len(operands))]
     while values and values[-1] is None:
         values.pop()
@@ -180,7 +180,10 @@ def _type_variable(operator: Op, position: int) -> str:
 
 
 class OpFunction:
-    """`gk.softmax(x, axis=1)`: inputs by position or keyword, attributes by keyword, `name=` for the node."""
+    """Function of an operator, such as `gk.softmax(x, axis=1)`, which makes a node.
+
+    Inputs are given by position or keyword, attributes by keyword, and the node's name as `name=`.
+    """
 
     __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_plain")
 

@@ -1,4 +1,4 @@
-"""Samples: uses of an operator, from which the suite, the gradient check and the comparisons derive their tests."""
+"""Samples: calls of an operator, from which the test suite, gradient check and comparisons derive their tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from graphkit.ir.types import DType
 
 
 class Rand(NamedTuple):
-    """A sample input: random values of `shape` in [low, high), of `dtype` (None: the dtype under test).
+    """Sample input: random values in [low, high), or of the standard normal distribution.
 
-    `definite`: x x^T + n of such values, symmetric and positive definite matrices.
+    shape: of the array; dtype: None takes the dtype under test. `definite` makes symmetric positive definite matrices:
+    x x^T + n for such values x.
     """
 
     shape: tuple[int, ...]
@@ -22,7 +23,7 @@ class Rand(NamedTuple):
 
 
 class Items:
-    """A sample input: a sequence, of tensors that are given as sample inputs are; `dtype` of an empty one."""
+    """Sample input: a sequence whose items are sample inputs. `dtype` is the element type of an empty sequence."""
 
     __slots__ = ("items", "dtype")
 
@@ -35,18 +36,18 @@ class Items:
 
 
 class Perhaps(NamedTuple):
-    """A sample input: an optional, of what is given as a sample input is, or empty (None)."""
+    """Sample input: an optional that holds a sample input, or nothing (None)."""
 
     item: Any
 
 
 class Sample:
-    """One use of an operator, from which the suite derives its tests.
+    """One call of an operator, from which the test suite derives its tests.
 
-    Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is,
-    `Items` for a sequence, `Perhaps` for an optional, or None for an absent operand. Keywords are attributes.
-    `grad=False` leaves the gradient check out (state why beside it); `onnx=False` leaves out the comparison with
-    onnx's evaluator.
+    Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is, `Items`
+    for a sequence, `Perhaps` for an optional, or None for an absent operand. Keywords are attributes. `grad=False`
+    skips the gradient check (state why beside it); `onnx=False` skips the comparison with onnx's evaluator. `dtypes`
+    limits the dtypes that are tested.
     """
 
     __slots__ = ("inputs", "attrs", "grad", "onnx", "dtypes")

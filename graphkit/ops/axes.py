@@ -1,4 +1,4 @@
-"""What the families of data movement share: axes, shapes of gradients, contiguous copies."""
+"""Shared by operators that move data: axes, shapes of gradients, contiguous copies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ INT64 = frozenset({DType.INT64})
 
 
 def blank(xp: Any, shape: Sequence[int], dtype: Any) -> Any:
-    """What operators fill with where the standard says zero: zeros, False, empty strings.
+    """The element with which operators fill where the standard says zero: 0, False, or the empty string.
 
-    For references on tensors: arrays of known elements have dtype object, and are no strings.
+    For references on tensors; arrays of known elements have dtype object, but are not strings.
     """
     return np.full(shape, "", object) if dtype.kind == "O" else xp.zeros(shape, dtype=dtype)
 
@@ -96,7 +96,7 @@ def ranked(x: Value, rank: int | None) -> Value:
 
 
 def zeros_like(like: Value) -> Any:
-    """Zeros in the place of all numbers of a tensor, a sequence or an optional."""
+    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
     if not isinstance(like.type, TensorType):
         return F.nested_zeros(like)
     return F.constant_of_shape(F.shape(like), value=np.zeros(1, like.dtype.numpy))

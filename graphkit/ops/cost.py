@@ -1,4 +1,4 @@
-"""What a graph costs by its sizes alone: the arithmetic of its products, and the bytes that nodes read and write."""
+"""The cost of a graph, computed from its sizes: multiply-adds, and the bytes that nodes read and write."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cost:
         )
 
     def repeated(self, times: Dim) -> Cost:
-        """The same nodes, run so many times."""
+        """The cost of running the same nodes `times` times."""
         return Cost(self.nodes, self.flops * times, self.bytes * times, self.unknown)
 
 
@@ -60,7 +60,7 @@ class Costs:
 
 
 def multiply_adds(node: Node) -> Dim | None:
-    """The multiply-adds of a node; None for what is no sum of products, and where a rank is unknown."""
+    """The multiply-adds of a node; None if it is not a sum of products, or if a rank is unknown."""
     types = [None if v is None else v.type for v in node.inputs]
     if not all(isinstance(kind, TensorType | None) for kind in types):
         return None
@@ -71,9 +71,9 @@ def multiply_adds(node: Node) -> Dim | None:
 
 
 def costs(graph: Graph) -> Costs:
-    """What one run of `graph` costs; with names for sizes, in these names.
+    """The cost of one run of `graph`. Symbolic sizes give symbolic costs.
 
-    Of a branch that is not decided the dearer one counts (the first, where names keep them from being compared).
+    Of the branches of an undecided If, the more expensive one counts (the first, if symbolic costs cannot be compared).
     """
     found: dict[tuple[str, str], Cost] = {}
     open_loops: list[str] = []

@@ -1,4 +1,4 @@
-"""The reference evaluator: runs a graph node by node through `Op.reference`. Slow, plain, the definition."""
+"""The reference evaluator: runs a graph node by node through `Op.reference`. Slow and simple; it defines results."""
 
 from __future__ import annotations
 
@@ -146,8 +146,10 @@ def _static_bytes(kinds: Iterable[Type]) -> tuple[int, bool]:
 
 
 def failure_of(node: Node, error: Exception) -> GraphkitError:
-    """What to raise for an error in a node, which it names: one of our own as such, else an OutOfMemory or a
-    RuntimeFailure."""
+    """Return the error to raise for an error in a node, with the node's name.
+
+    graphkit's own errors keep their class; others become OutOfMemory or RuntimeFailure.
+    """
     if isinstance(error, GraphkitError):
         return type(error)(f"{node.describe()}: {error}")
     if lacks_memory(error):

@@ -1,4 +1,4 @@
-"""What is made of an operator's attributes once, such as a table of its keys, and kept as long as the operator."""
+"""Values computed from an operator's attributes, such as a table of its keys, cached as long as the operator exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arithmetic in a wider type: what operators on half floats sum and interpolate in."""
+"""Arithmetic in a wider type: the type in which operators on float16 and bfloat16 sum and interpolate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The array namespace that references are written in: only what numpy and CuPy share.
+"""The array namespace that references are written in. It contains only what numpy and CuPy share.
 
-`numpy_xp` and `cupy_xp()` are two instances of one list of names, so that a reference that passes on numpy
-does not miss a function on the card. `special` and `linalg` (scipy, cupyx) load when first used.
+`numpy_xp` and `cupy_xp()` are two instances of one list of names, so that a reference that works on numpy finds every
+function on the GPU, too. `special` and `linalg` (scipy, cupyx) load when first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The passes that leave fewer nodes and change nothing else."""
+"""Passes that only remove nodes."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_backward_uses_the_masks_of_forward(network: Callable[[Value, Value], Va
 
 def test_randomness_without_a_state_is_refused() -> None:
     w, x = gk.input("w", [8]), gk.input("x", ["T", 8])
-    with pytest.raises(UsageError, match="draw random numbers without a state"):
+    with pytest.raises(UsageError, match="draw random numbers, but have no random state"):
         gk.gradient([by_scan(w, x)], [w])
 
 

@@ -67,7 +67,7 @@ def test_a_run_that_does_not_fit_is_not_tried():
     x = gk.input("x", ["N"])
     exe = gk.Model({"y": gk.exp(gk.neg(x))}).compile(threads=1)
     huge = np.broadcast_to(np.float32(1), (1 << 42,))
-    with pytest.raises(UnsupportedError, match=r"a run takes [\d,]+ bytes, and [\d,]+ are free"):
+    with pytest.raises(UnsupportedError, match=r"a run needs [\d,]+ bytes, but only [\d,]+ are free"):
         footprint.measure(exe, {"x": huge})
 
 

@@ -147,4 +147,4 @@ def test_a_false_declaration_is_a_line_on_stderr(call, tmp_path):
     assert json.loads(out)
     (line,) = [line for line in err.splitlines() if "declared" in line]
     assert line.startswith("graphkit: warning: ")
-    assert "tensor 'y' is declared as [5], and is [3]" in line
+    assert "tensor 'y' is declared as [5], but is [3]" in line

@@ -164,7 +164,7 @@ def test_parameters_made_inside_belong_to_the_model_once():
 def test_while_loop_errors():
     x = gk.input("x", [3])
     keep = lambda s: gk.reduce_sum(s, keepdims=False) < 1.0  # noqa: E731
-    with pytest.raises(TypeMismatch, match=r"body_fn has the nesting \(\*, \*\), and the state \*"):
+    with pytest.raises(TypeMismatch, match=r"body_fn has the nesting \(\*, \*\), but the state has \*"):
         gk.while_loop(keep, lambda s: (s, s), x)
     with pytest.raises(TypeMismatch, match=r"state\['h'\] is float32\[3\] before and int64\[3\] after"):
         gk.while_loop(lambda s: keep(s["h"]), lambda s: {"h": gk.cast(s["h"], to="int64")}, {"h": x})
@@ -309,7 +309,7 @@ def test_options_of_loops_are_checked():
             gk.while_loop(keep, lambda s: s * 2.0, x, parallel_iterations=wrong, name="search")
     with pytest.raises(UsageError, match=r"'rows'.*a block has a positive number of iterations or 'sqrt', not 0"):
         gk.fold(lambda c, row: c + row, x[0], x, recompute=0, name="rows")
-    with pytest.raises(UsageError, match=r"'search'.*the number of iterations is not known"):
+    with pytest.raises(UsageError, match=r"'search'.*need a known number of iterations"):
         gk.while_loop(keep, lambda s: s * 2.0, x, recompute="sqrt", name="search")
     with pytest.raises(UsageError, match=r"scan: axis is an integer or has the nesting \(\*, \*\), not \(\*,\)"):
         gk.scan(lambda c, e: (c, e), np.float32(0), (x, x), axis=(0,))

@@ -126,11 +126,11 @@ def test_scalars_and_integers():
     [
         ("he_norml", "unknown initialiser 'he_norml'; did you mean 'he_normal'"),
         ({"type": "normal", "sdt": 1.0}, "no option 'sdt'; did you mean 'std'"),
-        ({"std": 1.0}, "is no initialiser"),
-        (None, "is no initialiser"),
+        ({"std": 1.0}, "is not an initialiser"),
+        (None, "is not an initialiser"),
         ({"type": "he_normal", "fan": "up"}, "fan is 'in' or 'out'"),
         ({"type": "uniform", "low": 2.0, "high": 1.0}, "above"),
-        ({"type": "truncated_normal", "low": 8.0, "high": 9.0}, "under 1%"),
+        ({"type": "truncated_normal", "low": 8.0, "high": 9.0}, "less than 1%"),
     ],
 )
 def test_wrong_specs(spec, message):

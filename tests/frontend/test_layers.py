@@ -167,7 +167,7 @@ def test_convolution_errors_name_the_layer():
     assert nn.conv2d(x, 8, 3, in_channels=4).shape[1] == 8
     with pytest.raises(TypeMismatch, match=r"\(conv2d\).*rank 4 is expected, not of rank 2"):
         nn.conv2d(gk.input("x", ["N", 3]), 8, 3)
-    with pytest.raises(TypeMismatch, match="4 input and 6 output channels in 4 groups"):
+    with pytest.raises(TypeMismatch, match="4 input and 6 output channels cannot be divided into 4 groups"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, 3, groups=4)
     with pytest.raises(UsageError, match="kernel is an integer or 2 integers"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, (3, 3, 3))
@@ -243,7 +243,7 @@ def test_instance_and_group_norm(groups):
 
 
 def test_normalisation_errors():
-    with pytest.raises(TypeMismatch, match="6 channels do not make 4 equal groups"):
+    with pytest.raises(TypeMismatch, match="6 channels cannot be divided into 4 equal groups"):
         nn.group_norm(gk.input("x", ["N", 6, 4]), 4)
     with pytest.raises(UsageError, match=r"'ln' \(layer_norm\).*size of axis 1, and T is not known"):
         nn.layer_norm(gk.input("x", ["N", "T"]), name="ln")

@@ -95,9 +95,9 @@ def test_functions_of_two(function):
 @pytest.mark.parametrize(
     ("use", "hint"),
     [
-        (lambda x, i: np.asarray(x), "no array"),
-        (lambda x, i: np.array([x, x]), "no array"),
-        (lambda x, i: np.concatenate([x, x]), "no array"),
+        (lambda x, i: np.asarray(x), "not an array"),
+        (lambda x, i: np.array([x, x]), "not an array"),
+        (lambda x, i: np.concatenate([x, x]), "not an array"),
         (lambda x, i: np.add.reduce(x), "gk.reduce_sum"),
         (lambda x, i: np.sum(x), "gk.reduce_sum"),
         (lambda x, i: np.cbrt(x), "np.cbrt"),
@@ -116,5 +116,5 @@ def test_what_has_no_node_says_what_to_use(use, hint):
 @pytest.mark.parametrize("other", [np.ones(4), np.float32(1.5), np.array([2**40]), np.array(["a"]), TRUTHS], ids=str)
 def test_constants_that_would_lose_their_value(other):
     _, i, _ = inputs()
-    with pytest.raises(UsageError, match=r"beside i: int32\[4\]"):
+    with pytest.raises(UsageError, match=r"cannot be combined with i: int32\[4\]"):
         other * i

@@ -88,7 +88,7 @@ def test_errors():
         array.write(0, gk.input("y", [3]))
     with pytest.raises(TypeMismatch, match=r"TensorArray.write: float32\[2\] is expected, not y: int64\[2\]"):
         array.write(0, gk.input("y", [2], "int64"))
-    with pytest.raises(TypeMismatch, match=r"TensorArray.read: elements are numbered by an integer scalar, not x"):
+    with pytest.raises(TypeMismatch, match=r"TensorArray.read: an index must be an integer scalar, not x"):
         array.read(x)
     with pytest.raises(TypeMismatch, match=r"TensorArray.scatter: float32\[1, 2\] is expected"):
         array.scatter(np.array([1]), gk.input("y", [2, 2]))

@@ -25,7 +25,7 @@ def test_limits_become_narrower_inside():
             assert limits.current().memory == 1000
             assert limits.current().iterations == 5
             assert limits.current().deadline < time.monotonic() + 101
-        with pytest.raises(OutOfMemory, match=r"the picture: 1001 bytes, and 1000 bytes are the limit"):
+        with pytest.raises(OutOfMemory, match=r"the picture: 1001 bytes are needed, but the limit is 1000 bytes"):
             limits.require_memory(1001, "the picture")
         limits.require_memory(1000)
     assert limits.current() == limits.Limits()
@@ -104,7 +104,7 @@ def test_a_run_takes_no_more_than_its_memory():
     wide = gk.Model({"y": gk.sin(gk.reshape(n, (-1, 1)) + gk.reshape(n, (1, -1)))})
     executor = wide.compile(max_memory=1 << 20)
     assert executor.run({"n": np.ones(100, np.float32)})["y"].shape == (100, 100)
-    with pytest.raises(OutOfMemory, match=r"4000000 bytes .*1048576 bytes .* limit; .*result 'y', 4000000"):
+    with pytest.raises(OutOfMemory, match=r"4000000 bytes .* limit is 1048576 bytes .*; .*result 'y', 4000000"):
         executor.run({"n": np.ones(1000, np.float32)})
     assert executor.run({"n": np.ones(3, np.float32)})["y"].shape == (3, 3)
 

@@ -117,7 +117,7 @@ def test_a_file_that_is_written_in_place(path: Path, write: Callable[[Path], Non
     held = stored(path)
     array = held.array
     write(path)
-    with pytest.raises(FileChanged, match=r"weights\.bin was written while it was in use"):
+    with pytest.raises(FileChanged, match=r"weights\.bin was overwritten while it was in use"):
         _ = before.array
     np.testing.assert_array_equal(array, DATA)
     np.testing.assert_array_equal(held.array, DATA)

@@ -42,7 +42,7 @@ def test_what_is_text(given: np.ndarray, expected: list[str]) -> None:
 
 
 BAD = [
-    (np.array([["a", 3]], object), r"element \[0, 1\] is a int, no string"),
+    (np.array([["a", 3]], object), r"element \[0, 1\] is a int, not a string"),
     (np.array([["a", None]], object), r"element \[0, 1\] is a NoneType"),
     (np.array([[np.nan, "a"]], object), r"element \[0, 0\] is a float"),
     (np.array([[b"\xff", "a"]], object), r"element \[0, 0\] is not UTF-8 text: invalid start byte"),

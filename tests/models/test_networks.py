@@ -306,7 +306,7 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("vgg", {"image": (3, 31, 32)}, "at least 32 pixels a side"),
         ("ssd", {"image": (3, 300, 267)}, "at least 268 pixels a side, not 300x267"),
         ("ssd", {"classes": 1}, "classes are 2 or more"),
-        ("ssd", {"classes": 2, "detections": 8733}, "8732 boxes of 1 classes are no 8733 detections"),
+        ("ssd", {"classes": 2, "detections": 8733}, "detections=8733 is above 8732"),
         ("vit", {"size": "bsae"}, "size is one of tiny, small, base, large, not 'bsae'; did you mean 'base'"),
         ("vit", {"image": (3, 32, 40)}, "32x40 pixels does not divide into patches of 16x16"),
         ("vit", {"layers": 0}, "layers must be a positive integer"),

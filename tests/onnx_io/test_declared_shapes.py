@@ -191,7 +191,7 @@ def simple(nodes: Sequence[onnx.NodeProto], x: Sequence[Any], y: Any, **told: An
 CHAIN = [helper.make_node("Relu", ["x"], ["m"]), helper.make_node("Neg", ["m"], ["y"])]
 
 
-@pytest.mark.parametrize(("declared", "shown"), [([5], r"\[5\], and is \[3\]"), ([3, 1], r"\[3, 1\], and is \[3\]")])
+@pytest.mark.parametrize(("declared", "shown"), [([5], r"\[5\], but is \[3\]"), ([3, 1], r"\[3, 1\], but is \[3\]")])
 def test_what_inference_excludes_is_told_at_once(declared: list[int], shown: str) -> None:
     with pytest.warns(DeclarationWarning, match=f"tensor 'm' is declared as {shown}") as caught:
         model = gk.load(simple(CHAIN, [3], info("y", np.float32, [3]), m=(TensorProto.FLOAT, declared)))
@@ -203,7 +203,7 @@ def test_what_feeds_exclude_is_told_once_for_all_runs() -> None:
     model = gk.load(simple(CHAIN, ["N"], info("y", np.float32, [3]), m=(TensorProto.FLOAT, ["N"])))
     executor = model.compile()
     executor.run({"x": np.ones(3, np.float32)})
-    with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[3\], and is \[4\]"):
+    with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[3\], but is \[4\]"):
         executor.run({"x": np.ones(4, np.float32)})
     for count in (5, 3, 4):
         assert executor.run({"x": np.ones(count, np.float32)})["y"].shape == (count,)
@@ -212,7 +212,7 @@ def test_what_feeds_exclude_is_told_once_for_all_runs() -> None:
 def test_a_name_that_stands_for_two_sizes() -> None:
     nodes = [helper.make_node("Concat", ["x", "x"], ["m"], axis=0), helper.make_node("Neg", ["m"], ["y"])]
     model = gk.load(simple(nodes, ["N"], info("y", np.float32, ["N"])))
-    with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[N\], and is \[6\]"):
+    with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[N\], but is \[6\]"):
         assert model.run({"x": np.ones(3, np.float32)})["y"].shape == (6,)
 
 
@@ -269,7 +269,7 @@ def test_shapes_that_subgraphs_declare() -> None:
 @pytest.mark.parametrize(
     ("proto", "tensor", "types"),
     [
-        (simple(CHAIN, ["N"], info("y", np.int64, ["N"])), "y", r"int64\[N\], and is float32\[N\]"),
+        (simple(CHAIN, ["N"], info("y", np.int64, ["N"])), "y", r"int64\[N\], but is float32\[N\]"),
         (simple(CHAIN, ["N"], info("y", np.float32, ["N"]), m=(TensorProto.DOUBLE, ["N"])), "m", "float64.*float32"),
         (conditional(TensorProto.DOUBLE, ["N"]), "t", "float64.*float32"),
         (loop(TensorProto.DOUBLE, ["N"]), "s", "float64.*float32"),

@@ -98,7 +98,7 @@ def test_a_truncated_file_says_so(path: Path, size: int) -> None:
 def test_a_file_that_becomes_shorter(path: Path) -> None:
     parsed = read_model(path)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(FileChanged, match=r"net.onnx was written while it was in use"):
+    with pytest.raises(FileChanged, match=r"net.onnx was overwritten while it was in use"):
         parsed.large["w"].read()
 
 
@@ -107,7 +107,7 @@ def test_data_that_do_not_fit_their_shape(tmp_path: Path) -> None:
     wrong.dims[0] = 201
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(model(w=wrong).SerializeToString())
-    with pytest.raises(InvalidModel, match=r"'w': float32\[201, 130\] takes 104520 bytes, 104000 are stored"):
+    with pytest.raises(InvalidModel, match=r"'w': float32\[201, 130\] needs 104520 bytes, but 104000 are stored"):
         import_model(bad)
 
 

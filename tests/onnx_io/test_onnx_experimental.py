@@ -82,7 +82,7 @@ def test_a_step_of_a_gru(dropped):
 def test_what_is_refused():
     with pytest.raises(UnsupportedError, match=r"node 'node' \(ATen\): PyTorch's operator gather"):
         built("ATen", normal(2), operator="gather")
-    with pytest.raises(InvalidModel, match="both an operand and the attribute 'shape'"):
+    with pytest.raises(InvalidModel, match="as an operand and as the attribute 'shape'"):
         built("ConstantFill", normal(2), shape=[2])
     with pytest.raises(UnsupportedOperator, match=r"ai\.onnx\.Affine"):
         built("Affine", normal(2), opset=10)

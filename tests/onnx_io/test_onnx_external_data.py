@@ -59,8 +59,8 @@ def test_reading_at_an_offset(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("w.bin", 17, W.nbytes), "which has 16400"),
-        (("w.bin", 0, 4), "takes 16384 bytes, the external data announce 4"),
+        (("w.bin", 17, W.nbytes), "which has only 16400"),
+        (("w.bin", 0, 4), "needs 16384 bytes, but its external data have 4"),
         (("w.bin", -1, W.nbytes), "offset '-1' is not a size"),
         (("w.bin", 10**30, W.nbytes), "is not a size"),
         (("none.bin", 0, W.nbytes), "missing or is not a regular file"),
@@ -115,7 +115,7 @@ def test_a_model_without_a_folder(tmp_path, folder):
 
 
 def test_huge_dims_are_refused_before_allocation(folder):
-    with pytest.raises(InvalidModel, match="which has 16400"):
+    with pytest.raises(InvalidModel, match="which has only 16400"):
         load(folder, external_model("w.bin", dims=(1 << 31, 1 << 20)))
 
 

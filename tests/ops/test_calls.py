@@ -72,7 +72,7 @@ def test_what_means_one_thing_is_taken(call, same):
         (lambda: gk.leaky_relu(A, 0.1), "gk.leaky_relu(a, alpha=0.1)"),
         (lambda: gk.clip(A, a_min=0.0), "gk.clip(a, min=0.0)"),
         (lambda: gk.relu(A, B), "Relu takes 1 operand, 2 given: gk.relu(x)"),
-        (lambda: gk.softmax([A, B]), "gk.concat joins tensors"),
+        (lambda: gk.softmax([A, B]), "use gk.concat"),
         (lambda: gk.sum(A), "gk.reduce_sum(a, axes=[...])"),
         (lambda: gk.max(A), "gk.reduce_max(a, axes=[...])"),
         (lambda: gk.gemm(A, B, trans_b=True), "did you mean 'transB'"),

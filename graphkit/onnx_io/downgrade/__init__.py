@@ -72,7 +72,7 @@ class Spelling:
         if value is not None:
             found = constant_array(value)
             if found is None:
-                raise self.fail(f"operand {index}, computed at run time and an attribute ({name!r}) there,")
+                raise self.fail(f"operand {index}, which is computed at run time but must be the attribute {name!r},")
             self.attrs[name] = found.tolist()
             self.drop_input(index)
 
@@ -128,7 +128,7 @@ def _register(
 
 
 def rewritten(site: Site) -> Sequence[Value] | None:
-    """What the first rewrite that applies makes of the node; None when none does."""
+    """Apply the first rewrite that fits the node; None if none does."""
     for below, rule in _rewrites.get(site.op.name, ()):
         if site.target < below and (results := rule(site)) is not None:
             return results

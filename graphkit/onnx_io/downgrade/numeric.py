@@ -44,7 +44,7 @@ def _layer_statistics(site: Site) -> Sequence[Value]:
     op = operator(site.node, LayerNormalization)
     axis = op.axis
     if x.rank is None and axis >= 0:
-        raise site.fail("axis counted from the front of a tensor of unknown rank")
+        raise site.fail("an axis counted from the front of a tensor of unknown rank")
     axes = constant(np.asarray(range(axis - (x.rank or 0) if axis >= 0 else axis, 0), np.int64))
     stash = dtype_of_code(op.stash_type)
     # ONNX Runtime has no kernels of bfloat16 for these.

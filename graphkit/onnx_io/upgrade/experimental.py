@@ -38,7 +38,7 @@ def _shape(node: NodeView) -> Any:
     if x is None:
         return constant(np.asarray(shape or (), np.int64))
     if shape is not None:
-        raise InvalidModel(f"{node.label}: both an operand and the attribute 'shape' say the shape")
+        raise InvalidModel(f"{node.label}: the shape is given twice, as an operand and as the attribute 'shape'")
     found = F.cast(x, to=DType.INT64) if operand_is_shape else F.shape(x)
     return F.concat(found, i64(*more), axis=0) if more else found
 
@@ -90,7 +90,7 @@ def _across_channels(node: NodeView) -> Results | None:
     channels, variance = bool(node.take("across_channels", 0)), bool(node.take("normalize_variance", 1))
     x = node.operand(0)
     if x.rank is None:
-        raise UnsupportedError(f"{node.label}: a tensor of unknown rank")
+        raise UnsupportedError(f"{node.label}: a tensor of unknown rank is not supported")
     axes = (0, *range(1 if channels else 2, x.rank))
     if variance:
         node.attrs["axes"] = axes

@@ -38,7 +38,7 @@ def _explicit_broadcast(node: NodeView) -> None:
     if b.rank == 0:
         return
     if a.rank is None or b.rank is None:
-        raise UnsupportedError(f"{node.label}: broadcast along axis {axis} of a tensor of unknown rank")
+        raise UnsupportedError(f"{node.label}: a broadcast along axis {axis} needs a tensor of known rank")
     trailing = a.rank - axis % a.rank - b.rank
     if trailing > 0:
         node.set_input(1, F.unsqueeze(b, _i64(*range(b.rank, b.rank + trailing))))
@@ -56,7 +56,7 @@ def _slope_per_channel(node: NodeView) -> None:
     if slope.rank != 1 or slope.shape == (1,) or x.rank == 2:
         return
     if x.rank is None:
-        raise UnsupportedError(f"{node.label}: a slope per channel of a tensor of unknown rank")
+        raise UnsupportedError(f"{node.label}: a slope per channel needs a tensor of known rank")
     node.set_input(1, F.unsqueeze(slope, _i64(*range(1, x.rank - 1))))
 
 
@@ -79,7 +79,7 @@ def _named_type(node: NodeView) -> None:
     to = node.attrs.get("to")
     if isinstance(to, str):
         if to not in onnx.TensorProto.DataType.keys():  # noqa: SIM118 - an enumeration, not a dict
-            raise UnsupportedError(f"{node.label}: there is no element type {to!r}")
+            raise UnsupportedError(f"{node.label}: unknown element type {to!r}")
         node.attrs["to"] = onnx.TensorProto.DataType.Value(to)
 
 
@@ -112,7 +112,7 @@ def _integer_exponent(node: NodeView) -> None:
         raise UnsupportedError(f"{node.label}: p={exponent} is not an integer")
     node.attrs["p"] = int(exponent)
     if node.op_type == "LpPool" and "kernel_shape" not in node.attrs:
-        raise UnsupportedError(f"{node.label}: a pool without kernel_shape")
+        raise UnsupportedError(f"{node.label}: the attribute kernel_shape is missing")
 
 
 @upgrade("Tile", below=6)

@@ -46,7 +46,7 @@ def _training_mode(node: NodeView) -> Results | None:
         return None
     x = node.operand(0)
     if x.rank is None:
-        raise UnsupportedError(f"{node.label}: saved_mean and saved_var of a tensor of unknown rank")
+        raise UnsupportedError(f"{node.label}: saved_mean and saved_var need a tensor of known rank")
     axes = constant(np.asarray([a for a in range(x.rank) if a != 1], np.int64))
     mean = F.reduce_mean(x, axes, keepdims=True)
     centred = F.sub(x, mean)

@@ -1,4 +1,4 @@
-"""Types through subgraphs: inference on other operand types, and the types of loop states that iterations keep."""
+"""Type inference through subgraphs: on other operand types, and for loop states that keep their type."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
     if isinstance(before, OptionalType) or isinstance(after, OptionalType):
         held, given = (t.element if isinstance(t, OptionalType) else t for t in (before, after))
         return OptionalType(_widen(held, given, unknown))
-    raise TypeMismatch(f"nothing covers {before} and {after}")
+    raise TypeMismatch(f"no type covers both {before} and {after}")
 
 
 def may_keep(before: Type, after: Type) -> bool:

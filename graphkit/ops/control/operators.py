@@ -1,7 +1,7 @@
 """Control flow: If, Loop, Scan. Subgraphs are Graph-valued attributes whose captures are explicit operands.
 
-Types go through a subgraph by inferring its nodes again on the operand types; what a loop carries has no known
-value, and a dimension that an iteration may change is unknown (see loop_state.py).
+Types pass through a subgraph by inferring its nodes again on the operand types. A loop state has no known value, and a
+dimension that an iteration may change is unknown (see loop_state.py).
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def _if_samples() -> tuple[Sample, ...]:
 
 @op
 class If(Op):
-    """Runs one of two branches. cond: bool scalar; the captures are the operands of both branches.
+    """Run one of two branches. cond: bool scalar; the captures are the operands of both branches.
 
-    Each output has the type that covers both branches' results (the chosen one's, when cond is known).
+    The type of each output covers the results of both branches. If cond is known, it is the type of the chosen branch.
     """
 
     then_branch: Graph
@@ -170,13 +170,13 @@ def _loop_samples() -> tuple[Sample, ...]:
 
 @op
 class Loop(Op):
-    """Repeats its body while a condition holds, at most m times.
+    """Repeat a body while a condition holds, at most m times.
 
     m: int64 scalar, unbounded when absent; cond: bool scalar, true when absent; then the initial state and the
     captures. body: (iteration, cond, *state, *captures) -> (cond, *state, *scan outputs). The results are the final
-    state and the scan outputs of all iterations, stacked along a new first axis. The condition that the body
-    returns counts also when `cond` is absent, as in ONNX Runtime. recompute: of an iteration, the gradient keeps the
-    state alone and computes the rest again; ONNX has no word for it.
+    state and the scan outputs of all iterations, stacked along a new first axis. The condition that the body returns
+    counts also when `cond` is absent, as in ONNX Runtime. recompute: for the gradient, store only the state of each
+    iteration and compute the rest again. ONNX has no such attribute.
     """
 
     body: Graph
@@ -296,7 +296,7 @@ def _scan_samples() -> tuple[Sample, ...]:
 
 @op
 class Scan(Op):
-    """Applies its body to slices of the scan inputs in turn, carrying a state.
+    """Apply a body to successive slices of the scan inputs, and pass a state from one iteration to the next.
 
     Operands: the initial state, `num_scan_inputs` scan inputs, the captures. body: (*state, *slices, *captures) ->
     (*state, *scan outputs). The results are the final state and the scan outputs, stacked along a new axis. Axes
@@ -339,7 +339,7 @@ class Scan(Op):
     def _directions(self, given: tuple[int, ...] | None, count: int, what: str) -> tuple[int, ...]:
         directions = self._per(given, count, what)
         if any(d not in (0, 1) for d in directions):
-            raise TypeMismatch(f"{what} is made of 0 and 1, not {directions}")
+            raise TypeMismatch(f"{what} must consist of 0 and 1, not {directions}")
         return directions
 
     def infer(self, *values: Type) -> tuple[Type, ...]:

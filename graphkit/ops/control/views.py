@@ -1,4 +1,4 @@
-"""The one reading of how operands and results of If, Loop and Scan lie: what each of them is for."""
+"""Views of If, Loop and Scan that say what each operand and result is for. All other code reads them through these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def repeating(node: Node) -> Repeating:
 
 
 class LoopState(NamedTuple):
-    """What a loop carries: outside before it starts, as an iteration finds and leaves it, as the loop returns it."""
+    """A state of a loop: its initial value, its value at the begin and end of an iteration, and its final value."""
 
     initial: Value
     before: Value
@@ -66,7 +66,7 @@ class IfView:
 
     @property
     def captures(self) -> Sequence[Value]:
-        """What stands outside for the inputs of each branch."""
+        """The outer values that the inputs of each branch capture."""
         return _there(self.operands[1:])
 
     @property
@@ -152,7 +152,7 @@ class LoopView:
 
     @property
     def entry(self) -> Sequence[Value]:
-        """What a Loop's body is told: the number of the iteration, and the condition, which holds."""
+        """The inputs of a Loop's body for the number of the iteration and the condition, which is true."""
         return self.body.inputs[: self.lead]
 
     @cached_property

@@ -17,9 +17,10 @@ from graphkit.ops.axes import blank, fresh_shape, i64, length_of, normal_axes
 
 @op
 class CenterCropPad(Op):
-    """x with the given sizes along `axes` (all by default): the middle of a longer axis, zeros around a shorter one.
+    """Crop or pad x to the given sizes along `axes`, by default all.
 
-    shape: int32 or int64 vector, one size for each of `axes`. Of an odd difference the larger part is at the end.
+    The middle of a longer axis is kept; a shorter axis gets zeros at both ends. shape: int32 or int64 vector, one size
+    for each of `axes`. If a difference is odd, the larger part is at the end.
     """
 
     axes: tuple[int, ...] | None = None

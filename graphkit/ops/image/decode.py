@@ -1,4 +1,4 @@
-"""ImageDecoder: the pixels of a picture in a file's format, by Pillow."""
+"""ImageDecoder: decode an encoded image to pixels with Pillow."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _BITMAP = _file(
 
 @op
 class ImageDecoder(Op):
-    """The pixels, uint8 [height, width, channels], of a picture that is given as the bytes of its file, uint8 [bytes].
+    """Decode an image from the bytes of its file, uint8 [bytes], to pixels, uint8 [height, width, channels].
 
-    Formats: BMP, JPEG, JPEG 2000, PNG, PNM, TIFF, WebP. `pixel_format` is RGB, BGR or Grayscale; transparency is
-    dropped, of an animation the first picture is taken. A file that cannot be decoded to its end is an error, and so
-    is one of more pixels than Pillow's `Image.MAX_IMAGE_PIXELS`. Needs the optional dependency Pillow.
+    Formats: BMP, JPEG, JPEG 2000, PNG, PNM, TIFF, WebP. `pixel_format` is RGB, BGR or Grayscale. Transparency is
+    dropped; of an animation, the first image is decoded. It is an error if a file cannot be decoded to its end, or has
+    more pixels than Pillow's `Image.MAX_IMAGE_PIXELS`. Needs the optional dependency Pillow.
     """
 
     pixel_format: str = "RGB"
@@ -71,9 +71,10 @@ class ImageDecoder(Op):
 
 
 def decoded(data: bytes, grey: bool) -> np.ndarray:
-    """uint8 [height, width, 1 if `grey` else 3]; raises RuntimeFailure for what is no whole picture, MissingDependency.
+    """Decode a picture to uint8 [height, width, 1 if `grey` else 3].
 
-    Sizes are compared with Pillow's limit before any pixel is decoded.
+    Raises RuntimeFailure for a damaged picture, MissingDependency without Pillow. Sizes are compared with Pillow's
+    limit before any pixel is decoded.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -88,7 +89,7 @@ def decoded(data: bytes, grey: bool) -> np.ndarray:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RuntimeFailure(f"the picture is above Pillow's limit: {error}") from None
     except UnidentifiedImageError:
-        raise RuntimeFailure(f"{len(data)} bytes are no picture in one of {', '.join(_FORMATS)}") from None
+        raise RuntimeFailure(f"{len(data)} bytes are not a picture in one of {', '.join(_FORMATS)}") from None
     except (EOFError, IndexError, OSError, OverflowError, SyntaxError, ValueError) as error:
         raise RuntimeFailure(f"the picture cannot be decoded: {error}") from None
 

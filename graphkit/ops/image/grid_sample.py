@@ -52,11 +52,12 @@ def _grid_samples() -> tuple[Sample, ...]:
 
 @op
 class GridSample(Op):
-    """x: [N, C, *spatial] read at the coordinates of grid: [N, *out, rank], the last axis first; [N, C, *out].
+    """Sample x: [N, C, *spatial] at the coordinates of grid: [N, *out, rank]; the result is [N, C, *out].
 
-    -1 and 1 are the outer edges of the first and last element, their centres with `align_corners`. Beyond the edges
-    lie zeros, the last element (border), or the mirror image (reflection). Elements that are not floats are read with
-    mode nearest only, where the derivative by the grid is 0.
+    Coordinates are given for the last axis first. -1 and 1 are the outer edges of the first and last element, or with
+    `align_corners` their centres. Beyond the edges, `padding_mode` gives zeros, the last element (border), or the
+    mirror image (reflection). Elements that are not floats need mode nearest, whose derivative with respect to grid is
+    0.
     """
 
     align_corners: bool = False
@@ -169,9 +170,9 @@ def _affine_samples() -> tuple[Sample, ...]:
 class AffineGrid(Op):
     """The coordinates that GridSample reads for an affine transformation of images of `size`.
 
-    theta: [N, r, r + 1]; size: [N, C, *spatial], r = 2 or 3 spatial axes; the result is [N, *spatial, r], theta times
-    each position (the last axis first, followed by 1). Positions lie in [-1, 1]: centres of elements, which with
-    `align_corners` reach both ends; a single element lies at 0.
+    theta: [N, r, r + 1]; size: [N, C, *spatial], r = 2 or 3 spatial axes. The result is [N, *spatial, r]: theta times
+    each position (the last axis first, followed by 1). Positions are in [-1, 1]: the centres of elements. With
+    `align_corners` the first and last centre are at -1 and 1; a single element is at 0.
     """
 
     align_corners: bool = False

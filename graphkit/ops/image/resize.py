@@ -1,7 +1,7 @@
 """Resize and its adjoint. Resizing is linear and separable: along each axis, a product with a matrix of weights.
 
-Coordinates are ONNX's. Where its text and its evaluator differ (sizes of align_corners, a length of 1 under
-pytorch_half_pixel), the text is followed, as ONNX Runtime does.
+Coordinates are ONNX's. If the standard's text and its evaluator differ (sizes of align_corners, a length of 1 under
+pytorch_half_pixel), graphkit follows the text, as ONNX Runtime does.
 """
 
 from __future__ import annotations
@@ -334,10 +334,10 @@ def _resize_samples() -> tuple[Sample, ...]:
 
 @op
 class Resize(Resizing):
-    """x resampled along `axes` (default: all) to `sizes`, or to floor(size * scale); one of the two is given.
+    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scale); exactly one of the two is given.
 
     mode nearest takes any element type, linear and cubic any number. roi, [starts..., ends...] as fractions of x, is
-    read by coordinate_transformation_mode tf_crop_and_resize only.
+    read only by coordinate_transformation_mode tf_crop_and_resize.
     """
 
     inputs = ("x", "roi?", "scales?", "sizes?")
@@ -383,7 +383,7 @@ class Resize(Resizing):
 
 @op
 class ResizeGrad(Resizing):
-    """Gradient of Resize in x: each element of dy, spread over the elements of x that it was interpolated from.
+    """Gradient of Resize: add each element of dy to the elements of x that it was interpolated from.
 
     Only the shape of x is used; roi, scales, sizes and the attributes are Resize's.
     """

@@ -1,4 +1,4 @@
-"""Regions of interest: RoiAlign and MaxRoiPool, which pool them, and NonMaxSuppression, which chooses them."""
+"""Regions of interest: RoiAlign and MaxRoiPool pool them, NonMaxSuppression selects them."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ def _roi_samples() -> tuple[Sample, ...]:
 
 @op
 class RoiAlign(Op):
-    """Regions of images in bins of equal size, each the mean (or maximum) of interpolated samples. (He et al. 2017.)
+    """Pool regions of images into bins of equal size: each bin is the mean (or maximum) of interpolated samples.
 
-    x: [N, C, H, W]; rois: [R, 4] as x1, y1, x2, y2 times `spatial_scale`; batch_indices: [R], the image of each; the
-    result is [R, C, output_height, output_width]. A bin holds sampling_ratio samples along each axis, or as many as it
-    holds elements, rounded up. mode max takes the largest of the weighted elements that the samples are sums of.
+    He et al. 2017. x: [N, C, H, W]; rois: [R, 4] as x1, y1, x2, y2, which are multiplied by `spatial_scale`;
+    batch_indices: [R], the image of each region. The result is [R, C, output_height, output_width]. A bin has
+    sampling_ratio samples along each axis; with 0, as many as it holds elements, rounded up. A sample is a sum of
+    weighted elements; mode max takes the largest of these weighted elements.
     """
 
     coordinate_transformation_mode: str = "half_pixel"
@@ -183,10 +184,11 @@ def _max_roi_samples() -> tuple[Sample, ...]:
 
 @op
 class MaxRoiPool(Op):
-    """Maxima over the bins of regions, whose corners and bins are rounded to elements. (Girshick 2015.)
+    """Maximum over the bins of each region; corners and bins are rounded to whole elements. Girshick 2015.
 
-    x: [N, C, H, W]; rois: [R, 5] as image, x1, y1, x2, y2, corners times `spatial_scale` and included; the result is
-    [R, C, *pooled_shape], 0 for a bin outside the image. Where elements tie, the gradient is shared equally.
+    x: [N, C, H, W]; rois: [R, 5] as image, x1, y1, x2, y2; corners are multiplied by `spatial_scale` and belong to the
+    region. The result is [R, C, *pooled_shape], 0 for a bin outside the image. If elements tie, they share the gradient
+    equally.
     """
 
     pooled_shape: tuple[int, ...]
@@ -266,12 +268,13 @@ def _nms_samples() -> tuple[Sample, ...]:
 
 @op
 class NonMaxSuppression(Op):
-    """The boxes of each image and class, best first, of which none overlaps a better one by more than iou_threshold.
+    """Select boxes of each image and class, best first, that do not overlap a better selected box too much.
 
-    boxes: [N, B, 4] as y1, x1, y2, x2 of any two opposite corners, or with center_point_box=1 as x, y of the centre,
-    width, height; scores: [N, classes, B]. Of each class at most `max_output_boxes_per_class` (0 when absent) with
-    scores above `score_threshold` are taken; of equal scores the first box is the better. The result, int64
-    [selected, 3], holds image, class and box.
+    The overlap (intersection over union) may be at most iou_threshold. boxes: [N, B, 4] as y1, x1, y2, x2 of any two
+    opposite corners, or with center_point_box=1 as x, y of the centre, width, height; scores: [N, classes, B]. At most
+    `max_output_boxes_per_class` (0 when absent) boxes are selected for each class, all with scores above
+    `score_threshold`. If scores are equal, the first box is the better one. The result, int64 [selected, 3], holds
+    image, class and box.
     """
 
     center_point_box: int = 0

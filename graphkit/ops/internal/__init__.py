@@ -1,1 +1,1 @@
-"""Operators that passes make and files do not have: fused ones, other layouts, order and guards."""
+"""Operators that only passes create and files do not contain: fused ones, other layouts, order and guards."""

@@ -1,4 +1,4 @@
-"""Attention of a decoder: keys and values of earlier runs, with new ones behind them."""
+"""Attention of a decoder with a cache: keys and values of earlier runs, followed by new ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from graphkit.ops.tensor.concat import Concat
 
 @op
 class CachedAttention(AttentionOp):
-    """FusedAttention of a past with new keys and values behind it, which are returned as the past of the next run.
+    """FusedAttention over cached keys and values followed by new ones; also returns the extended cache.
 
-    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv], past_k: [N, G, P, D], past_v: [N, G, P, Dv] -> y: what
-    FusedAttention gives for P + S keys, keys: [N, G, P + S, D], values: [N, G, P + S, Dv]. Attributes and mask are
-    those of FusedAttention for so many keys; `layout` is "NHLD".
+    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv], past_k: [N, G, P, D], past_v: [N, G, P, Dv] -> y: the result of
+    FusedAttention for P + S keys, keys: [N, G, P + S, D], values: [N, G, P + S, Dv]. Attributes and mask are those of
+    FusedAttention for P + S keys; `layout` is "NHLD".
     """
 
     inputs = ("q", "k", "v", "past_k", "past_v", "mask?")
@@ -40,7 +40,7 @@ class CachedAttention(AttentionOp):
         mask: TensorType | None = None,
     ) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
         if self.layout != "NHLD":
-            raise UsageError(f"keys come behind others in the layout NHLD, not {self.layout!r}")
+            raise UsageError(f"the layout must be NHLD, not {self.layout!r}")
         keys, values = (Concat(axis=2).infer(past, new) for past, new in ((past_k, k), (past_v, v)))
         return self.result(q, keys, values, mask), keys, values
 

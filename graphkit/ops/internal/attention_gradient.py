@@ -1,7 +1,7 @@
-"""Attention in training: statistics of the scores go from the forward operator to the gradient, which computes the
-scores again (Dao 2023, arXiv:2307.08691).
+"""Attention in training: the forward operator saves statistics of the scores, and the gradient recomputes the scores.
 
-The pass `fuse_attention_gradient` makes these operators for devices with a kernel of them.
+Dao 2023, arXiv:2307.08691. The pass `fuse_attention_gradient` makes these operators for devices that have a kernel for
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MASKS = FLOATS | BOOLS
 
 
 def statistics_type(kind: DType) -> DType:
-    """The element type of the statistics of attention on `kind`: float32 of half floats."""
+    """The element type of the statistics of attention on `kind`: float32 for float16 and bfloat16."""
     return DType.FLOAT32 if kind in HALVES else kind
 
 
@@ -119,11 +119,11 @@ def _gradient_samples() -> Iterator[Sample]:
 
 @op
 class FusedAttentionWithStatistics(_Scored):
-    """FusedAttention that also returns each query's largest score, and its sum of exp(score - largest): [N, H, L] of
-    float32, of float64 for operands of that type.
+    """FusedAttention that also returns each query's largest score and its sum of exp(score - largest).
 
-    Their logarithm in one number would not tell the weights of a query whose scores are all far from 0, as where a
-    mask puts -1e9 in the place of each. A query that sees nothing has minus infinity, and the sum 0.
+    Both are [N, H, L] of float32, for float64 operands of float64. Their logarithm in one number would not be enough:
+    if all scores of a query are far from 0, as where a mask puts -1e9 in place of each, its weights are lost. A query
+    that sees no key has minus infinity, and the sum 0.
     """
 
     inputs = ("q", "k", "v", "mask?")
@@ -170,12 +170,12 @@ class FusedAttentionWithStatistics(_Scored):
 
 @op
 class FusedAttentionGrad(_Scored):
-    """The gradients of FusedAttention in q, k and v, whose shapes they have.
+    """The gradients of FusedAttention with respect to q, k and v.
 
     y, largest and total: the results of FusedAttentionWithStatistics with the same attributes and operands; dy: y's
-    shape. With weights p = exp(score - largest) / total, which are NaN of a query that sees nothing, dp = dy v^T and
-    ds = p * (dp - sum(dy * y)), which is 0 where a boolean mask or `causal` replaced the score: dq = scale * ds k,
-    dk = scale * ds^T q, dv = p^T dy. The mask has no gradient. Dao 2023, arXiv:2307.08691.
+    shape. The weights are p = exp(score - largest) / total, NaN for a query that sees no key. With dp = dy v^T and ds =
+    p * (dp - sum(dy * y)), which is 0 where a boolean mask or `causal` replaced the score: dq = scale * ds k, dk =
+    scale * ds^T q, dv = p^T dy. The mask has no gradient. Dao 2023, arXiv:2307.08691.
     """
 
     inputs = ("q", "k", "v", "mask?", "y", "largest", "total", "dy")

@@ -1,7 +1,7 @@
 """Convolution and pooling of data with the channels last, [N, *spatial, C].
 
-Kernels read all channels of a position as one piece of memory there. The pass `channels_last` puts these operators into
-graphs for inference; each stands for the standard operator between two transpositions.
+In this layout all channels of a position are contiguous in memory, which kernels read faster. The pass `channels_last`
+puts these operators into inference graphs; each is the standard operator between two transpositions.
 """
 
 from __future__ import annotations

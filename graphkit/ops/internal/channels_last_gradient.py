@@ -98,10 +98,10 @@ def _index_type(kernel: tuple[int, ...] | None) -> DType:
 
 @op
 class ChannelsLastMaxPoolIndices(Pooling):
-    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], and for each maximum which element of its window it is.
+    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C]; also returns each maximum's index within its window.
 
-    Elements of a window, padding included, are counted in row-major order; of equal ones the first is taken. The
-    numbers are uint8, or int32 for windows of more than 256 elements.
+    Elements of a window, padding included, are counted in row-major order; if elements tie, the first one counts.
+    Indices are uint8, or int32 for windows of more than 256 elements.
     """
 
     domain = DOMAIN
@@ -171,9 +171,10 @@ def _constant(value: int) -> Any:
 
 @op
 class ChannelsLastMaxPoolGrad(Pooling):
-    """Gradient of ChannelsLastMaxPoolIndices: adds each element of dy to the element of its window at its index.
+    """Gradient of ChannelsLastMaxPoolIndices: add each element of dy to the element of its window at its index.
 
-    dy, indices: [N, *positions, C]; only the shape of x, [N, *spatial, C], is used. What falls on padding is dropped.
+    dy, indices: [N, *positions, C]; only the shape of x, [N, *spatial, C], is used. Elements that fall on padding are
+    dropped.
     """
 
     domain = DOMAIN

@@ -1,7 +1,8 @@
-"""Batch normalisation in training of data with the channels last, with the residual and the activation behind it.
+"""Batch normalisation of data with the channels last, in training, with the residual and the activation that follow.
 
-The pass `channels_last` puts these operators into graphs that train, `fuse_batch_norm` absorbs what follows them.
-Statistics go from the forward operator to the gradient, which computes again where the activation let values through.
+The pass `channels_last` puts these operators into training graphs; `fuse_batch_norm` absorbs the operators that follow
+them. The forward operator passes its statistics to the gradient, which computes again where the activation let values
+through.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ class _ChannelsLastNorm(Op):
 
 @op
 class ChannelsLastBatchNorm(_ChannelsLastNorm):
-    """BatchNormalization of x: [N, *spatial, C] by its own statistics, also returned, and the running ones.
+    """BatchNormalization of x: [N, *spatial, C] by its own statistics; also returns these and the running ones.
 
-    residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance. Of half floats
-    the mean and the reciprocal of the standard deviation are float32.
+    residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance. For float16
+    and bfloat16, the mean and the reciprocal of the standard deviation are float32.
     """
 
     epsilon: float = 1e-5
@@ -171,10 +172,10 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
 
 @op
 class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
-    """Gradient of ChannelsLastBatchNorm by x, scale, b and the residual, from its operands and statistics.
+    """Gradient of ChannelsLastBatchNorm with respect to x, scale, b and the residual.
 
-    The gradient by y is dy + addend. `y` tells what the activation let through where a residual was added; without it
-    that is computed from x.
+    Reads the operands and statistics of ChannelsLastBatchNorm. The gradient with respect to y is dy + addend. If a
+    residual was added, `y` shows where the activation let values through; without `y` this is computed from x.
     """
 
     domain = DOMAIN

@@ -1,4 +1,4 @@
-"""Sums over the processes of a job, as two operators: what lies between them goes on while the sum is under way."""
+"""All-reduce as two operators, start and wait: the operators between them run while the all-reduce is under way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 
 
 class Summed(Op):
-    """What begins a sum of arrays that travel as one, and lie one behind the other; the same types come out."""
+    """Base of operators that begin to sum arrays over all ranks. The arrays are sent as one; types do not change."""
 
     domain = DOMAIN
     inputs = ("xs*",)
@@ -23,7 +23,7 @@ class Summed(Op):
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         if any(x.dtype is not xs[0].dtype for x in xs):
-            raise TypeMismatch(f"what travels as one array has one dtype, not {', '.join(map(str, xs))}")
+            raise TypeMismatch(f"arrays that are sent as one must have one dtype, not {', '.join(map(str, xs))}")
         return tuple(TensorType(x.dtype, x.shape) for x in xs)
 
     def reference(self, xp: Any, *xs: Any) -> tuple[Any, ...]:
@@ -35,10 +35,10 @@ class Summed(Op):
 
 @op
 class AllReduceStart(Summed):
-    """Begin the sum of each x over all processes, which all call it `key`. The sums are there after AllReduceWait.
+    """Begin an all-reduce of each x over all ranks, which all use the same `key`; AllReduceWait waits for the sums.
 
-    They lie next to each other, so that they travel as one array. By its reference, and as an ONNX file, it is the sum
-    over one process.
+    They lie next to each other, so that they are sent as one array. Its reference, and an exported ONNX file, sum over
+    one process.
     """
 
     key: str
@@ -51,7 +51,10 @@ class AllReduceStart(Summed):
 
 @op
 class AllReduceWait(Op):
-    """Wait for the sums of such keys; what reads them comes after the result, a 0. `started` are some of them."""
+    """Wait for the all-reduces of the given keys. Operators that read the sums depend on the result, a 0.
+
+    `started` are some of the sums.
+    """
 
     keys: tuple[str, ...]
     domain = DOMAIN

@@ -66,8 +66,8 @@ _SHAPES = (
 class AbsoluteMaxima(Op):
     """The largest finite |x| of each of 256 slices of x: float32 [256].
 
-    Slices lie one behind the other in row-major order, of ceil(ceil(elements / 256) / 16) * 16 elements, 1024 at least,
-    the last ones of what is left; one without a finite element has 0.
+    Slices follow each other in row-major order. Each has ceil(ceil(elements / 256) / 16) * 16 elements, at least 1024;
+    the last ones have what is left. A slice without a finite element gives 0.
     """
 
     domain = DOMAIN
@@ -108,14 +108,14 @@ def _scale(xp: Any, maxima: Any, kind: DType) -> _Scale:
 
 @op
 class ScaledFloat8(Op):
-    """x in 8 bits, times a factor by which the largest of `maxima` becomes the largest finite number of the format.
+    """Convert x to 8-bit floats after scaling it so that the largest of `maxima` becomes the largest finite number.
 
     x: [..., n], maxima: float32 [256], those of x -> rows: [..., n'], columns: [n, m'] and scale: float32 []. rows is
-    x, columns is x as a matrix of m rows, transposed; both have zeros behind what they have of x, up to the next
-    multiples n' and m' of 16. scale is the factor's reciprocal: x is near scale * rows. The factor is the format's
-    largest number divided by the maximum, at most 2^126, and 1 where the maximum is 0. Elements are rounded to even.
-    NaN stays NaN; infinity is NaN in E4M3, which has none, and infinity in E5M2: elements that are not finite have no
-    part in the factor.
+    x; columns is x as a matrix of m rows, transposed. Both are padded with zeros to n' and m', the next multiples of
+    16. scale is the reciprocal of the factor: x is near scale * rows. The factor is the format's largest number divided
+    by the maximum, at most 2^126, and 1 if the maximum is 0. Elements are rounded to even. NaN stays NaN. Infinity
+    becomes NaN in E4M3, which has no infinity, and stays infinity in E5M2. Elements that are not finite do not affect
+    the factor.
     """
 
     to: DType
@@ -141,7 +141,7 @@ class ScaledFloat8(Op):
         if x.shape is None:
             return TensorType(self.to), TensorType(self.to), scale
         if len(x.shape) < 2:
-            raise TypeMismatch(f"{x} is no matrix")
+            raise TypeMismatch(f"{x} is not a matrix")
         *leading, n = x.shape
         rows, columns = (*leading, _padded(n)), (n, _padded(dims.product(leading)))
         return TensorType(self.to, rows), TensorType(self.to, columns), scale
@@ -172,8 +172,8 @@ _SQUARE = np.arange(48).reshape(3, 16).astype(DType.BFLOAT16.numpy)
 class Float8MatMul(Op):
     """alpha * a_scale * b_scale * a @ b^T + bias + residual, in bfloat16; sums are float32.
 
-    a: [..., m, k], b: [n, k], of E4M3, or one of the two of E5M2; scales: float32 []; bias: bfloat16 [n]; residual and
-    result: bfloat16 [..., m, n]. Where the product of the scales is beyond float32, sums of 0 are NaN.
+    a: [..., m, k], b: [n, k], both of E4M3, or one of E4M3 and one of E5M2; scales: float32 []; bias: bfloat16 [n];
+    residual and result: bfloat16 [..., m, n]. If the product of the scales exceeds float32, sums of 0 are NaN.
     """
 
     alpha: float = 1.0
@@ -201,13 +201,13 @@ class Float8MatMul(Op):
         residual: TensorType | None = None,
     ) -> TensorType:
         if a.dtype is b.dtype is DType.FLOAT8E5M2:
-            raise TypeMismatch(f"{a} and {b}: no product has two operands of E5M2")
+            raise TypeMismatch(f"{a} and {b}: at least one operand must be E4M3")
         if a.shape is None or b.shape is None:
             return TensorType(DType.BFLOAT16)
         if len(a.shape) < 2 or len(b.shape) != 2:
             raise TypeMismatch(f"a product takes rows and a matrix, not {a} and {b}")
         if not dims.may_equal(a.shape[-1], b.shape[-1]):
-            raise TypeMismatch(f"{a} and {b} have other numbers of columns")
+            raise TypeMismatch(f"{a} and {b} have different numbers of columns")
         y = TensorType(DType.BFLOAT16, (*a.shape[:-1], b.shape[0]))
         if bias is not None and not fits(bias.shape, y.known_shape[-1:]):
             raise TypeMismatch(f"the bias {bias} does not fit the result {y}")

@@ -1,7 +1,7 @@
-"""Fused operators: what the passes for inference make of several standard operators, so that one kernel runs them.
+"""Fused operators, which inference passes make from several standard operators, so that one kernel runs them.
 
-Each is defined by its `expand`, the standard operators that it stands for. Graphs from users do not contain them:
-they are made after differentiation, and expanded again on export.
+Each is defined by its `expand`: the standard operators that it replaces. Graphs from users do not contain them: they
+are made after differentiation, and expanded again on export.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ ACTIVATIONS: dict[str, Callable[[float, float], Op]] = {
 
 
 class Epilogue(Op):
-    """What follows a product: y = activation(product + bias + residual), or with `residual_last`
-    y = activation(product + bias) + residual.
+    """Operations fused behind a product: y = activation(product + bias + residual).
 
-    `activation` is "" or a key of ACTIVATIONS; `activation_alpha` and `activation_beta` are that operator's
-    attributes alpha and beta, and for Clip the limits (infinite where there is none). `residual` has y's shape.
+    With `residual_last` y = activation(product + bias) + residual. `activation` is "" or a key of ACTIVATIONS;
+    `activation_alpha` and `activation_beta` are that operator's attributes alpha and beta, and for Clip the bounds
+    (infinite if there is none). `residual` has y's shape.
     """
 
     activation: str = ""
@@ -150,9 +150,10 @@ class FusedConv(Epilogue, Convolution):
 
 @op
 class FusedMatMul(Epilogue):
-    """alpha * op(a) @ op(b) with bias, residual and activation; op exchanges the last two axes when transA (transB).
+    """alpha * op(a) @ op(b) with bias, residual and activation.
 
-    op(a): [..., m, k], op(b): [..., k, n], leading axes broadcast; bias: [n]; residual and result: [..., m, n].
+    op exchanges the last two axes of a if transA is set, of b if transB is set. op(a): [..., m, k], op(b): [..., k, n],
+    leading axes broadcast; bias: [n]; residual and result: [..., m, n].
     """
 
     transA: bool = False  # noqa: N815 (ONNX's names)
@@ -228,7 +229,7 @@ ATTENTION_SAMPLES = (
 
 
 class AttentionOp(Op):
-    """What operators of scaled dot-product attention share: attributes, which FusedAttention describes, and sizes."""
+    """Base of operators of scaled dot-product attention: attributes, which FusedAttention describes, and sizes."""
 
     scale: float = 1.0
     causal: bool = False
@@ -250,7 +251,7 @@ class AttentionOp(Op):
         keys, values = self.heads_first(k), self.heads_first(v)
         same = ((batch, keys[0]), (q_shape[3], keys[3]), *zip(keys[:3], values[:3], strict=True))
         if not (all(dims.may_equal(a, b) for a, b in same) and self._may_share(heads, keys[1])):
-            raise TypeMismatch(f"the shapes of {q}, {k} and {v} do not go together in layout {self.layout}")
+            raise TypeMismatch(f"the shapes of {q}, {k} and {v} do not fit together in layout {self.layout}")
         if mask is not None and mask.shape is not None:
             scores = (batch, heads, rows, keys[2])
             joint = broadcast_shapes([scores, mask.shape])
@@ -278,13 +279,15 @@ class AttentionOp(Op):
 
 @op
 class FusedAttention(AttentionOp):
-    """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762.
+    """Scaled dot-product attention: softmax(scale * q @ k^T + mask) @ v for each head.
 
-    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv], where H / G neighbours of q's heads have one of
-    k and v; with layout="NLHD" the operands are [N, L, H, D] and so on, with output_layout="NLHD" the result is
-    [N, L, H, Dv]. The mask broadcasts to [N, H, L, S]: floats, of q's type or float32, are added to the scores, which
-    have the mask's type from there on; where a boolean one is false, the score is replaced by `mask_value`. `causal`
-    hides from query i the keys after i + S - L, as if by scores of minus infinity.
+    Vaswani et al. 2017, arXiv:1706.03762.
+
+    q: [N, H, L, D], k: [N, G, S, D], v: [N, G, S, Dv] -> [N, H, L, Dv]; each head of k and v serves H / G neighbouring
+    heads of q. With layout="NLHD" the operands are [N, L, H, D] and so on, with output_layout="NLHD" the result is [N,
+    L, H, Dv]. The mask broadcasts to [N, H, L, S]. A float mask, of q's type or float32, is added to the scores, which
+    then have the mask's type. Where a boolean mask is false, the score is replaced by `mask_value`. `causal` hides the
+    keys after i + S - L from query i, as if their scores were minus infinity.
     """
 
     inputs = ("q", "k", "v", "mask?")
@@ -375,11 +378,11 @@ def _fused_samples() -> tuple[Sample, ...]:
 
 @op
 class Fused(Op):
-    """A region of pointwise operators run in one pass over memory.
+    """A region of pointwise operators that run in one pass over memory.
 
-    The operands broadcast against each other; `body` has one input for each, and one or more outputs, all of the
-    shape of the operands' broadcast. It holds pointwise operators and 0-d constants. Which results may take an
-    operand's memory depends on the body: the kernel says so.
+    The operands broadcast against each other. `body` has one input for each, and one or more outputs, all of the shape
+    to which the operands broadcast. It contains pointwise operators and 0-d constants. Which results may reuse an
+    operand's memory depends on the body; the kernel decides.
     """
 
     body: Graph

@@ -1,4 +1,4 @@
-"""FiniteGuard: what a run writes waits until it is known that the run went well."""
+"""FiniteGuard: delay the writes of a run until it is known that its result is finite."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 
 @op
 class FiniteGuard(Op):
-    """x itself where the scalar `token` is finite; else the run ends with NotFinite, which names the token's value.
+    """Return x if the scalar `token` is finite; else stop the run with NotFinite, which shows the token's value.
 
-    What reads the result is computed after that, so that a run that fails leaves the states whose new values depend on
-    it as they were. In standard operators there is no such error: an export gives x.
+    Operators that read the result run after this check. So a run that fails leaves states unchanged whose new values
+    depend on the result. Standard operators have no such error: an exported file returns x.
     """
 
     domain = DOMAIN

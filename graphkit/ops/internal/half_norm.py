@@ -1,4 +1,4 @@
-"""Layer normalisation of what is stored as half floats, beside factors in float32; see the pass `fuse_norm_casts`."""
+"""Layer normalisation of float16 or bfloat16 data with float32 factors; see the pass `fuse_norm_casts`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes
 
 @op
 class LayerNormOfHalves(NormOfLastAxes):
-    """LayerNormalization in the type of scale: beside float32 x may be half floats, and y is of type `made`, where that
-    is given."""
+    """LayerNormalization computed in the type of scale; if that is float32, x may be float16 or bfloat16.
+
+    `made`, if given, is the type of y.
+    """
 
     made: DType | None = None
     domain = DOMAIN

@@ -1,4 +1,4 @@
-"""Counts, means and squared deviations over the samples of all processes, and the sum that their gradients need."""
+"""Count, mean and squared deviations over the samples of all ranks, and the all-reduce that their gradients need."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def merged_moments(
 
 @op
 class AllMoments(Op):
-    """Of the samples of all processes, which all call this `key`: their number, mean, and sum of squared deviations
-    from the mean, from those of each process.
+    """Number, mean and sum of squared deviations over the samples of all ranks, from those of each rank.
 
-    count: an int64 scalar, 0 where there are no samples; mean and deviations: float64 vectors [C]. Merged as in Chan,
-    Golub and LeVeque, 1979. By its reference, and as an ONNX file, it is what one process has.
+    Deviations are from the mean. All ranks use the same `key`. count: an int64 scalar, 0 if there are no samples; mean
+    and deviations: float64 vectors [C]. Merged as in Chan, Golub and LeVeque, 1979. Its reference, and an exported ONNX
+    file, merge one process.
     """
 
     key: str
@@ -83,9 +83,9 @@ class AllMoments(Op):
 
 @op
 class AllSum(Op):
-    """The sum of each x over all processes, which all call it `key`: AllReduceStart and AllReduceWait in one.
+    """All-reduce: the sum of each x over all ranks, which all use the same `key`.
 
-    By its reference, and as an ONNX file, it is the sum over one process.
+    This is AllReduceStart and AllReduceWait in one. Its reference, and an exported ONNX file, sum over one process.
     """
 
     key: str

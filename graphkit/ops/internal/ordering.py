@@ -1,4 +1,4 @@
-"""An order between computations that exchange no data."""
+"""Operators that order computations which exchange no data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 
 
 class Ordered(Op):
-    """x itself, after `token`, of which nothing is read."""
+    """Return x, after `token` is computed; the value of `token` is not read."""
 
     domain = DOMAIN
     inputs = ("x", "token")
@@ -34,7 +34,7 @@ class Ordered(Op):
 
 @op
 class After(Ordered):
-    """x itself; what reads the result is computed after `token`, of which nothing is read.
+    """Return x; operators that read the result run after `token` is computed, whose value is not read.
 
     Recomputation uses it: an activation is computed again when its gradient has arrived, not before.
     """

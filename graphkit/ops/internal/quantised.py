@@ -1,7 +1,7 @@
-"""What passes make of quantised graphs: integers in, integers out, with the arithmetic of ONNX Runtime's own kernels.
+"""Operators that passes make from quantised graphs: integers in, integers out, with the arithmetic of ONNX Runtime.
 
-Scales are float32, of one element unless something else is said; the operands stand in the order in which ONNX
-Runtime's operators of the same names have them.
+Scales are float32, of one element unless stated otherwise. The operands are in the order of ONNX Runtime's operators of
+the same names.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class _QuantisedBinary(Op):
 class QLinearAdd(_QuantisedBinary):
     """The sum of two quantised tensors, quantised.
 
-    With p = a_scale / y_scale and q = b_scale / y_scale it is fma(a, p, fma(b, q, y_zero_point - fma(p, a_zero_point,
-    q * b_zero_point))) in float32, rounded (ties to even), within the bounds of the type; fma rounds once. So ONNX
-    Runtime computes it on processors with AVX2.
+    With p = a_scale / y_scale and q = b_scale / y_scale it is fma(a, p, fma(b, q, y_zero_point - fma(p, a_zero_point, q
+    * b_zero_point))) in float32, rounded (ties to even), clipped to the bounds of the type; fma rounds once. ONNX
+    Runtime computes it like this on CPUs with AVX2.
     """
 
     def reference(self, xp: Any, *operands: Any) -> Any:
@@ -116,8 +116,10 @@ class QLinearAdd(_QuantisedBinary):
 
 @op
 class QLinearMul(_QuantisedBinary):
-    """The product of two quantised tensors, quantised: (a - a_zero_point) * (b - b_zero_point) times
-    a_scale * b_scale / y_scale, plus y_zero_point, in float32, rounded (ties to even), within the bounds of the type.
+    """The product of two quantised tensors, quantised.
+
+    (a - a_zero_point) * (b - b_zero_point) times a_scale * b_scale / y_scale, plus y_zero_point, in float32, rounded
+    (ties to even), clipped to the bounds of the type.
     """
 
     def reference(self, xp: Any, *operands: Any) -> Any:
@@ -137,7 +139,7 @@ class QLinearGlobalAveragePool(Op):
     """The mean over all spatial axes of a quantised image, quantised.
 
     x: [N, C, *spatial] -> [N, C, 1, ...]. The int32 sum of x - x_zero_point times x_scale / (y_scale * pixels) in
-    float32, rounded (ties to even), plus y_zero_point, within the bounds of the type.
+    float32, rounded (ties to even), plus y_zero_point, clipped to the bounds of the type.
     """
 
     domain = DOMAIN
@@ -174,10 +176,10 @@ class QLinearGlobalAveragePool(Op):
 
 @op
 class TableLookup(Op):
-    """The element of a table at each of x's integers: any function of one quantised number.
+    """Replace each integer of x by an element of a table, which can be any function of one quantised number.
 
-    x: uint8 or int8 of any shape, table: [256], whose element i is for the i-th integer of x's type, from the least on.
-    The result has the table's type.
+    x: uint8 or int8 of any shape, table: [256]; element i is for the i-th integer of x's type, from the least on. The
+    result has the table's type.
     """
 
     domain = DOMAIN
@@ -227,8 +229,7 @@ class _ToFloat(IntegerProduct):
 
 @op
 class MatMulIntegerToFloat(_ToFloat):
-    """The product of two quantised matrices as float32: the int32 sums of MatMulInteger times a_scale * b_scale, plus
-    a bias.
+    """The product of two quantised matrices as float32: MatMulInteger times a_scale * b_scale, plus a bias.
 
     a_scale, a_zero_point: one number; b_scale, b_zero_point: one number, or one for each column of b; bias: [columns].
     """
@@ -269,9 +270,10 @@ class MatMulIntegerToFloat(_ToFloat):
 
 @op
 class DynamicQuantizeMatMul(_ToFloat):
-    """a, quantised by its own range as DynamicQuantizeLinear does it, times a quantised b, as float32, plus a bias.
+    """Quantise a by its own range, as DynamicQuantizeLinear does, and multiply it with a quantised b.
 
-    a: float32; b_scale, b_zero_point: one number, or one for each column of b; bias: [columns].
+    The result is float32, plus a bias. a: float32; b_scale, b_zero_point: one number, or one for each column of b;
+    bias: [columns].
     """
 
     inputs = ("a", "b", "b_scale", "b_zero_point?", "bias?")
@@ -311,11 +313,11 @@ class DynamicQuantizeMatMul(_ToFloat):
 
 @op
 class QGemm(Op):
-    """alpha * op(a) @ op(b) + c of quantised matrices, where op transposes when transA (transB) is set; c is int32 [n],
-    of the scale alpha * a_scale * b_scale.
+    """alpha * op(a) @ op(b) + c of quantised matrices; op transposes a if transA is set, and b if transB is set.
 
-    a: [m, k], b: [k, n]; a_scale, a_zero_point: one number, b_scale, b_zero_point: one number or [n]. With y_scale and
-    y_zero_point the result is quantised as that of QLinearMatMul is, else float32.
+    a: [m, k], b: [k, n], c: int32 [n] of the scale alpha * a_scale * b_scale. a_scale, a_zero_point: one number,
+    b_scale, b_zero_point: one number or [n]. With y_scale and y_zero_point the result is quantised as in QLinearMatMul,
+    else it is float32.
     """
 
     alpha: float = 1.0
@@ -357,7 +359,7 @@ class QGemm(Op):
             if operand is not None and not any(fits(operand.shape, s) for s in ((), (1,), shape[1:])):
                 raise TypeMismatch(f"{name} {operand} does not fit {shape[1]} columns")
         if (named["y_scale"] is None) != (named["y_zero_point"] is None):
-            raise TypeMismatch("y_scale and y_zero_point belong together")
+            raise TypeMismatch("y_scale and y_zero_point must be given together")
         zero = named["y_zero_point"]
         return TensorType(DType.FLOAT32 if zero is None else zero.dtype, shape)
 

@@ -1,4 +1,4 @@
-"""Sums of row-sparse arrays over processes, as two operators: only rows that somebody has travel."""
+"""All-reduce of row-sparse arrays as two operators, start and wait: only rows that some rank has are sent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ def _check(indices: TensorType, rows: TensorType) -> None:
     if rows.shape is not None and not rows.shape:
         raise TypeMismatch(f"{rows} has no rows")
     if indices.shape and rows.shape and not dims.may_equal(indices.shape[0], rows.shape[0]):
-        raise TypeMismatch(f"{rows} has not one row for each of {indices}")
+        raise TypeMismatch(f"{rows} must have one row for each of {indices}")
 
 
 @op
 class RowSumStart(Op):
-    """Begin the sum over all processes, which all call it `key`, of arrays that are 0 but in some rows.
+    """Begin to sum row-sparse arrays over all ranks, which all use the same `key`; RowSumWait returns the sum.
 
-    indices: which rows these are, each once; rows: what they hold. How many they are differs by process. The result is
-    a 0; RowSumWait has the sum.
+    indices: the rows that are not 0, each once; rows: their values. Their number differs by rank. The result is a 0.
     """
 
     key: str
@@ -55,10 +54,10 @@ class RowSumStart(Op):
 
 @op
 class RowSumWait(Op):
-    """The sum that RowSumStart has begun with `indices` and `rows` under this key, once it is there.
+    """Wait for the sum that RowSumStart has begun with `indices` and `rows` under this key, and return it.
 
-    The rows of all processes, each once, by ascending index; those that several have are added up in the order of the
-    ranks. It comes after `started`. By its reference, and as an ONNX file, it is the sum over one process.
+    The result holds the rows of all ranks, each once, by ascending index. Rows that several ranks have are added up in
+    the order of the ranks. It runs after `started`. Its reference, and an exported ONNX file, sum over one process.
     """
 
     key: str

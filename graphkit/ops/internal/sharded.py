@@ -1,4 +1,4 @@
-"""Sums of which each process gets a slice, and arrays made of every process's slice, begun in a program.
+"""Reduce-scatter, where each rank gets a slice of the sums, and all-gather of the slices, as start and wait operators.
 
 AllReduceWait, under the same key, waits for either (Rajbhandari et al., "ZeRO", SC 2020, section 5).
 """
@@ -18,11 +18,11 @@ from graphkit.ops.internal.collective import Summed
 
 @op
 class ReduceScatterStart(Summed):
-    """Begin the sum of each x over all processes, which all call it `key`; each gets its slice of them.
+    """Begin a reduce-scatter of each x over all ranks, which all use the same `key`.
 
-    The results lie one behind the other, and so are cut into slices (`graphkit.dist.sums.slices`): what lies in this
-    process's slice is the sum, once ReduceScatterWait is done, and the rest is anything. By its reference, and as an
-    ONNX file, it is the sum over one process.
+    Each rank gets its slice of the sums. The results lie one behind the other, and are cut into slices as one array
+    (`graphkit.dist.sums.slices`). Once ReduceScatterWait is done, this rank's slice holds the sum; the rest is
+    undefined. Its reference, and an exported ONNX file, sum over one process.
     """
 
     key: str
@@ -31,8 +31,10 @@ class ReduceScatterStart(Summed):
 
 @op
 class ReduceScatterWait(Op):
-    """Wait for the slice of such sums, all of them, which are in use up to here; what reads them comes after the
-    result, a 0."""
+    """Wait for the slices of reduce-scatters under these keys. Operators that read them depend on the result, a 0.
+
+    All operands stay in use up to here.
+    """
 
     key: str
     domain = DOMAIN
@@ -54,12 +56,11 @@ class ReduceScatterWait(Op):
 
 @op
 class AllGatherStart(Op):
-    """Begin to make arrays of `sizes` elements of every process's slice of them, under this key.
+    """Begin an all-gather, under this key, of arrays of `sizes` elements from the slices of all ranks.
 
-    pieces: vectors, what this process's slice has of some of them: `of` says of which, `begins` and `ends` which
-    elements.
-    The results are there after AllReduceWait. By its reference, and as an ONNX file, they are 0 where this process has
-    no piece.
+    pieces: vectors, the parts of these arrays in this rank's slice. `of` says which array a piece belongs to, `begins`
+    and `ends` which elements it holds. AllReduceWait waits for the results. Its reference, and an exported ONNX file,
+    give 0 where this process has no piece.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""The gradient of Softmax and of its logarithm as one operator: one pass over vectors, and another."""
+"""The gradients of Softmax and LogSoftmax as one operator, which reads each vector twice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from graphkit.ops._checks import fits
 
 @op
 class SoftmaxGrad(Op):
-    """y * (dy - sum(dy * y)) along one axis, the gradient of Softmax by its operand, y being its result.
+    """Gradient of Softmax along one axis: y * (dy - sum(dy * y)), where y is its result.
 
-    With `log`, dy - exp(y) * sum(dy): that of LogSoftmax. dy and y have the result's shape, of rank >= 1.
+    With `log`, the gradient of LogSoftmax: dy - exp(y) * sum(dy). dy and y have the result's shape, of rank >= 1.
     """
 
     axis: int = -1

@@ -1,8 +1,8 @@
-"""Values that lie in the host's memory between a forward and a backward reader.
+"""Move values to host memory between their last use in the forward pass and their use in the backward pass.
 
 After Yu et al., 2018, "Dynamic control flow in large-scale machine learning", section 5.3. Only the executor puts these
-operators into a graph, on devices with memory of their own (see `graphkit.executor.memory.swapping`); everywhere else
-they are x itself.
+operators into a graph, on devices with their own memory (see `graphkit.executor.memory.swapping`). Everywhere else they
+return x.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from graphkit.ops.internal.ordering import Ordered
 
 @op
 class SwapOut(Op):
-    """x itself; on a device with memory of its own, x in the host's, as long as nothing but SwapIn reads it.
+    """Copy x from device memory to host memory, if only SwapIn reads the result; on other devices, return x.
 
-    The copy is made beside the steps that follow.
+    The copy is made while the following steps run.
     """
 
     domain = DOMAIN
@@ -43,5 +43,8 @@ class SwapOut(Op):
 
 @op
 class SwapIn(Ordered):
-    """x itself, after `token`, of which nothing is read; on a device with memory of its own, a copy of what SwapOut has
-    put into the host's, which is made beside the steps between this one and the first that reads it."""
+    """Copy a value of SwapOut back to device memory, after `token` is computed; on other devices, return x.
+
+    The value of `token` is not read. The copy is made while the steps run that come between this one and the first
+    reader.
+    """

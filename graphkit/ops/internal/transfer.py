@@ -1,8 +1,7 @@
-"""Values that go from one process to another in the middle of a program.
+"""Send and receive values between processes in the middle of a program.
 
-Each of these operators takes a token and gives one back, so that those of a program form a chain, which is the order in
-which they take place (see `graphkit.passes.distribution.distribute`). They run where the executor has channels, and
-nowhere else.
+Each of these operators takes a token and returns one, so that those of a program form a chain: the order in which they
+run (see `graphkit.passes.distribution.distribute`). They run only where the executor has channels.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ def _sizes(
     bound: dict[str, Dim] = {}
     for name, axis, like in zip(symbols, axes, likes, strict=True):
         if like.shape is None:
-            raise TypeMismatch(f"{like} does not tell the dimension {name}")
+            raise TypeMismatch(f"dimension {name} cannot be read from {like}, whose rank is unknown")
         bound[name] = like.shape[axis]
     return tuple(dims.fresh() if t == UNKNOWN else dims.substitute(dims.parse(t), bound) for t in texts)
 
 
 @declared
 class Send(Op):
-    """Send x to rank `to`, which receives it under the same number; the token says that it is on its way.
+    """Send x to rank `to`, which receives it under the same number; the returned token says that it was sent.
 
-    key: what x is called in messages.
+    key: the name of x in messages.
     """
 
     key: str
@@ -59,13 +58,15 @@ class Send(Op):
         return TOKEN
 
     def reference(self, xp: Any, x: Any, token: Any) -> Any:
-        raise UnsupportedError(f"{self.key} is sent to rank {self.to} by an executor with channels alone")
+        raise UnsupportedError(f"only an executor with channels can send {self.key} to rank {self.to}")
 
 
 @declared
 class Receive(Op):
-    """What rank `source` sends under this number. shape: the text of each dimension, in which `symbols` stand for sizes
-    of `likes`, as `axes` say, or UNKNOWN."""
+    """Receive the value that rank `source` sends under this number.
+
+    shape: the text of each dimension. In it `symbols` are sizes of `likes` along `axes`; UNKNOWN is an unknown size.
+    """
 
     key: str
     number: int
@@ -85,12 +86,12 @@ class Receive(Op):
         return TensorType(self.dtype, _sizes(self.shape, self.symbols, self.axes, likes)), TOKEN
 
     def reference(self, xp: Any, token: Any, *likes: Any) -> Any:
-        raise UnsupportedError(f"{self.key} is received from rank {self.source} by an executor with channels alone")
+        raise UnsupportedError(f"only an executor with channels can receive {self.key} from rank {self.source}")
 
 
 @declared
 class Elements(Op):
-    """A tensor of whole numbers that follow from sizes: those of a value on another process, which need not travel."""
+    """A tensor of integers that follow from sizes. It replaces a value on another process, which need not be sent."""
 
     dtype: DType
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Products of numbers with a matrix of few bits: what is left of MatMul behind a dequantisation of its weights."""
+"""Matrix products with weights of few bits, made from MatMul and the dequantisation of its weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _weights(columns: int, terms: int, low: int, high: int, dtype: str) -> Rand:
 class WeightOnlyMatMul(Op):
     """a @ transpose(w'), where w' is w dequantised in blocks along its rows: (w - zero_point) * scale.
 
-    a: [..., terms], w: [columns, terms], scale and zero_point: [columns, blocks of `block_size` terms]. `bits` says how
-    many bits an element of w has, of uint8 or int8: 4 or 8.
+    a: [..., terms], w: [columns, terms], scale and zero_point: [columns, blocks of `block_size` terms]. `bits` is the
+    number of bits of an element of w, stored as uint8 or int8: 4 or 8.
     """
 
     block_size: int
@@ -58,7 +58,7 @@ class WeightOnlyMatMul(Op):
             raise TypeMismatch(f"bits={self.bits}, block_size={self.block_size}: 4 or 8 bits, in blocks")
         if w.shape is not None:
             if len(w.shape) != 2:
-                raise TypeMismatch(f"w {w} is no matrix")
+                raise TypeMismatch(f"w {w} is not a matrix")
             wanted = (w.shape[0], dims.ceildiv(w.shape[1], self.block_size))
             for parameter in (scale, zero_point):
                 if parameter is not None and not fits(parameter.shape, wanted):

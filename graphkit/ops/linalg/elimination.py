@@ -1,6 +1,6 @@
-"""Factorisations and linear systems as Scans of standard operators: what their operators become in an export.
+"""Factorisations and linear systems as Scans of standard operators, for export.
 
-Each step treats one row or column of all matrices of a batch at once. Where an operator refuses a matrix when it runs
+Each step works on one row or column of all matrices of a batch at once. If an operator rejects a matrix at run time
 (singular, not positive definite), its form here gives NaN or infinity.
 """
 

@@ -1,7 +1,7 @@
 """Cholesky, LQ and symmetric eigenvalue factorisations of batches of matrices, after LAPACK.
 
 Names and gradients follow Seeger, Hetzel, Dai, Meissner, Lawrence, "Auto-Differentiating Linear Algebra" (2017),
-arXiv:1710.08717. What is factorised as a symmetric matrix is the symmetric part (a + a^T) / 2 of the operand, so that
+arXiv:1710.08717. An operator on symmetric matrices factorises the symmetric part (a + a^T) / 2 of its operand, so that
 the gradient is symmetric and holds for every perturbation.
 """
 
@@ -38,7 +38,7 @@ _FACTOR = Rand((3, 3), 0.5, 2.0)
 class Potrf(Op):
     """Cholesky factor: the lower triangular l of a = l l^T, or with lower=False the upper triangular u of a = u^T u.
 
-    a: [..., n, n], positive definite (an error at run time where it is not).
+    a: [..., n, n], positive definite; any other matrix is an error at run time.
     """
 
     lower: bool = True
@@ -69,9 +69,9 @@ class Potrf(Op):
 
 @op
 class Potri(Op):
-    """The inverse of a = l l^T from its Cholesky factor l (of a = u^T u from u with lower=False); it is symmetric.
+    """The inverse of a = l l^T, computed from the Cholesky factor l; with lower=False from u, where a = u^T u.
 
-    l: [..., n, n], of which one triangle is read.
+    l: [..., n, n], of which only one triangle is read. The result is symmetric.
     """
 
     lower: bool = True
@@ -108,8 +108,8 @@ class Potri(Op):
 class Gelqf(Op):
     """LQ factorisation a = l q: q [..., m, n] with orthonormal rows, l [..., m, m] lower triangular.
 
-    a: [..., m, n] with m <= n. The diagonal of l is not negative, which makes the factors of a matrix of full rank
-    unique; of one that lacks it there is no gradient.
+    a: [..., m, n] with m <= n. The diagonal of l is not negative, so the factors of a matrix of full rank are unique. A
+    matrix of lower rank has no gradient.
     """
 
     domain = DOMAIN
@@ -122,12 +122,14 @@ class Gelqf(Op):
         if shape is None:
             return TensorType(a.dtype), TensorType(a.dtype)
         if dims.is_static(shape[-2]) and dims.is_static(shape[-1]) and shape[-2] > shape[-1]:
-            raise TypeMismatch(f"{a} has more rows than columns; an LQ factorisation has not")
+            raise TypeMismatch(f"{a} has more rows than columns, for which there is no LQ factorisation")
         return TensorType(a.dtype, shape), TensorType(a.dtype, (*shape[:-1], shape[-2]))
 
     def reference(self, xp: Any, a: Any) -> Any:
         if a.shape[-2] > a.shape[-1]:
-            raise TypeMismatch(f"a matrix {list(a.shape)} has more rows than columns; an LQ factorisation has not")
+            raise TypeMismatch(
+                f"a matrix {list(a.shape)} has more rows than columns, for which there is no LQ factorisation"
+            )
         q, r = xp.linalg.qr(swapped(xp, a))
         signs = xp.where(xp.diagonal(r, axis1=-2, axis2=-1) < 0, -1, 1).astype(a.dtype)
         return swapped(xp, q) * signs[..., :, None], xp.tril(swapped(xp, r) * signs[..., None, :])
@@ -149,8 +151,8 @@ class Gelqf(Op):
 class Syevd(Op):
     """Eigenvectors u (rows) and eigenvalues w (ascending) of a symmetric matrix: a = u^T diag(w) u.
 
-    a: [..., n, n]. The largest element of each eigenvector is positive. Gradients through u need distinct
-    eigenvalues; what two equal ones would contribute to each other counts as 0.
+    a: [..., n, n]. The largest element of each eigenvector is positive. Gradients through u need distinct eigenvalues:
+    the term of two equal eigenvalues counts as 0.
     """
 
     domain = DOMAIN

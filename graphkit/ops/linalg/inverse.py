@@ -19,7 +19,7 @@ _DEFINITE = Rand((3, 3), definite=True)
 
 @op
 class Inverse(Op):
-    """The inverses of a: [..., n, n]. A singular matrix is an error at run time."""
+    """The inverse of each matrix of a: [..., n, n]. A singular matrix is an error at run time."""
 
     domain = DOMAIN
     refuses_values = True
@@ -43,7 +43,10 @@ class Inverse(Op):
 
 @op
 class Det(Op):
-    """The determinants of x: [..., n, n]; the result has the batch's shape. Singular matrices have gradients, too."""
+    """The determinant of each matrix of x: [..., n, n]; the result has the shape of the batch.
+
+    Singular matrices have gradients, too.
+    """
 
     inputs = ("x",)
     types = {"x": FLOATS}
@@ -83,10 +86,10 @@ def _by_minors(x: Any, n: int) -> Any:
 
 @op
 class Cofactor(Op):
-    """The matrix of cofactors, which is det(a) * a^-T where a has an inverse. a: [..., n, n].
+    """The matrix of cofactors: det(a) * a^-T if a has an inverse. a: [..., n, n].
 
-    By singular values: det(u) det(v) u diag(products of the others) v^T for a = u diag(s) v^T. Its gradient needs
-    invertible matrices.
+    Computed from singular values: det(u) det(v) u diag(p) v^T for a = u diag(s) v^T, where p[i] is the product of all
+    elements of s but s[i]. The gradient needs invertible matrices.
     """
 
     domain = DOMAIN
@@ -118,7 +121,7 @@ class Cofactor(Op):
 
 @op
 class Slogdet(Op):
-    """The sign of the determinants of a [..., n, n], and the logarithm of their absolute values, without overflow.
+    """The sign of the determinant, and the logarithm of its absolute value, without overflow. a: [..., n, n].
 
     A singular matrix gives 0 and -inf. No gradient flows through the sign.
     """
@@ -146,7 +149,10 @@ class Slogdet(Op):
 
 @op
 class Solve(Op):
-    """The x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast. A singular a is an error at run time."""
+    """The solution x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast.
+
+    A singular a is an error at run time.
+    """
 
     domain = DOMAIN
     refuses_values = True

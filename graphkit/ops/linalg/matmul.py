@@ -24,8 +24,8 @@ _LEFT = np.arange(6, dtype=np.int32).reshape(2, 3)
 class MatMul(Op):
     """Matrix product with numpy's rules: [..., m, k] @ [..., k, n] -> [..., m, n]; leading axes broadcast.
 
-    A 1-d operand is a row (left) or a column (right) whose added axis is dropped from the result. Floats or 32- and
-    64-bit integers (which wrap around).
+    A 1-d operand is taken as a row (left) or a column (right); the added axis is dropped from the result. Elements are
+    floats, or integers of 32 or 64 bits (which wrap around).
     """
 
     inputs = ("a", "b")
@@ -100,9 +100,9 @@ class MatMul(Op):
 
 @op
 class Gemm(Op):
-    """alpha * op(a) @ op(b) + beta * c, where op transposes when transA (transB) is set.
+    """alpha * op(a) @ op(b) + beta * c; op transposes a if transA is set, and b if transB is set.
 
-    a: [m, k] ([k, m] when transA); b: [k, n] ([n, k] when transB); c broadcasts to [m, n], absent: 0.
+    a: [m, k] ([k, m] with transA); b: [k, n] ([n, k] with transB); c broadcasts to [m, n] and is 0 when absent.
     """
 
     alpha: float = 1.0

@@ -1,4 +1,4 @@
-"""What the families of linear algebra share: shapes of batches of matrices, triangles, triangular systems."""
+"""Shared by linear algebra operators: shapes of batches of matrices, triangles, triangular systems."""
 
 from __future__ import annotations
 

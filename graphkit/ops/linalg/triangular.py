@@ -35,9 +35,9 @@ def _scaled(x: Any, alpha: float) -> Any:
 
 @op
 class Gemm2(Op):
-    """alpha * op(a) @ op(b), where op transposes matrices when transpose_a (transpose_b) is set.
+    """alpha * op(a) @ op(b) for batches; op transposes a if transpose_a is set, and b if transpose_b is set.
 
-    a: [..., m, k], b: [..., k, n], transposed where so said; the result is [..., m, n].
+    op(a): [..., m, k], op(b): [..., k, n]; the result is [..., m, n].
     """
 
     transpose_a: bool = False
@@ -132,7 +132,10 @@ class _Triangular(Op):
 
 @op
 class Trmm(_Triangular):
-    """alpha * op(a) @ b, or alpha * b @ op(a) when `rightside`; a: [..., n, n], of which one triangle is read."""
+    """alpha * op(a) @ b, or alpha * b @ op(a) with `rightside`; op transposes if `transpose` is set.
+
+    a: [..., n, n], of which only one triangle is read.
+    """
 
     composite = True
 
@@ -149,9 +152,9 @@ class Trmm(_Triangular):
 
 @op
 class Trsm(_Triangular):
-    """The x of op(a) @ x = alpha * b, or of x @ op(a) = alpha * b when `rightside`; a: [..., n, n], triangular.
+    """The solution x of op(a) @ x = alpha * b, or of x @ op(a) = alpha * b with `rightside`.
 
-    A zero on the diagonal is an error at run time.
+    a: [..., n, n], triangular; op transposes if `transpose` is set. A zero on the diagonal is an error at run time.
     """
 
     refuses_values = True
@@ -184,9 +187,9 @@ class Trsm(_Triangular):
 
 @op
 class Sumlogdiag(Op):
-    """The sum of the logarithms of the diagonal: half the log-determinant of a a^T, for a Cholesky factor a.
+    """The sum of the logarithms of the diagonal; for a Cholesky factor a, half the log-determinant of a a^T.
 
-    a: [..., n, n]; the result has the batch's shape.
+    a: [..., n, n]; the result has the shape of the batch.
     """
 
     domain = DOMAIN

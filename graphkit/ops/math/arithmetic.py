@@ -102,7 +102,7 @@ def _refused_zeros(a: Value, b: Value) -> tuple[Any, ...] | None:
 
 @op
 class Div(Binary):
-    """a / b with broadcasting; integers divide towards zero, and a divisor 0 is RuntimeFailure."""
+    """a / b with broadcasting. Integer division rounds towards zero; an integer divisor 0 raises RuntimeFailure."""
 
     onnx = Onnx("Div", since=14)
     known = staticmethod(_quotient)
@@ -128,9 +128,10 @@ class Div(Binary):
 
 @op
 class Pow(Binary):
-    """a ** b with broadcasting; the result has a's dtype, b may have another.
+    """a ** b with broadcasting; the result has a's dtype, b may have another one.
 
-    Of integers, a negative exponent gives the reciprocal, towards zero; RuntimeFailure for that of 0.
+    An integer with a negative exponent gives the reciprocal, rounded towards zero; the reciprocal of 0 raises
+    RuntimeFailure.
     """
 
     types = {"a": NUMERIC, "b": NUMERIC}
@@ -171,9 +172,9 @@ class Pow(Binary):
 
 @op
 class Mod(Binary):
-    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C.
+    """Remainder with broadcasting: a - floor(a/b)*b, with b's sign as in Python; with `fmod`, with a's sign as in C.
 
-    An integer divisor 0 is RuntimeFailure.
+    An integer divisor 0 raises RuntimeFailure.
     """
 
     fmod: bool = False
@@ -314,7 +315,7 @@ class _Extreme(_Variadic):
 
 @op
 class Max(_Extreme):
-    """Elementwise maximum with broadcasting; NaN wins."""
+    """Elementwise maximum with broadcasting; NaN if an operand is NaN."""
 
     onnx = Onnx("Max", since=13)
     known = staticmethod(dims.dim_max)
@@ -328,7 +329,7 @@ class Max(_Extreme):
 
 @op
 class Min(_Extreme):
-    """Elementwise minimum with broadcasting; NaN wins."""
+    """Elementwise minimum with broadcasting; NaN if an operand is NaN."""
 
     onnx = Onnx("Min", since=13)
     known = staticmethod(dims.dim_min)

@@ -51,9 +51,9 @@ class Cumulative(Op):
 
 @op
 class CumSum(Cumulative):
-    """Sums of the elements up to each position along `axis` (a 0-d tensor, or one element).
+    """Cumulative sum along `axis`, an int scalar or a tensor of one element.
 
-    exclusive: without the element itself; reverse: from the end.
+    exclusive: each sum leaves out the element at its own position; reverse: sum from the end.
     """
 
     onnx = Onnx("CumSum", since=14)
@@ -75,9 +75,10 @@ class CumSum(Cumulative):
 
 @op
 class CumProd(Cumulative):
-    """Products of the elements up to each position along `axis` (a 0-d tensor, or one element).
+    """Cumulative product along `axis`, an int scalar or a tensor of one element.
 
-    exclusive: without the element itself; reverse: from the end. The gradient is exact where elements are zero.
+    exclusive: each product leaves out the element at its own position; reverse: multiply from the end. The gradient is
+    exact also where elements are zero.
     """
 
     onnx = Onnx("CumProd", since=26)
@@ -125,7 +126,7 @@ def shifted(x: Any, axis: int, ahead: int) -> Any:
 class LinearRecurrence(Op):
     """h[t] = a[t] * h[t - 1] + b[t] along `axis`, from h = 0; with `reverse`, h[t] = a[t] * h[t + 1] + b[t].
 
-    a, b: tensors of one shape. The first a in the order of time multiplies the zero and does not matter.
+    a, b: tensors of one shape. The a of the first step is multiplied by zero, so its value does not matter.
     """
 
     axis: int

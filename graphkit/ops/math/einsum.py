@@ -70,11 +70,12 @@ class _Factor(NamedTuple):
 
 @op
 class Einsum(Op):
-    """Sum of products by Einstein's convention: a letter for each axis of each operand, "ij,jk->ik".
+    """Sum of products in Einstein notation, such as "ij,jk->ik": one letter for each axis of each operand.
 
-    Letters that the result lacks are summed over; a repeated one in a term is a diagonal. An axis of size 1 broadcasts
-    against the axes that other operands have under its letter. "..." stands for axes that broadcast too. Without "->"
-    the result has those axes, then the letters that occur once, in order. Integers wrap.
+    Letters that the result lacks are summed over; a letter repeated in one term takes the diagonal. An axis of size 1
+    broadcasts against the axes that other operands have under its letter. "..." means any number of axes that
+    broadcast. Without "->" the result has those axes, then the letters that occur once, in alphabetical order. Integers
+    wrap around.
     """
 
     equation: str

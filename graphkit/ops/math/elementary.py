@@ -114,7 +114,7 @@ class Ceil(_Rounding):
 
 @op
 class Round(_Rounding):
-    """Nearest integer, halves to even."""
+    """Nearest integer; halves are rounded to the even one."""
 
     onnx = Onnx("Round", since=22)
     samples = (Sample((2, 3)), Sample(np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5], np.float32)))
@@ -154,7 +154,7 @@ class IsNaN(_Test):
 
 @op
 class IsInf(_Test):
-    """Whether x is infinite, of the signs asked for."""
+    """Whether x is infinite; `detect_positive` and `detect_negative` say which signs count."""
 
     detect_negative: bool = True
     detect_positive: bool = True

@@ -42,7 +42,7 @@ class _Comparison(Op):
 
 @op
 class Equal(_Comparison):
-    """a == b; NaN equals nothing. Also of booleans and strings."""
+    """a == b, also for booleans and strings; NaN equals nothing."""
 
     types = {"a": NUMERIC | {DType.BOOL, DType.STRING}, "b": "a"}
     onnx = Onnx("Equal", since=19)
@@ -246,7 +246,7 @@ class BitwiseNot(Op):
 class BitShift(_Bits):
     """a shifted by b bits; `direction` is "LEFT" or "RIGHT" (arithmetic for signed types).
 
-    A shift that is negative or not below the width leaves only the sign: -1 for a negative a shifted right, else 0.
+    A shift that is negative, or at least the number of bits, gives 0; a negative a shifted right gives -1.
     """
 
     direction: str

@@ -3,9 +3,9 @@
 `rng` is a uint64[2] tensor (seed, step), one graph input for all random nodes (see passes/training/randomness.py); a
 node without it draws at (0, 0). `rng` and `stream` have no counterpart in ONNX, whose generators are unspecified.
 
-A node with a `seed` of its own draws what onnx's reference evaluator draws for that seed, at step 0: then numbers of
-numpy's RandomState, whatever the seed of `rng` is. At later steps, and in the iterations of loops, the generator is
-seeded with all of seed, (seed, step) and stream.
+A node with its own `seed` draws at step 0 what onnx's reference evaluator draws for that seed: numbers of numpy's
+RandomState, whatever the seed of `rng` is. At later steps, and in the iterations of loops, the generator is seeded with
+seed, (seed, step) and stream together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UINT64 = frozenset({DType.UINT64})
 
 
 class RandomOp(Op):
-    """A node that draws. `stream` tells the nodes of one graph apart."""
+    """Base of random operators. `stream` distinguishes the random nodes of one graph."""
 
     stream: int = 0
     random = True
@@ -48,7 +48,7 @@ class RandomOp(Op):
 
     @property
     def own_seed(self) -> int | None:
-        """The seed that the node brings; fractions are cut off, and NaN is none, as in onnx's evaluator."""
+        """The node's own seed, or None; fractions are cut off, and NaN means None, as in onnx's evaluator."""
         seed = getattr(self, "seed", None)
         return None if seed is None or not math.isfinite(seed) else int(seed)
 
@@ -57,7 +57,7 @@ class RandomOp(Op):
         return xp.asarray(np.zeros(2, np.uint64)) if rng is None else rng
 
     def own_generator(self, rng: Any) -> np.random.RandomState | None:
-        """What a node with a seed draws from."""
+        """The random generator of a node with its own seed."""
         seed = self.own_seed
         if seed is None:
             return None
@@ -150,7 +150,10 @@ class _LikeTensor(RandomOp):
 # onnx=False throughout: the standard leaves the generator open, so no two implementations draw alike.
 @op
 class RandomUniform(_OfShape, Uniform):
-    """Uniform on [low, high), of a given shape. Rounding to a half float may reach `high`."""
+    """Uniform random numbers on [low, high) of a given shape.
+
+    In float16 and bfloat16, rounding may give `high` itself.
+    """
 
     onnx = Onnx("RandomUniform", since=22, hidden=_HIDDEN)
     samples = (
@@ -165,7 +168,7 @@ class RandomUniform(_OfShape, Uniform):
 
 @op
 class RandomNormal(_OfShape, Normal):
-    """Normal with the given mean and standard deviation `scale`, of a given shape."""
+    """Normal random numbers of a given shape, with the given mean and standard deviation `scale`."""
 
     onnx = Onnx("RandomNormal", since=22, hidden=_HIDDEN)
     samples = (
@@ -180,7 +183,10 @@ class RandomNormal(_OfShape, Normal):
 
 @op
 class RandomUniformLike(_LikeTensor, Uniform):
-    """Uniform on [low, high), of the shape of x. Rounding to a half float may reach `high`."""
+    """Uniform random numbers on [low, high) of the shape of x.
+
+    In float16 and bfloat16, rounding may give `high` itself.
+    """
 
     onnx = Onnx("RandomUniformLike", since=22, hidden=_HIDDEN)
     samples = (
@@ -192,7 +198,7 @@ class RandomUniformLike(_LikeTensor, Uniform):
 
 @op
 class RandomNormalLike(_LikeTensor, Normal):
-    """Normal with the given mean and standard deviation `scale`, of the shape of x."""
+    """Normal random numbers of the shape of x, with the given mean and standard deviation `scale`."""
 
     onnx = Onnx("RandomNormalLike", since=22, hidden=_HIDDEN)
     samples = (
@@ -241,10 +247,10 @@ class Bernoulli(RandomOp):
 
 @op
 class Multinomial(RandomOp):
-    """For each row, `sample_size` classes drawn with probabilities softmax(x). x: float [batch, classes].
+    """Draw `sample_size` classes for each row with probabilities softmax(x). x: float [batch, classes].
 
-    The result is int32 or int64 [batch, sample_size]: by inversion of the distribution, one uniform number each. It
-    is a step function of x, so no gradient flows.
+    The result is int32 or int64 [batch, sample_size]. Each class is drawn by inverting the distribution at one uniform
+    number. The draw is a step function of x, so no gradient flows.
     """
 
     dtype: DType = DType.INT32
@@ -282,10 +288,10 @@ class Multinomial(RandomOp):
 
 @op
 class Dropout(RandomOp):
-    """In training, zero each element with probability `ratio` and divide the others by 1 - ratio; else the identity.
+    """In training, set elements to zero with probability `ratio` and divide the others by 1 - ratio; else return x.
 
-    data: float tensor; ratio: float scalar in [0, 1], 0.5 when absent; training_mode: bool scalar, false when
-    absent. Outputs: y of data's type, and the bool mask of the elements that are kept. Srivastava et al. 2014.
+    data: float tensor; ratio: float scalar in [0, 1], 0.5 when absent; training_mode: bool scalar, false when absent.
+    Outputs: y of data's type, and the bool mask of the elements that are kept. Srivastava et al. 2014.
     """
 
     seed: int | None = None
@@ -374,7 +380,7 @@ class Dropout(RandomOp):
 
 @op
 class RngFoldIn(Op):
-    """Another (seed, step) for each `index`, an integer scalar in [0, 2**32): what a loop's iteration draws from."""
+    """Derive a (seed, step) for `index`, an integer scalar in [0, 2**32), from which one iteration of a loop draws."""
 
     domain = DOMAIN
     inputs = ("rng", "index")

@@ -156,7 +156,7 @@ class ReduceSum(Reduction):
 
 @op
 class ReduceMean(Reduction):
-    """Mean over axes; integers divide towards zero; NaN over no elements."""
+    """Mean over axes; NaN over no elements. The mean of integers is rounded towards zero."""
 
     onnx = Onnx("ReduceMean", since=18)
     samples = _uses(_normal)
@@ -218,7 +218,7 @@ def _extreme_over(xp: Any, function: Any, worst: Any, x: Any, axes: tuple[int, .
 
 @op
 class ReduceMax(_ReduceExtreme):
-    """Maximum over axes; -inf (or the dtype's least value) over no elements; NaN wins."""
+    """Maximum over axes; NaN if an element is NaN; -inf (or the dtype's least value) over no elements."""
 
     onnx = Onnx("ReduceMax", since=20)
     known = staticmethod(lambda values: dims.dim_max(*values) if values else None)
@@ -233,7 +233,7 @@ class ReduceMax(_ReduceExtreme):
 
 @op
 class ReduceMin(_ReduceExtreme):
-    """Minimum over axes; inf (or the dtype's largest value) over no elements; NaN wins."""
+    """Minimum over axes; NaN if an element is NaN; inf (or the dtype's largest value) over no elements."""
 
     onnx = Onnx("ReduceMin", since=20)
     known = staticmethod(lambda values: dims.dim_min(*values) if values else None)
@@ -248,7 +248,7 @@ class ReduceMin(_ReduceExtreme):
 
 @op
 class ReduceL1(Reduction):
-    """Sum of absolute values."""
+    """Sum of absolute values over axes."""
 
     onnx = Onnx("ReduceL1", since=18)
 
@@ -261,7 +261,7 @@ class ReduceL1(Reduction):
 
 @op
 class ReduceL2(Reduction):
-    """Square root of the sum of squares; the gradient where it is 0 is 0."""
+    """Square root of the sum of squares over axes; where it is 0, the gradient is 0."""
 
     onnx = Onnx("ReduceL2", since=18)
 
@@ -276,7 +276,7 @@ class ReduceL2(Reduction):
 
 @op
 class ReduceSumSquare(Reduction):
-    """Sum of squares."""
+    """Sum of squares over axes."""
 
     onnx = Onnx("ReduceSumSquare", since=18)
 
@@ -289,7 +289,7 @@ class ReduceSumSquare(Reduction):
 
 @op
 class ReduceLogSum(Reduction):
-    """Logarithm of the sum; -inf over no elements."""
+    """Logarithm of the sum over axes; -inf over no elements."""
 
     types = {"x": FLOATS, "axes": INT64}
     onnx = Onnx("ReduceLogSum", since=28)
@@ -304,7 +304,7 @@ class ReduceLogSum(Reduction):
 
 @op
 class ReduceLogSumExp(Reduction):
-    """Logarithm of the sum of exponentials, computed without overflow; -inf over no elements."""
+    """Logarithm of the sum of exponentials over axes, computed without overflow; -inf over no elements."""
 
     types = {"x": FLOATS, "axes": INT64}
     onnx = Onnx("ReduceLogSumExp", since=28)
@@ -375,10 +375,10 @@ def _rows_of(values: Sequence[Any], axes: tuple[int, ...]) -> tuple[list[Any], C
 
 @op
 class ProductOfOthers(Op):
-    """For each element the product of all the others that a reduction over `axes` multiplies it with.
+    """For each element of x, the product of all other elements that a ReduceProd over `axes` multiplies it with.
 
-    The slope of ReduceProd: it has x's shape, and is right where elements are 0. Products are in float64, since those
-    before and behind an element may overflow where their product does not.
+    This is the derivative of ReduceProd; it has x's shape, and is right where elements are 0. Products are computed in
+    float64, because the product of the elements before or behind an element may overflow where the result does not.
     """
 
     noop_with_empty_axes: bool = False

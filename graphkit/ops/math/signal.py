@@ -78,7 +78,10 @@ class _Window(Op):
 
 @op
 class HannWindow(_Window):
-    """0.5 - 0.5 cos(2 pi n / period), for n below `size` (a 0-d integer); the period is `size`, or one less."""
+    """Hann window: 0.5 - 0.5 cos(2 pi n / period) for n below `size`, a 0-d integer.
+
+    The period is `size`, or size - 1 with periodic=False.
+    """
 
     onnx = Onnx("HannWindow", since=17)
 
@@ -88,7 +91,10 @@ class HannWindow(_Window):
 
 @op
 class HammingWindow(_Window):
-    """25/46 - 21/46 cos(2 pi n / period), for n below `size` (a 0-d integer); the period is `size`, or one less."""
+    """Hamming window: 25/46 - 21/46 cos(2 pi n / period) for n below `size`, a 0-d integer.
+
+    The period is `size`, or size - 1 with periodic=False.
+    """
 
     onnx = Onnx("HammingWindow", since=17)
 
@@ -98,8 +104,10 @@ class HammingWindow(_Window):
 
 @op
 class BlackmanWindow(_Window):
-    """0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period), for n below `size` (a 0-d integer); the period is
-    `size`, or one less."""
+    """Blackman window: 0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period) for n below `size`.
+
+    size: a 0-d integer. The period is `size`, or size - 1 with periodic=False.
+    """
 
     onnx = Onnx("BlackmanWindow", since=17)
 
@@ -109,10 +117,10 @@ class BlackmanWindow(_Window):
 
 @op
 class MelWeightMatrix(Op):
-    """Triangular filters [dft_length // 2 + 1, num_mel_bins], equally spaced from edge to edge on the mel scale.
+    """Triangular mel filters, equally spaced on the mel scale: [dft_length // 2 + 1, num_mel_bins].
 
-    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The edges are rounded down to bins of the spectrum, so
-    that the matrix is piecewise constant in them.
+    All operands are 0-d. mel(f) = 2595 log10(1 + f / 700). The filters lie between two edges. These are rounded down to
+    bins of the spectrum, so that the matrix is piecewise constant in them.
     """
 
     output_datatype: DType = DType.FLOAT32
@@ -160,11 +168,12 @@ class MelWeightMatrix(Op):
 
 @op
 class DFT(Op):
-    """Discrete Fourier transform along `axis` (0-d, default -2: the last axis of the signal); `inverse` divides by n.
+    """Discrete Fourier transform along `axis`; `inverse` divides by n.
 
-    x: [..., n, ..., 1 or 2]. dft_length: 0-d, default n: the signal is cut to it, or filled with zeros. The result is
-    complex. onesided: only its first dft_length // 2 + 1 elements; with `inverse` these are what x gives, and the
-    result is real, with a default length of 2 * (n - 1).
+    axis: 0-d, default -2: the last axis of the signal. x: [..., n, ..., 1 or 2]. dft_length: 0-d, default n: the signal
+    is cut to this length, or padded with zeros. The result is complex. onesided: the result has only the first
+    dft_length // 2 + 1 elements. With `onesided` and `inverse` x holds these elements, and the result is real, with a
+    default length of 2 * (n - 1).
     """
 
     inverse: bool = False
@@ -260,11 +269,11 @@ class DFT(Op):
 
 @op
 class STFT(Op):
-    """Fourier transforms of windowed frames: [batch, frames, frequencies, 2].
+    """Short-time Fourier transform: transforms of windowed frames, [batch, frames, frequencies, 2].
 
     signal: [batch, length, 1 or 2]; frame_step: 0-d, the distance of frames; window: [frame_length], ones by default;
-    frame_length: 0-d, by default the window's or the signal's length. frames = (length - frame_length) // frame_step
-    + 1; onesided: frame_length // 2 + 1 frequencies, else frame_length.
+    frame_length: 0-d, by default the window's or the signal's length. frames = (length - frame_length) // frame_step +
+    1. frequencies = frame_length // 2 + 1 with `onesided`, else frame_length.
     """
 
     onesided: bool = True

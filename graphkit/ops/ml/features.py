@@ -1,4 +1,4 @@
-"""Features by their positions: ArrayFeatureExtractor, FeatureVectorizer, OneHotEncoder."""
+"""Operators that select, join and encode features: ArrayFeatureExtractor, FeatureVectorizer, OneHotEncoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graphkit.ops.ml.matrix import ML, NUMBERS
 
 @op
 class ArrayFeatureExtractor(Op):
-    """The elements of x at the positions y along its last axis; a vector is a matrix of one row."""
+    """The elements of x at the indices y along its last axis; a vector is taken as a matrix of one row."""
 
     domain = ML
     inputs = ("x", "y")
@@ -69,10 +69,10 @@ def _rows(x: TensorType) -> Dim:
 
 @op
 class FeatureVectorizer(Op):
-    """The first `inputdimensions[i]` features of each operand, filled up with zeros, side by side; float32.
+    """Join the first `inputdimensions[i]` features of each operand side by side; missing ones are 0; float32.
 
-    A vector is one example. Of an operand with more than two axes, an example's features are in one row, as ONNX
-    Runtime has them (OneHotEncoder of a column gives three axes).
+    A vector is one example. If an operand has more than two axes, all features of an example form one row, as in ONNX
+    Runtime (OneHotEncoder of a column gives three axes).
     """
 
     inputdimensions: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ class FeatureVectorizer(Op):
 
     def infer(self, *xs: TensorType) -> TensorType:
         if len(xs) != len(self.inputdimensions):
-            raise UsageError(f"{len(xs)} operands, and inputdimensions for {len(self.inputdimensions)}")
+            raise UsageError(f"{len(xs)} operands, but inputdimensions has {len(self.inputdimensions)} entries")
         if not xs or any(size < 0 for size in self.inputdimensions):
             raise UsageError(f"inputdimensions={list(self.inputdimensions)}")
         count, *others = map(_rows, xs)
@@ -131,7 +131,7 @@ class FeatureVectorizer(Op):
 
 @op
 class OneHotEncoder(Op):
-    """1 at the place of the category that an element is, along a new last axis, else 0; float32.
+    """One-hot encoding along a new last axis: 1 at the element's position among the categories, else 0; float32.
 
     An element that is none of the categories gives zeros, or with `zeros=0` an error.
     """
@@ -180,7 +180,7 @@ class OneHotEncoder(Op):
         categories = self._categories(DType.of(x.dtype))
         if not self.zeros and (places < 0).any():
             unknown = x.reshape(-1)[places < 0][:1].tolist()[0]
-            raise RuntimeFailure(f"{unknown!r} is none of the categories, and zeros=0")
+            raise RuntimeFailure(f"{unknown!r} is not one of the categories, and zeros=0 makes this an error")
         y = xp.zeros((places.size, len(categories)), np.float32)
         y.reshape(-1)[(xp.arange(places.size) * len(categories) + places)[places >= 0]] = 1
         return y.reshape(*x.shape, len(categories))

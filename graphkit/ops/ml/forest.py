@@ -1,7 +1,7 @@
-"""Forest: the trees of an ensemble as arrays, checked once, and how rows of features fall through them.
+"""Forest: the trees of an ensemble as arrays, checked once, and their evaluation for rows of features.
 
-Checks and building are linear in the nodes but for sorting identifiers. Nothing that passes them can loop or read
-outside of the arrays.
+Checks and construction take time linear in the number of nodes, but for sorting identifiers. A forest that passes the
+checks cannot loop or read outside of the arrays.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Forest:
         An AVERAGE is a SUM, yet to be divided. Sums are taken tree after tree, in the type of the weights or of x.
         """
         if x.shape[1] < self.features:
-            raise TypeMismatch(f"the trees ask for {self.features} features, x has {x.shape[1]}")
+            raise TypeMismatch(f"the trees read {self.features} features, but x has {x.shape[1]}")
         scores = np.zeros((len(x), self.targets), np.result_type(self.weight, x))
         has = np.zeros(scores.shape, bool)
         step = max(_AT_ONCE // max(len(self.roots), 1), 1)
@@ -134,7 +134,7 @@ def checked_forest(
     """
     inner = mode != LEAF
     if (bad := inner & ((feature < 0) | (feature >= _LARGEST_INDEX))).any():
-        raise UsageError(f"node {_first(bad)} asks for feature {feature[_first(bad)]}")
+        raise UsageError(f"node {_first(bad)} reads feature {feature[_first(bad)]}")
     if len(mode) > _LARGEST_INDEX or len(weight) > _LARGEST_INDEX:
         raise UsageError(f"{len(mode)} nodes and {len(weight)} weights")
     if (bad := (target < 0) | (target >= targets)).any():
@@ -206,7 +206,7 @@ class NodeTable:
         twice = np.flatnonzero(self._keys[1:] == self._keys[:-1])
         if twice.size:
             at = int(self._order[twice[0]])
-            raise UsageError(f"node {node[at]} of tree {tree[at]} is there twice")
+            raise UsageError(f"node {node[at]} of tree {tree[at]} occurs twice")
 
     def positions(self, tree: np.ndarray, node: np.ndarray, what: str) -> np.ndarray:
         """Raises UsageError for a node that is not there."""
@@ -221,7 +221,7 @@ class NodeTable:
             at = self._order[at]
         if not found.all():
             bad = _first(~found)
-            raise UsageError(f"{what} {bad} is node {node[bad]} of tree {tree[bad]}, which is not there")
+            raise UsageError(f"{what} {bad} is node {node[bad]} of tree {tree[bad]}, which does not exist")
         return at
 
 
@@ -232,11 +232,13 @@ def require_targets(count: int) -> None:
 
 
 def modes_of(names: Sequence[str]) -> np.ndarray:
-    """Raises UsageError for a name that is none of MODES."""
+    """Return the codes of mode names. Raises UsageError for a name that is not one of MODES."""
     table = {name: i for i, name in enumerate(MODES)}
     codes = np.array([table.get(name, -1) for name in names], np.int64)
     if (codes < 0).any():
-        raise UsageError(f"node {_first(codes < 0)} has mode {names[_first(codes < 0)]!r}: none of {', '.join(MODES)}")
+        raise UsageError(
+            f"node {_first(codes < 0)} has mode {names[_first(codes < 0)]!r}, not one of {', '.join(MODES)}"
+        )
     return codes
 
 
@@ -244,7 +246,7 @@ _kept: dict[tuple[int, str], tuple[Any, Any]] = {}
 
 
 def kept_with(op: Any, what: str, build: Callable[[], Made]) -> Made:
-    """What is made of an operator: built when it is first asked for, kept as long as the operator is."""
+    """A value computed from an operator at its first use, and cached as long as the operator exists."""
     key = (id(op), what)
     entry = _kept.get(key)
     if entry is None or entry[0]() is not op:

@@ -1,4 +1,4 @@
-"""Elements by a table of keys and values: LabelEncoder and CategoryMapper."""
+"""Table look-up of elements: LabelEncoder and CategoryMapper."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def string_table_of(op: LabelEncoder) -> tuple[dict[Any, int], np.ndarray]:
 
 @op
 class LabelEncoder(Op):
-    """The value at the place where an element is among the keys, else the default; in the shape of x.
+    """Replace each element by the value that belongs to its key, or by the default if it is no key; same shape as x.
 
-    Keys and values are one list each of strings, integers or floats, or a tensor of any of the types.
+    Keys and values are given as one list each (strings, integers or floats), or as a tensor of any of these types.
     """
 
     keys_strings: tuple[str, ...] | None = None
@@ -151,7 +151,7 @@ def _only(
     given = [items for items in given if len(items)] or given[:1]
     if len(given) != 1:
         raise UsageError(
-            f"{name}_strings, {name}_int64s, {name}_floats, {name}_tensor: {len(given)} are given, not one"
+            f"give one of {name}_strings, {name}_int64s, {name}_floats and {name}_tensor; {len(given)} are given"
         )
     return given[0]
 
@@ -162,7 +162,7 @@ def dtype_of_table(array: np.ndarray) -> DType:
 
 @op
 class CategoryMapper(Op):
-    """Strings to the integers at their places among the categories, or integers to strings; else the default."""
+    """Map strings to integers, or integers to strings, by two lists of equal length; others give the default."""
 
     cats_int64s: tuple[int, ...] = ()
     cats_strings: tuple[str, ...] = ()

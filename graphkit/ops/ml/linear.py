@@ -34,10 +34,10 @@ from graphkit.ops.ml.scores import (
 
 @op
 class LinearRegressor(RowWise):
-    """x coefficients^T + intercepts, a column for each target; float32.
+    """x coefficients^T + intercepts, one column for each target; float32.
 
-    Intercepts that are not one for each target count for nothing, nor does a transformation of one target but PROBIT:
-    so it is in ONNX Runtime.
+    As in ONNX Runtime, intercepts are ignored unless there is one for each target, and of the transformations only
+    PROBIT applies to a single target.
     """
 
     coefficients: tuple[float, ...] = ()
@@ -80,7 +80,8 @@ class LinearRegressor(RowWise):
 class LinearClassifier(RowWise):
     """The class with the largest score, and the transformed scores x coefficients^T + intercepts; float32.
 
-    With one score the classes are those of a score up to 0 and above; it gives two columns where there are two labels.
+    With one score, the first class is chosen for a score up to 0, the second one above 0. If there are two labels, this
+    score gives two columns.
     """
 
     coefficients: tuple[float, ...]

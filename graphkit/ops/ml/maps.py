@@ -1,4 +1,4 @@
-"""Maps from keys to numbers, as feature extractors give and classifiers return: DictVectorizer, CastMap, ZipMap."""
+"""Maps from keys to numbers, which feature extractors and classifiers return: DictVectorizer, CastMap, ZipMap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _map_of(x: Type) -> tuple[DType, DType]:
 
 @op
 class DictVectorizer(Op):
-    """The values of a map at the keys of a vocabulary, as one row; 0 or an empty string where a key is missing."""
+    """The values of a map for the keys of a vocabulary, as one row; 0 or an empty string if a key is missing."""
 
     int64_vocabulary: tuple[int, ...] = ()
     string_vocabulary: tuple[str, ...] = ()
@@ -57,7 +57,8 @@ class DictVectorizer(Op):
 class CastMap(Op):
     """The values of a map as one row of another type, in the order of their keys.
 
-    `map_form` SPARSE: each at the column that its key is, of `max_map` columns; the others are 0 or empty.
+    With `map_form` SPARSE the row has `max_map` columns, and each value is in the column that its key names; the others
+    are 0 or empty.
     """
 
     cast_to: str = "TO_FLOAT"
@@ -91,7 +92,7 @@ class CastMap(Op):
         row = np.full((1, self.max_map), "0.f" if self.cast_to == "TO_STRING" else 0, kind)
         for key in x:
             if key < 0:
-                raise RuntimeFailure(f"key {key} of the map is no column")
+                raise RuntimeFailure(f"key {key} of the map is not a column")
             if key < self.max_map:
                 row[0, key] = self._cast(x[key])
         return row
@@ -107,7 +108,7 @@ class CastMap(Op):
 
 @op
 class ZipMap(Op):
-    """For each row of x a map from the labels to its elements."""
+    """For each row of x, a map from the labels to the elements of the row."""
 
     classlabels_int64s: tuple[int, ...] = ()
     classlabels_strings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What the operators of ai.onnx.ml share: their domain, and a matrix of examples and features out of any operand."""
+"""Shared by the operators of ai.onnx.ml: their domain, and conversion to a matrix of examples and features."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def rows_of(xp: Any, x: Any, dtype: Any = None) -> Any:
 
 
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise UsageError for an attribute that is none of the words that it may be."""
+    """Raise UsageError if an attribute is not one of the allowed words."""
     if value not in allowed:
-        raise UsageError(f"{name}={value!r} is none of {', '.join(allowed)}")
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(allowed)}")
 
 
 def same_length(**lists: Sized) -> None:

@@ -1,4 +1,4 @@
-"""Features one by one: Scaler, Normalizer, Binarizer, Imputer."""
+"""Operators on single features: Scaler, Normalizer, Binarizer, Imputer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _like(y: Value, x: Value) -> Value:
 
 @op
 class Scaler(RowWise):
-    """(x - offset) * scale, each of them one number or one for each feature; float32."""
+    """(x - offset) * scale; offset and scale hold one number, or one for each feature. The result is float32."""
 
     offset: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
@@ -91,9 +91,9 @@ class Scaler(RowWise):
 
 @op
 class Normalizer(RowWise):
-    """Examples divided by their largest element, the sum of magnitudes or the square root of the sum of squares.
+    """Divide each example by its largest element (MAX), sum of magnitudes (L1) or root of the sum of squares (L2).
 
-    float32. An example whose norm is 0 stays as it is.
+    The result is float32. An example whose norm is 0 stays as it is.
     """
 
     norm: str = "MAX"
@@ -165,14 +165,14 @@ class Binarizer(Op):
             low = math.floor(self.threshold) if math.isfinite(self.threshold) else self.threshold
             limits = np.iinfo(x.dtype.numpy)
             if not limits.min <= low <= limits.max:
-                raise UnsupportedError(f"threshold={self.threshold} is no {x.dtype}")
+                raise UnsupportedError(f"threshold={self.threshold} is not a number of {x.dtype}")
             return F.cast(F.greater(x, constant(np.array(low, x.dtype.numpy))), to=x.dtype)
         return F.cast(F.greater(x, constant(np.array(np.float32(self.threshold), x.dtype.numpy))), to=x.dtype)
 
 
 @op
 class Imputer(RowWise):
-    """x with one value, which may be NaN, replaced by `imputed_value_*`: one number, or one for each feature."""
+    """Replace one value of x, which may be NaN, by `imputed_value_*`: one number, or one for each feature."""
 
     imputed_value_floats: tuple[float, ...] = ()
     imputed_value_int64s: tuple[int, ...] = ()

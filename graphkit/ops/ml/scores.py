@@ -1,6 +1,7 @@
-"""From scores to what a model returns: the transformations `post_transform` of scores, and labels of classes.
+"""From scores to the results of a model: the transformations `post_transform` of scores, and labels of classes.
 
-Where the standard is silent (one score for two classes, one score alone), the results are those of ONNX Runtime.
+If the standard does not say what happens (one score for two classes, one score alone), results are those of ONNX
+Runtime.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _probit(x: Value) -> Value:
 def labels_of(strings: Sequence[str], integers: Sequence[int]) -> np.ndarray:
     """The labels of a classifier, which are strings or integers: an array of objects, or of int64."""
     if strings and integers:
-        raise UsageError(f"labels are strings or integers, and {len(strings)} and {len(integers)} of them are given")
+        raise UsageError(f"labels must be strings or integers; {len(strings)} and {len(integers)} of them are given")
     return np.array(strings, object) if strings else np.array(integers, np.int64)
 
 

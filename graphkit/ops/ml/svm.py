@@ -36,7 +36,7 @@ _LARGEST_MATRIX = 1 << 24
 class SquaredDistances(Op):
     """The squared Euclidean distance of each row of x from each row of y, as a sum of squared differences.
 
-    By a product of matrices it would be a difference of large numbers, with an error of their size.
+    A matrix product would compute it as a difference of large numbers, with an error of their size.
     """
 
     domain = DOMAIN
@@ -68,7 +68,7 @@ class SquaredDistances(Op):
 
 
 class KernelMachine(RowWise):
-    """What the two operators have in common: vectors, and a kernel with gamma, coef0 and degree."""
+    """Base of SVMRegressor and SVMClassifier: support vectors, and a kernel with gamma, coef0 and degree."""
 
     kernel_type: str = "LINEAR"
     kernel_params: tuple[float, ...] = ()
@@ -115,9 +115,9 @@ class KernelMachine(RowWise):
 
 @op
 class SVMRegressor(KernelMachine):
-    """The kernel of x and each support vector times its coefficient, summed up, plus rho; float32.
+    """Support vector regression: sum of kernel(x, support vector) * coefficient, plus rho; float32.
 
-    Without support vectors it is x coefficients + rho. With `one_class` results are 1 above 0, else -1.
+    Without support vectors the result is x coefficients + rho. With `one_class` it is 1 above 0, else -1.
     """
 
     n_supports: int = 0
@@ -181,10 +181,10 @@ class SVMRegressor(KernelMachine):
 
 @op
 class SVMClassifier(KernelMachine):
-    """The class that wins most of the decisions between two classes, and scores; float32.
+    """Support vector classification: the class that wins most decisions between two classes, and scores; float32.
 
-    With `prob_a` and `prob_b` scores are probabilities of the classes; else they are the decisions (for two classes
-    both signs of the one decision). Without support vectors every class has a linear score.
+    With `prob_a` and `prob_b` the scores are probabilities of the classes. Else they are the decisions; for two
+    classes, both signs of the one decision. Without support vectors every class has a linear score.
     """
 
     prob_a: tuple[float, ...] = ()
@@ -343,7 +343,7 @@ class SVMClassifier(KernelMachine):
 
 @op
 class CoupledProbabilities(Op):
-    """Probabilities of classes out of decisions of all pairs [rows, pairs] and Platt's two parameters of each pair.
+    """Class probabilities from the decisions of all pairs of classes [rows, pairs] and Platt's two parameters each.
 
     J. Platt, "Probabilistic Outputs for Support Vector Machines" (1999); T.-F. Wu, C.-J. Lin, R. C. Weng, "Probability
     Estimates for Multi-class Classification by Pairwise Coupling" (2004), algorithm 2.
@@ -375,7 +375,7 @@ def classes_of(pairs: int) -> int:
     """How many classes have so many pairs; raises UsageError for a number that is none of pairs."""
     classes = (1 + math.isqrt(1 + 8 * pairs)) // 2
     if classes * (classes - 1) // 2 != pairs:
-        raise UsageError(f"{pairs} is no number of pairs")
+        raise UsageError(f"{pairs} is not a number of pairs of classes")
     return classes
 
 

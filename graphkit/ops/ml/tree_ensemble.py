@@ -1,4 +1,4 @@
-"""TreeEnsemble: trees whose nodes and leaves are told by their positions in lists."""
+"""TreeEnsemble: trees whose nodes and leaves are identified by their positions in lists."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MEMBER = 6
 
 @op
 class TreeEnsemble(RowWise):
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends.
+    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches.
 
-    In the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, != and 6 for the membership in a set; the sets are in
-    `membership_values` in the order of such nodes, each of them ended by NaN. Of one target no transformation but
-    PROBIT is made.
+    The result has the type of x. Modes are 0 to 5 for <=, <, >=, >, ==, !=, and 6 for membership in a set. The sets are
+    in `membership_values`, in the order of such nodes; NaN ends each set. For a single target, PROBIT is the only
+    transformation that applies.
     """
 
     tree_roots: tuple[int, ...]
@@ -68,11 +68,11 @@ class TreeEnsemble(RowWise):
 
     def infer(self, x: TensorType) -> TensorType:
         if not 0 <= self.aggregate_function < len(AGGREGATES):
-            raise UsageError(f"aggregate_function={self.aggregate_function} is none of 0 to {len(AGGREGATES) - 1}")
+            raise UsageError(f"aggregate_function={self.aggregate_function} is not one of 0 to {len(AGGREGATES) - 1}")
         if not 0 <= self.post_transform < len(TRANSFORMS):
-            raise UsageError(f"post_transform={self.post_transform} is none of 0 to {len(TRANSFORMS) - 1}")
+            raise UsageError(f"post_transform={self.post_transform} is not one of 0 to {len(TRANSFORMS) - 1}")
         require_targets(self.targets)
-        require_at_least(x, self.forest.features, "the trees ask for")
+        require_at_least(x, self.forest.features, "the trees read")
         return TensorType(x.dtype, (examples(x), self.targets))
 
     def _forest(self) -> Forest:
@@ -98,7 +98,7 @@ class TreeEnsemble(RowWise):
             raise UsageError(f"nodes_modes has {int(modes.max())}; 0 to {_MEMBER} are known")
         roots = np.array(self.tree_roots, np.int64)
         if not len(roots) or ((roots < 0) | (roots >= count)).any():
-            raise UsageError(f"tree_roots {list(self.tree_roots[:5])} are no positions of {count} nodes")
+            raise UsageError(f"tree_roots {list(self.tree_roots[:5])} are not positions among {count} nodes")
         children = [
             _positions(name, ints[f"nodes_{name}nodeids"], ints[f"nodes_{name}leafs"], count, leaves)
             for name in ("true", "false")
@@ -187,5 +187,5 @@ def _positions(name: str, ids: np.ndarray, leaf: np.ndarray, nodes: int, leaves:
     if bad.size:
         at = int(bad[0])
         kind = "leaf" if leaf[at] else "node"
-        raise UsageError(f"nodes_{name}nodeids[{at}] is {kind} {ids[at]} of {limit[at]}")
+        raise UsageError(f"nodes_{name}nodeids[{at}] is {kind} {ids[at]}, but there are only {limit[at]}")
     return np.where(leaf != 0, ids + nodes, ids)

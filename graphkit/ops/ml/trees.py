@@ -1,4 +1,4 @@
-"""TreeEnsembleRegressor and TreeEnsembleClassifier: trees whose nodes are told by tree and node identifiers."""
+"""TreeEnsembleRegressor and TreeEnsembleClassifier: trees whose nodes are identified by tree and node identifiers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TREES: dict[str, Any] = {
 
 
 class IdentifiedTrees(RowWise):
-    """What the two operators have in common. A tree's root is the first node that has its identifier."""
+    """Base of the two operators. A tree's root is the first node that has its identifier."""
 
     nodes_treeids: tuple[int, ...] = ()
     nodes_nodeids: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class IdentifiedTrees(RowWise):
         return array
 
     def base(self) -> np.ndarray:
-        """What is added to scores."""
+        """The base values that are added to scores."""
         return self._numbers("base_values")
 
     def _forest(self, prefix: str, targets: int) -> Forest:
@@ -129,7 +129,7 @@ class IdentifiedTrees(RowWise):
         count = len(self.base())
         if count not in (0, targets) and not (count == 1 and targets == 2):
             raise UsageError(f"base_values has {count} entries for {targets} targets")
-        require_at_least(x, forest.features, "the trees ask for")
+        require_at_least(x, forest.features, "the trees read")
 
 
 def _single(x: np.ndarray) -> np.ndarray:
@@ -140,9 +140,9 @@ def _single(x: np.ndarray) -> np.ndarray:
 
 @op
 class TreeEnsembleRegressor(IdentifiedTrees):
-    """For each target the sum (average, minimum, maximum) of the weights of the leaves where an example ends; float32.
+    """For each target the sum (average, minimum, maximum) of the weights of the leaves that an example reaches.
 
-    Of one target no transformation but PROBIT is made.
+    The result is float32. For a single target, PROBIT is the only transformation that applies.
     """
 
     n_targets: int | None = None
@@ -210,11 +210,11 @@ def no_gradient(operator: Op) -> UnsupportedError:
 
 @op
 class TreeEnsembleClassifier(IdentifiedTrees):
-    """The class whose sum of weights is the largest, and the transformed sums of all, float32.
+    """The class whose sum of weights is the largest, and the transformed sums of all classes; float32.
 
-    Of two classes, where weights are for one of them alone, the second one is chosen for a sum above 0.5 (of weights
-    none of which is negative) or above 0. Where the standard says nothing (one sum for two classes, base values), the
-    results are those of ONNX Runtime: among them the labels 0 and 1 where weights are for two classes of two.
+    If there are two classes and only one of them has weights, the second class is chosen for a sum above 0.5 (if no
+    weight is negative) or above 0. If the standard does not say what happens (one sum for two classes, base values),
+    results are those of ONNX Runtime: among them the labels 0 and 1 where both of two classes have weights.
     """
 
     class_treeids: tuple[int, ...] = ()

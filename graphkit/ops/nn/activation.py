@@ -143,7 +143,7 @@ class Selu(Unary):
 
 @op
 class Celu(Unary):
-    """max(0, x) + min(0, alpha * (exp(x / alpha) - 1)); alpha is not 0. Barron 2017, arXiv:1704.07483."""
+    """max(0, x) + min(0, alpha * (exp(x / alpha) - 1)); alpha must not be 0. Barron 2017, arXiv:1704.07483."""
 
     alpha: float = 1.0
     onnx = Onnx("Celu", since=28)
@@ -194,7 +194,7 @@ class Softsign(Unary):
 
 @op
 class HardSigmoid(Unary):
-    """alpha * x + beta, limited to [0, 1]; no gradient at and beyond the limits."""
+    """alpha * x + beta, clipped to [0, 1]; the gradient at and beyond these bounds is 0."""
 
     alpha: float = 0.20000000298023224  # the standard's attributes are float32
     beta: float = 0.5
@@ -232,7 +232,7 @@ class HardSwish(Unary):
 
 @op
 class Gelu(Unary):
-    """x * Phi(x), Phi the normal distribution function; approximate="tanh" uses its tanh formula.
+    """x * Phi(x), where Phi is the cumulative normal distribution; approximate="tanh" uses the tanh formula.
 
     Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
@@ -387,9 +387,9 @@ class ThresholdedRelu(Unary):
 
 @op
 class Clip(Op):
-    """min(max(x, low), high). low, high: optional 0-d tensors; where low > high the result is high.
+    """min(max(x, low), high). low, high: optional 0-d tensors; if low > high, the result is high.
 
-    The gradient passes to x inside and at the bounds, to the bound that is in force outside.
+    The gradient goes to x inside and at the bounds. Outside it goes to the bound that limits x.
     """
 
     inputs = ("x", "min?", "max?")

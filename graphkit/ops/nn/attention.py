@@ -33,11 +33,11 @@ def needs_ranks(name: str, *operands: Any) -> None:
 
 @op
 class RotaryEmbedding(Op):
-    """Rotates pairs of elements of each head by angles that depend on the position. Su et al. 2021, arXiv:2104.09864.
+    """Rotate pairs of elements of each head by angles that depend on the position. Su et al. 2021, arXiv:2104.09864.
 
-    x: [B, H, L, D], or [B, L, H * D] with num_heads. cos_cache, sin_cache: [positions, D / 2] with position_ids
-    [B, L], else [B, L, D / 2]. Only the first `rotary_embedding_dim` elements are rotated (0: all). Pairs are
-    (i, i + D / 2), or neighbours when interleaved.
+    x: [B, H, L, D], or [B, L, H * D] with num_heads. cos_cache, sin_cache: [positions, D / 2] with position_ids [B, L],
+    else [B, L, D / 2]. Only the first `rotary_embedding_dim` elements are rotated (0: all). Elements i and i + D / 2
+    form a pair; with `interleaved`, neighbours do.
     """
 
     interleaved: bool = False
@@ -121,17 +121,21 @@ class RotaryEmbedding(Op):
 
 @op
 class Attention(Op):
-    """softmax(scale * Q K^T + bias) V for each head. Vaswani et al. 2017, arXiv:1706.03762.
+    """Scaled dot-product attention: softmax(scale * Q K^T + bias) V for each head.
+
+    Vaswani et al. 2017, arXiv:1706.03762.
 
     q: [B, H, L, D], k, v: [B, G, S, D], [B, G, S, E] (or [B, L, H * D], [B, S, G * D], [B, S, G * E] with q_num_heads
-    and kv_num_heads); H is a multiple of G, whose heads serve H / G queries each. The past, if any, comes before k
-    and v; T keys in all. attn_mask: what is added to the scores, or a boolean mask (true: attend), broadcastable to
-    [B, H, L, T], its last axis filled up with -inf or false. nonpad_kv_seqlen: [B], how many keys are valid.
+    and kv_num_heads). H is a multiple of G: each head of k and v serves H / G heads of q. past_key and past_value come
+    before k and v; together there are T keys. attn_mask: floats that are added to the scores, or a boolean mask (true:
+    attend), broadcastable to [B, H, L, T]; a shorter last axis is filled up with -inf or false. nonpad_kv_seqlen: [B],
+    the number of valid keys.
 
-    Query i stands at key i + offset: the length of the past, or valid keys - L. is_causal: no later keys; windows: at
-    most so many keys to the left and right (-1: all). softcap c > 0: c * tanh(scores / c). A query that may attend to
-    no key gives 0. Outputs: y as q, with E; present_key, present_value [B, G, T, D or E]; qk_matmul_output [B, H, L,
-    T]: the scores (mode 0), after softcap (1), with the mask (2), after softmax (3).
+    Query i is at the position of key i + offset, where offset is the length of the past, or valid keys - L. is_causal:
+    ignore later keys. left_window_size, right_window_size: the largest number of keys to the left and right (-1: all).
+    softcap c > 0: replace scores by c * tanh(scores / c). A query that may attend to no key gives 0. Outputs: y, shaped
+    like q but with E; present_key, present_value [B, G, T, D or E]; qk_matmul_output [B, H, L, T]: the scores (mode 0),
+    after softcap (1), with the mask (2), after softmax (3).
     """
 
     is_causal: bool = False
@@ -190,12 +194,16 @@ class Attention(Op):
         if not 0 <= self.qk_matmul_output_mode <= _WEIGHTS:
             raise UsageError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {self.qk_matmul_output_mode}")
         if self.scale is not None and self.scale < 0:
-            raise UsageError(f"scale={self.scale}: queries and keys are each multiplied by its root")
+            raise UsageError(
+                f"scale={self.scale} must not be negative: queries and keys are multiplied by its square root"
+            )
         if (past_key is None) is not (past_value is None) or (past_key is not None and nonpad is not None):
-            raise TypeMismatch("past_key and past_value go together, without nonpad_kv_seqlen")
+            raise TypeMismatch("past_key and past_value must be given together, and without nonpad_kv_seqlen")
         ranks = {x.rank for x in (q, k, v)} - {None}
         if len(ranks) > 1 or not ranks <= {3, 4} or (3 in ranks and not (self.q_num_heads and self.kv_num_heads)):
-            raise TypeMismatch(f"q, k, v have four axes, or three with q_num_heads and kv_num_heads: {q}, {k}, {v}")
+            raise TypeMismatch(
+                f"q, k, v must have four axes, or three with q_num_heads and kv_num_heads: {q}, {k}, {v}"
+            )
         if any(x.shape is None for x in (q, k, v)):
             return TensorType(q.dtype), TensorType(k.dtype), TensorType(v.dtype), TensorType(q.dtype)
         flat = 3 in ranks

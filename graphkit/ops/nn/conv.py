@@ -224,7 +224,7 @@ _GEOMETRIES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...]
 
 @op
 class Conv(Convolution):
-    """Convolution (cross-correlation).
+    """Convolution (cross-correlation) over any number of spatial axes.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], b: [M] -> [N, M, *positions].
     """
@@ -263,7 +263,10 @@ class Conv(Convolution):
 
 @op
 class ConvGradInput(Convolution):
-    """Gradient of Conv in x. dy: [N, M, *positions], w: [M, C / group, *kernel]; the shape of x -> [N, C, *spatial]."""
+    """Gradient of Conv with respect to x.
+
+    dy: [N, M, *positions], w: [M, C / group, *kernel], x: only its shape is read -> [N, C, *spatial].
+    """
 
     domain = DOMAIN
     inputs = ("dy", "w", "x")
@@ -293,9 +296,10 @@ class ConvGradInput(Convolution):
 
 @op
 class ConvGradWeight(Convolution):
-    """Gradient of Conv in w. x: [N, C, *spatial], dy: [N, M, *positions]; the type of w -> [M, C / group, *kernel].
+    """Gradient of Conv with respect to w.
 
-    Sums are not rounded to the type of x and dy where that of w is wider.
+    x: [N, C, *spatial], dy: [N, M, *positions], w: only its type is read -> [M, C / group, *kernel]. If the element
+    type of w is wider than that of x and dy, sums are not rounded to the narrower one.
     """
 
     domain = DOMAIN
@@ -377,8 +381,9 @@ def _window_of(op: Convolution, x: Any, w: Any) -> Window:
 class ConvTranspose(Convolution):
     """Transposed convolution. x: [N, C, *positions], w: [C, M / group, *kernel], b: [M] -> [N, M, *spatial].
 
-    Along an axis, spatial = stride * (positions - 1) + output_padding + span - begin - end; `output_shape` asks for
-    a size and leaves the padding to be chosen, as auto_pad=SAME_* does for stride * positions.
+    Along an axis, spatial = stride * (positions - 1) + output_padding + span - begin - end, where span is the size of
+    the dilated kernel and begin, end are the padding. `output_shape` gives the size instead, and the padding follows
+    from it; auto_pad=SAME_* does the same for the size stride * positions.
     """
 
     output_padding: tuple[int, ...] | None = None

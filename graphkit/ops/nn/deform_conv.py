@@ -41,11 +41,12 @@ def _samples() -> tuple[Sample, ...]:
 
 @op
 class DeformConv(Op):
-    """sum over the kernel of w times x, read by linear interpolation at each position plus its offset, plus bias.
+    """Deformable convolution: each kernel element reads x at its position plus a learned offset, interpolated.
 
-    x: [N, C, *spatial]; w: [M, C / group, *kernel]; offset: [N, offset_group * prod(kernel) * axes, *positions], the
-    offsets along each axis of each element of the kernel; bias: [M]; mask: [N, offset_group * prod(kernel),
-    *positions], factors of what is read. The result is [N, M, *positions]. Beyond x there are zeros.
+    x: [N, C, *spatial]; w: [M, C / group, *kernel]; offset: [N, offset_group * prod(kernel) * axes, *positions], along
+    each axis for each element of the kernel; bias: [M]; mask: [N, offset_group * prod(kernel), *positions], multiplied
+    with the elements that are read. Interpolation is linear. The result is [N, M, *positions]. Outside of x, elements
+    are 0.
     """
 
     dilations: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""Sliding windows as columns of a matrix: Col2Im, which adds them up to an image, and its adjoint Im2Col."""
+"""Col2Im adds the columns of a matrix up to an image of sliding windows; Im2Col is its adjoint."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def _block_of(block: Any) -> list[int]:
 
 @op
 class Col2Im(ColumnBlocks):
-    """Columns added up to an image: each is a block of elements, which overlap where blocks do. (PyTorch's fold.)
+    """Add columns up to an image, one block of elements for each column; blocks may overlap. (PyTorch's fold.)
 
     x: [N, C * prod(block_shape), L], one column for each of the L positions of the block, in row-major order; the
-    result is [N, C, *image_shape]. What falls into the padding is dropped.
+    result is [N, C, *image_shape]. Elements that fall into the padding are dropped.
     """
 
     inputs = ("x", "image_shape", "block_shape")
@@ -116,7 +116,7 @@ class Col2Im(ColumnBlocks):
 
 @op
 class Im2Col(ColumnBlocks):
-    """The block of an image at each position, as a column: the adjoint of Col2Im. (PyTorch's unfold.)
+    """Return the block of an image at each position as a column: the adjoint of Col2Im. (PyTorch's unfold.)
 
     x: [N, C, *image]; the result is [N, C * prod(block_shape), L].
     """

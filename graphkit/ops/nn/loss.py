@@ -25,7 +25,7 @@ _WEIGHTS = Rand((4,), 0.5, 2.0)
 
 
 class ClassLoss(Op):
-    """What the losses share: reduction, ignore_index, operand checks, and the weight of each label."""
+    """Base of the losses: reduction, ignore_index, operand checks, and the weight of each label."""
 
     ignore_index: int | None = None
     reduction: str = "mean"
@@ -121,10 +121,10 @@ def _class_shape(scores: Any) -> Any:
 
 @op
 class NegativeLogLikelihoodLoss(ClassLoss):
-    """-weights[label] * log_prob[label], over all labels: each (reduction="none"), their sum, or weighted mean.
+    """-weights[label] * log_prob[label]: its weighted mean, its sum, or each (reduction="mean", "sum" or "none").
 
-    x: log-probabilities [N, C, d1, ..., dk]; target: int [N, d1, ..., dk]; weight: [C]. The mean divides by the
-    sum of the weights, and is NaN when that is 0.
+    x: log-probabilities [N, C, d1, ..., dk]; target: int [N, d1, ..., dk]; weight: [C]. The mean divides by the sum of
+    the weights, and is NaN when that is 0.
     """
 
     inputs = ("x", "target", "weight?")
@@ -159,10 +159,10 @@ class NegativeLogLikelihoodLoss(ClassLoss):
 
 @op
 class SoftmaxCrossEntropyLoss(ClassLoss):
-    """Negative log likelihood of log_softmax(scores) along axis 1; also returns those log-probabilities.
+    """Negative log likelihood of log_softmax(scores) along axis 1; the second output is these log-probabilities.
 
-    scores: [N, C, d1, ..., dk]; labels: int [N, d1, ..., dk]; weights: [C]. The mean divides by the sum of the
-    weights of the labels, and is NaN when that is 0.
+    scores: [N, C, d1, ..., dk]; labels: int [N, d1, ..., dk]; weights: [C]. The mean divides by the sum of the weights
+    of the labels, and is NaN when that is 0.
     """
 
     inputs = ("scores", "labels", "weights?")
@@ -222,7 +222,7 @@ class SoftmaxCrossEntropyLoss(ClassLoss):
 
 @op
 class SoftmaxCrossEntropyGrad(ClassLoss):
-    """The gradient of SoftmaxCrossEntropyLoss in the scores: weight of the label * (softmax - one_hot(label)) * dloss.
+    """Gradient of SoftmaxCrossEntropyLoss in scores: weights[label] * (softmax - one_hot(label)) * dloss.
 
     dloss: gradient of the loss, its shape; log_prob: the second output of the loss, [N, C, d1, ..., dk].
     """
@@ -275,11 +275,11 @@ class SoftmaxCrossEntropyGrad(ClassLoss):
 
 @op
 class SoftmaxCrossEntropyWithGrad(ClassLoss):
-    """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient in them, in one pass.
+    """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient, in one pass.
 
-    scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar that is known before it; weights: [C]. All is
-    computed in the type of dloss; beside float32 scores may be half floats, and dscores is of type `made`, where that
-    is given.
+    The gradient is that with respect to scores. scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar
+    that is known beforehand; weights: [C]. The computation uses the type of dloss. If that is float32, scores may be
+    float16 or bfloat16; `made`, if given, is the type of dscores.
     """
 
     made: DType | None = None
@@ -303,13 +303,13 @@ class SoftmaxCrossEntropyWithGrad(ClassLoss):
     ) -> Any:
         self.check(scores, labels, weights)
         if self.reduction == "none" or scores.rank not in (None, 2):
-            raise TypeMismatch(f"scores {scores} are no rows, or reduction={self.reduction!r} leaves no single loss")
+            raise TypeMismatch(f"scores {scores} must be [N, C], and reduction 'mean' or 'sum', not {self.reduction!r}")
         made = self.made or dloss.dtype
         check_stored(dloss.dtype, scores.dtype, made)
         return TensorType(dloss.dtype, ()), TensorType(made, scores.shape)
 
     def parts(self) -> tuple[SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyGrad]:
-        """The two operators that it stands for."""
+        """The two operators that it replaces."""
         options: Any = {"ignore_index": self.ignore_index, "reduction": self.reduction}
         return SoftmaxCrossEntropyLoss(**options), SoftmaxCrossEntropyGrad(**options)
 

@@ -40,7 +40,7 @@ _VARIANCE = Rand((3,), 0.5, 2.0)
 class BatchNormalization(Op):
     """(x - mean) / sqrt(var + epsilon) * scale + b, per channel of x: [N, C, *spatial]; the vectors are [C].
 
-    With training_mode the statistics are those of x, and two more outputs are the running ones:
+    With training_mode, mean and var are computed from x, and there are two more outputs, the new running statistics:
     running = input * momentum + current * (1 - momentum), with the biased variance.
     """
 
@@ -132,7 +132,10 @@ class BatchNormalization(Op):
 
 @op
 class BatchNormGrad(Op):
-    """Gradient of BatchNormalization's y in training mode, by x, scale and b; the statistics are computed from x."""
+    """Gradient of BatchNormalization's y in training mode with respect to x, scale and b.
+
+    The statistics are computed from x.
+    """
 
     epsilon: float = 1e-5
     domain = DOMAIN
@@ -208,7 +211,10 @@ class NormOfLastAxes(Op):
 
 @op
 class LayerNormalization(NormOfLastAxes):
-    """(x - mean) * r * scale + b, where r = 1 / sqrt(var + epsilon), over the axes from `axis` on; also mean and r."""
+    """(x - mean) * r * scale + b, where r = 1 / sqrt(var + epsilon), over the axes from `axis` on.
+
+    Outputs: y, mean, r.
+    """
 
     inputs = ("x", "scale", "b?")
     outputs = ("y", "mean", "inv_std_dev")
@@ -277,11 +283,11 @@ class LayerNormalization(NormOfLastAxes):
 
 @op
 class LayerNormGrad(NormOfLastAxes):
-    """Gradient of LayerNormalization's y by x, scale, and a bias of scale's shape.
+    """Gradient of LayerNormalization's y with respect to x, scale, and a bias of scale's shape.
 
-    `mean` and `inv_std_dev` are the forward operator's outputs; when absent they are computed from x. All is computed
-    in the type of scale, at least; beside float32 dy and x may be half floats, and dx is of type `made`, where that is
-    given.
+    `mean` and `inv_std_dev` are the forward operator's outputs; when absent they are computed from x. The computation
+    uses the type of scale, or a wider one. If that is float32, dy and x may be float16 or bfloat16; `made`, if given,
+    is the type of dx.
     """
 
     made: DType | None = None
@@ -377,7 +383,7 @@ class RMSNormalization(NormOfLastAxes):
 
 @op
 class RMSNormGrad(NormOfLastAxes):
-    """Gradient of RMSNormalization by x and scale."""
+    """Gradient of RMSNormalization with respect to x and scale."""
 
     domain = DOMAIN
     inputs = ("dy", "x", "scale")

@@ -157,9 +157,10 @@ class MeanVarianceNormalization(Op):
 
 @op
 class LRN(Op):
-    """x / (bias + alpha / size * s) ** beta, where s sums squares over `size` neighbouring channels.
+    """Local response normalisation: x / (bias + alpha / size * s) ** beta.
 
-    x: [N, C, *spatial]; (size - 1) // 2 of the neighbours lie before a channel, the others behind it.
+    s is the sum of squares over `size` neighbouring channels. x: [N, C, *spatial]; (size - 1) // 2 of the neighbours
+    come before a channel, the others behind it.
     """
 
     alpha: float = 1e-4
@@ -214,7 +215,7 @@ class LRN(Op):
 
 @op
 class LpNormalization(Op):
-    """x / norm along one axis, the norm of order p = 1 or 2; 0 where the norm is 0."""
+    """x / norm along one axis, where norm is the norm of order p = 1 or 2; 0 where the norm is 0."""
 
     axis: int = -1
     p: int = 2

@@ -93,9 +93,9 @@ def _pool_samples(**attrs: Any) -> tuple[Sample, ...]:
 
 @op
 class MaxPool(Pooling):
-    """Maximum of each window, and where it is: flat positions in x, of the first maximum in a window.
+    """Maximum of each window; the second output is its position in x, as an index into the flattened tensor.
 
-    `storage_order` 1 counts positions with the first spatial axis fastest.
+    If elements tie, the first one counts. `storage_order` 1 counts positions with the first spatial axis fastest.
     """
 
     storage_order: int = 0
@@ -166,10 +166,10 @@ class MaxPool(Pooling):
 
 @op
 class MaxPoolGrad(Op):
-    """Add each element of dy to the element of the result that `indices` names: flat positions in x, in the same plane.
+    """Gradient of MaxPool: add each element of dy to the element of the result at its index (see MaxPool).
 
-    dy, indices: [N, C, *positions]; only the shape of x, [N, C, *spatial], is used. `disjoint` says that no position
-    occurs twice (the windows do not overlap).
+    dy, indices: [N, C, *positions]; only the shape of x, [N, C, *spatial], is used. `disjoint` promises that no
+    position occurs twice (the windows do not overlap).
     """
 
     disjoint: bool = False
@@ -228,9 +228,9 @@ def _counts(spatial: Sequence[Any], window: Window, positions: Sequence[Any], pa
 
 
 class AveragePooling(Pooling):
-    """What AveragePool and its adjoint share: the number of elements that each window's sum is divided by.
+    """Base of AveragePool and its adjoint: the number of elements by which each window's sum is divided.
 
-    Padding counts when `count_include_pad` is set; places behind the padding, where ceil_mode reaches, never do.
+    Padding counts if `count_include_pad` is set; positions behind the padding, where ceil_mode reaches, never count.
     """
 
     count_include_pad: bool = False
@@ -283,7 +283,7 @@ class AveragePooling(Pooling):
 
 @op
 class AveragePool(AveragePooling):
-    """Mean of each window; padding is left out of the mean unless `count_include_pad`."""
+    """Mean of each window; padding counts only with `count_include_pad`."""
 
     per_example = ("x",)
     inputs = ("x",)
@@ -303,7 +303,7 @@ class AveragePool(AveragePooling):
 
 @op
 class AveragePoolGrad(AveragePooling):
-    """Gradient of AveragePool: each element of dy, divided by its window's count, added all over the window.
+    """Gradient of AveragePool: divide each element of dy by its window's count, and add it all over the window.
 
     dy: [N, C, *positions]; only the shape of x, [N, C, *spatial], is used. The attributes are AveragePool's.
     """
@@ -440,7 +440,7 @@ class GlobalAveragePool(_Global):
 
 @op
 class GlobalMaxPool(_Global):
-    """Maximum over all spatial axes; where elements tie, the gradient is shared equally."""
+    """Maximum over all spatial axes. If elements tie, they share the gradient equally."""
 
     onnx = Onnx("GlobalMaxPool", since=22)
 

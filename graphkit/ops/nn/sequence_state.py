@@ -26,13 +26,13 @@ _GATED_DELTA: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 2}
 
 @op
 class LinearAttention(Op):
-    """Attention as a recurrence over a matrix of keys and values: o[t] = scale * q[t] S[t]. Yang et al. 2024.
+    """Linear attention: a recurrence over a matrix S of keys and values, o[t] = scale * q[t] S[t]. Yang et al. 2024.
 
     query: [B, T, H * D], key: [B, T, G * D], value: [B, T, G * E]; H is a multiple of G. Per head, by update_rule:
-    "linear" S[t] = S[t-1] + k[t] v[t]; "gated" S[t] = exp(decay[t]) S[t-1] + k[t] v[t]; "delta" and "gated_delta" the
-    same with beta[t] (v[t] - k[t] S) in place of v[t], where S is the state before k[t] v[t] is added. decay:
-    [B, T, G] or [B, T, G * D]; beta: [B, T, G] or [B, T, 1]; past_state: [B, G, D, E], zeros when absent. scale: 0
-    stands for 1 / sqrt(D). Outputs: [B, T, H * E] and the last state. chunk_size does not change results.
+    "linear": S[t] = S[t-1] + k[t] v[t]. "gated": S[t] = exp(decay[t]) S[t-1] + k[t] v[t]. "delta" and "gated_delta":
+    the same with beta[t] (v[t] - k[t] S) instead of v[t], where S is the state before k[t] v[t] is added. decay: [B, T,
+    G] or [B, T, G * D]; beta: [B, T, G] or [B, T, 1]; past_state: [B, G, D, E], zeros when absent. scale: 0 means 1 /
+    sqrt(D). Outputs: [B, T, H * E] and the last state. chunk_size does not change results.
     """
 
     chunk_size: int = 64
@@ -169,7 +169,7 @@ class LinearAttention(Op):
 
 @op
 class CausalConvWithState(Op):
-    """Convolution of each channel with its own kernel over the present and past positions.
+    """Causal convolution: each channel with its own kernel, over the present and earlier positions.
 
     x: [B, C, L]; weight: [C, 1, k]; bias: [C]; past_state: [B, C, k - 1], the positions before x, zeros when absent.
     activation: "none", or "silu" ("swish"): y * sigmoid(y). Outputs: y [B, C, L] and the last k - 1 positions.
@@ -199,7 +199,7 @@ class CausalConvWithState(Op):
             return TensorType(x.dtype), TensorType(x.dtype)
         length = dims.fresh() if weight.shape is None else weight.shape[2] - 1
         if weight.shape is not None and not dims.may_equal(weight.shape[0], x.shape[1]):
-            raise TypeMismatch(f"weight {weight} has not one kernel for each channel of {x}")
+            raise TypeMismatch(f"weight {weight} must have one kernel for each channel of {x}")
         return TensorType(x.dtype, x.shape), TensorType(x.dtype, (*x.shape[:2], length))
 
     def reference(self, xp: Any, x: Any, weight: Any, bias: Any = None, past_state: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""What convolutions and pools share: the geometry of a sliding window, on symbolic sizes, in arrays and in graphs."""
+"""Shared by convolutions and pools: the geometry of a sliding window, on symbolic sizes, in arrays and in graphs."""
 
 from __future__ import annotations
 

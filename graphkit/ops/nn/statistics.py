@@ -1,7 +1,7 @@
-"""What the normalisations share: statistics, the axes of channels, and one gradient.
+"""Shared by normalisations: statistics, the axes of channels, and one gradient.
 
-With h = (x - mean) * r, r = 1 / sqrt(var + epsilon), statistics over some axes, and g the gradient by h:
-dx = r * (g - mean(g) - h * mean(g * h)), means over the same axes. (Ioffe and Szegedy 2015.)
+With h = (x - mean) * r, r = 1 / sqrt(var + epsilon), statistics over some axes, and g the gradient by h: dx = r * (g -
+mean(g) - h * mean(g * h)), means over the same axes. (Ioffe and Szegedy 2015.)
 """
 
 from __future__ import annotations

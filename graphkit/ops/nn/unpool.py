@@ -1,4 +1,4 @@
-"""MaxUnpool: what a maximum pool kept, back in its place."""
+"""MaxUnpool: put the elements that a maximum pool kept back to their positions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PLACES = np.array([[[[5, 7], [13, 15]], [[16, 19], [25, 31]]]])
 
 @op
 class MaxUnpool(Op):
-    """Zeros with the elements of x at the places that MaxPool took them from.
+    """Put the elements of x back to the positions from which MaxPool took them; all other elements are 0.
 
-    x: [N, C, *positions]; indices: int64 of the same shape, flat places in a tensor whose spatial sizes are
-    (positions - 1) * strides + kernel_shape - pads. That is the result, or with a larger `output_shape`
-    [N, C, *spatial] its beginning, followed by zeros. Which of several elements for one place is taken is left open;
-    the gradient of each is that of the place.
+    x: [N, C, *positions]; indices: int64 of the same shape, indices into a flattened tensor whose spatial sizes are
+    (positions - 1) * strides + kernel_shape - pads. The result has these sizes. With a larger `output_shape` [N, C,
+    *spatial] these elements are the first ones, followed by zeros. If several elements have one position, it is
+    undefined which of them is taken; each gets the gradient of that position.
     """
 
     kernel_shape: tuple[int, ...]

@@ -26,11 +26,11 @@ def _decayed(weight: Any, grad: Any, decay: float) -> Any:
 
 @op
 class RmsPropUpdate(Update):
-    """RMSProp: g = grad + weight_decay * weight; s' = alpha s + (1 - alpha) g^2; d = g / (sqrt(s') + epsilon);
+    """RMSProp: d = g / (sqrt(s') + epsilon); weight' = weight - lr * d.
 
-    centered: a' = alpha a + (1 - alpha) g, and s' - a'^2 (no less than 0) takes the place of s' in d. With momentum:
-    b' = momentum * b + d, and b' takes the place of d. weight' = weight - lr * d.
-    Hinton, "Neural networks for machine learning", lecture 6e, 2012; centered: Graves, arXiv:1308.0850.
+    g = grad + weight_decay * weight; s' = alpha s + (1 - alpha) g^2. centered: a' = alpha a + (1 - alpha) g, and s' -
+    a'^2 (at least 0) replaces s' in d. With momentum: b' = momentum * b + d, and b' replaces d. Hinton, "Neural
+    networks for machine learning", lecture 6e, 2012; centered: Graves, arXiv:1308.0850.
     """
 
     alpha: float = 0.99
@@ -100,10 +100,10 @@ class RmsPropUpdate(Update):
 
 @op
 class AdagradUpdate(Update):
-    """Adagrad: g = grad + weight_decay * weight; s' = s + g^2; rate = lr / (1 + (step - 1) * lr_decay);
+    """Adagrad: weight' = weight - rate * g / (sqrt(s') + epsilon), where s' = s + g^2.
 
-    weight' = weight - rate * g / (sqrt(s') + epsilon).
-    Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning", JMLR 2011.
+    g = grad + weight_decay * weight; rate = lr / (1 + (step - 1) * lr_decay). Duchi, Hazan and Singer, "Adaptive
+    subgradient methods for online learning", JMLR 2011.
     """
 
     lr_decay: float = 0.0
@@ -141,10 +141,10 @@ class AdagradUpdate(Update):
 
 @op
 class AdadeltaUpdate(Update):
-    """Adadelta: g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2;
+    """Adadelta: weight' = weight - lr * d, where d = sqrt(u + epsilon) / sqrt(s' + epsilon) * g.
 
-    d = sqrt(u + epsilon) / sqrt(s' + epsilon) * g; u' = rho u + (1 - rho) d^2; weight' = weight - lr * d.
-    Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701.
+    g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2; u' = rho u + (1 - rho) d^2. Zeiler, "ADADELTA: an
+    adaptive learning rate method", arXiv:1212.5701.
     """
 
     rho: float = 0.9
@@ -184,12 +184,12 @@ class AdadeltaUpdate(Update):
 
 @op
 class FtrlUpdate(Update):
-    """FTRL-Proximal for each element: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr * weight;
+    """FTRL-Proximal: weight' = 0 where |z'| <= l1, else (sign(z') l1 - z') / ((beta + sqrt(n')) / lr + l2).
 
-    weight' = 0 where |z'| <= l1, else (sign(z') l1 - z') / ((beta + sqrt(n')) / lr + l2), with g = grad.
-    The paper starts at weight 0, where z is 0. An element that had no gradient yet (n = 0) takes instead the z with
-    which the formula gives the weight that it has: without gradient it stays, wherever it was initialised.
-    McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
+    For each element, with g = grad: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr * weight. The paper starts at
+    weight 0, where z is 0. While an element had no gradient (n = 0), z is instead the value for which the formula gives
+    its present weight: without gradient it stays, wherever it was initialised. McMahan et al., "Ad click prediction: a
+    view from the trenches", KDD 2013, algorithm 1.
     """
 
     beta: float = 1.0

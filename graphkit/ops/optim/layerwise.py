@@ -34,11 +34,11 @@ def _one_unless_positive(ratio: Any, *norms: Any) -> Any:
 
 @op
 class LarsUpdate(Update):
-    """LARS: rate = lr * trust * |weight| / (|grad| + weight_decay * |weight| + epsilon), 2-norms of whole tensors;
+    """LARS: v' = momentum * v + rate * (grad + weight_decay * weight); weight' = weight - v'.
 
-    v' = momentum * v + rate * (grad + weight_decay * weight); weight' = weight - v'. The rate is lr where one of the
-    norms is 0.
-    You, Gitman and Ginsburg, "Large batch training of convolutional networks", arXiv:1708.03888, algorithm 1.
+    rate = lr * trust * |weight| / (|grad| + weight_decay * |weight| + epsilon), with 2-norms of whole tensors. The rate
+    is lr if one of the norms is 0. You, Gitman and Ginsburg, "Large batch training of convolutional networks",
+    arXiv:1708.03888, algorithm 1.
     """
 
     momentum: float = 0.9
@@ -84,11 +84,11 @@ class LarsUpdate(Update):
 
 @op
 class LambUpdate(Update):
-    """LAMB: m and v as in Adam, with their bias taken out; r = m / (sqrt(v) + epsilon) + weight_decay * weight;
+    """LAMB: weight' = weight - lr * |weight| / |r| * r, where r = m / (sqrt(v) + epsilon) + weight_decay * weight.
 
-    weight' = weight - lr * |weight| / |r| * r, 2-norms of whole tensors; the quotient is 1 where one of them is 0.
-    You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, algorithm 2 with
-    phi the identity.
+    m and v are those of Adam, with bias correction. |.| are 2-norms of whole tensors; the quotient is 1 if one of them
+    is 0. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR 2020, algorithm 2
+    with phi the identity.
     """
 
     beta1: float = 0.9

@@ -1,7 +1,7 @@
-"""The optimizers of ai.onnx.preview.training, each a step of several tensors at once.
+"""The optimizers of ai.onnx.preview.training; one node updates several tensors.
 
 The formulas are the standard's (onnx, docs/Operators.md), not those of torch.optim: epsilon is added elsewhere, and
-rates fall in another way. What depends on the rate and the count alone is computed in float64.
+rates decay differently. Values that depend only on the rate and the count are computed in float64.
 """
 
 from __future__ import annotations
@@ -84,11 +84,10 @@ class _Step(Op):
 
 @op
 class Adagrad(_Step):
-    """Adagrad: g = norm_coefficient x + gradient; h' = h + g^2; x' = x - r g / (sqrt(h') + epsilon), where
-    r = rate / (1 + count * decay_factor).
+    """Adagrad: x' = x - r g / (sqrt(h') + epsilon), where h' = h + g^2.
 
-    tensors: weights x, gradients, sums of squares h. Duchi, Hazan and Singer, "Adaptive subgradient methods for online
-    learning", JMLR 2011.
+    g = norm_coefficient x + gradient; r = rate / (1 + count * decay_factor). tensors: weights x, gradients, sums of
+    squares h. Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning", JMLR 2011.
     """
 
     decay_factor: float = 0.0
@@ -116,11 +115,11 @@ class Adagrad(_Step):
 
 @op
 class Adam(_Step):
-    """Adam: g = norm_coefficient x + gradient; v' = alpha v + (1 - alpha) g; h' = beta h + (1 - beta) g^2;
+    """Adam: x' = (1 - norm_coefficient_post) (x - r v' / (sqrt(h') + epsilon)).
 
-    x' = (1 - norm_coefficient_post) (x - r v' / (sqrt(h') + epsilon)), where r = rate at count 0, else
-    rate sqrt(1 - beta^count) / (1 - alpha^count). tensors: weights x, gradients, v, h.
-    Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+    g = norm_coefficient x + gradient; v' = alpha v + (1 - alpha) g; h' = beta h + (1 - beta) g^2. r is rate at count 0,
+    else rate sqrt(1 - beta^count) / (1 - alpha^count). tensors: weights x, gradients, v, h. Kingma and Ba, "Adam: a
+    method for stochastic optimization", ICLR 2015.
     """
 
     alpha: float = 0.9
@@ -153,9 +152,9 @@ class Adam(_Step):
 
 @op
 class Momentum(_Step):
-    """Gradient descent with momentum: g = norm_coefficient x + gradient; v' = alpha v + b g, where b = 1 at count 0,
-    else beta; x' = x - rate v' (mode standard) or x - rate (g + alpha v') (mode nesterov).
+    """Gradient descent with momentum: v' = alpha v + b g, where b = 1 at count 0, else beta.
 
+    g = norm_coefficient x + gradient; x' = x - rate v' (mode standard) or x - rate (g + alpha v') (mode nesterov).
     tensors: weights x, gradients, v. Sutskever et al., "On the importance of initialization and momentum in deep
     learning", ICML 2013.
     """

@@ -1,4 +1,4 @@
-"""An optimizer's update of a table whose gradient is zero but in the rows that were read, as that of an embedding."""
+"""Optimizer update of a table whose gradient is zero except in the rows that were read, such as an embedding."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def _samples() -> tuple[Sample, ...]:
 
 @op
 class TableUpdate(Op):
-    """Pointwise operators on a table, its gradient by rows, and whatever else the update reads.
+    """Apply pointwise operators to a table, its row-sparse gradient, and everything else that the update reads.
 
-    rows: [*indices.shape, *table.shape[1:]]. The first input of `body` is the gradient: zeros of the table's shape
-    with each slice of `rows` added at its index along axis 0. The others are `xs`: of the table's shape, or scalars.
-    All outputs have the table's shape.
+    rows: [*indices.shape, *table.shape[1:]]. The first input of `body` is the gradient: zeros of the table's shape with
+    each slice of `rows` added at its index along axis 0. The others are `xs`: of the table's shape, or scalars. All
+    outputs have the table's shape.
     """
 
     body: Graph

@@ -1,7 +1,7 @@
-"""Optimizer updates as operators: new weight and new slots from weight, gradient, slots and learning rate.
+"""Optimizer updates as operators: new weight and state from weight, gradient, state and learning rate.
 
-The formulas are those of torch.optim. The learning rate and the step are scalar tensors, so that one graph serves
-all steps; what depends on them alone is computed in float64, as 1 - beta ** step cancels in float32.
+The formulas are those of torch.optim. The learning rate and the step are scalar tensors, so that one graph serves all
+steps. Values that depend only on them are computed in float64, because 1 - beta ** step cancels in float32.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def _as(scalar: Any, weight: Any) -> Any:
 class SgdUpdate(Update):
     """Stochastic gradient descent with momentum, Nesterov's variant, dampening and weight decay.
 
-    g = grad + weight_decay * weight; velocity' = momentum * velocity + (1 - dampening) * g;
-    d = g + momentum * velocity' (nesterov) or velocity' or, without momentum, g; weight' = weight - lr * d.
-    With momentum the operator takes velocity (zeros before the first step) and returns the new one. The first step
-    is not dampened, which is why `step` is needed with dampening.
-    Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
+    g = grad + weight_decay * weight; velocity' = momentum * velocity + (1 - dampening) * g; weight' = weight - lr * d,
+    where d is velocity', or g + momentum * velocity' (nesterov), or g without momentum. With momentum the operator
+    takes velocity (zeros before the first step) and returns the new one. Dampening does not apply to the first step, so
+    `step` is needed with dampening. Sutskever et al., "On the importance of initialization and momentum in deep
+    learning", ICML 2013.
     """
 
     momentum: float = 0.0
@@ -91,7 +91,7 @@ class SgdUpdate(Update):
         if bool(self.momentum) != (velocity is not None):
             raise TypeMismatch("velocity is given exactly when momentum is not 0")
         if self.nesterov and (not self.momentum or self.dampening):
-            raise UsageError("nesterov needs momentum and no dampening")
+            raise UsageError("nesterov needs momentum, and dampening=0")
         if self.dampening and step is None:
             raise TypeMismatch("dampening needs the step: the first one is not dampened")
         slots = {} if velocity is None else {"velocity": velocity}
@@ -188,16 +188,16 @@ class _Adam(Update):
 
 @op
 class AdamUpdate(_Adam):
-    """Adam: g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2;
+    """Adam: weight' = weight - lr * (m' / (1 - beta1^step)) / (sqrt(v' / (1 - beta2^step)) + epsilon).
 
-    weight' = weight - lr * (m' / (1 - beta1^step)) / (sqrt(v' / (1 - beta2^step)) + epsilon).
-    Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+    g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2. Kingma and Ba,
+    "Adam: a method for stochastic optimization", ICLR 2015.
     """
 
 
 @op
 class AdamWUpdate(_Adam):
-    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) takes the place of weight, and g = grad.
+    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) replaces weight, and g = grad.
 
     Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """

@@ -1,1 +1,1 @@
-"""Numbers of few bits: linear quantisation, and convolutions and products of quantised operands."""
+"""Linear quantisation, and convolutions and matrix products of quantised operands."""

@@ -1,4 +1,4 @@
-"""Convolutions of quantised images: ConvInteger, whose sums stay integers, and QLinearConv."""
+"""Convolutions of quantised images: ConvInteger, whose results are int32 sums, and QLinearConv."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ _PADDED: dict[str, Any] = {"pads": (1, 0, 2, 1), "strides": (2, 3), "kernel_shap
 
 @op
 class ConvInteger(IntegerConvolution):
-    """The convolution of x - x_zero_point with w - w_zero_point, in int32, whose sums wrap around.
+    """The convolution of x - x_zero_point with w - w_zero_point in int32; sums wrap around.
 
-    x: [N, C, *spatial], w: [M, C / group, *kernel], x_zero_point: one number, w_zero_point: one number or [M] ->
-    int32 [N, M, *positions]. Padding stands for x_zero_point.
+    x: [N, C, *spatial], w: [M, C / group, *kernel], x_zero_point: one number, w_zero_point: one number or [M] -> int32
+    [N, M, *positions]. Padded elements count as x_zero_point, that is as 0.
     """
 
     inputs = ("x", "w", "x_zero_point?", "w_zero_point?")
@@ -104,12 +104,11 @@ class ConvInteger(IntegerConvolution):
 
 @op
 class QLinearConv(IntegerConvolution):
-    """A convolution of quantised operands, quantised: the int32 sums of ConvInteger, plus b, times
-    x_scale * w_scale / y_scale, rounded (ties to even), plus y_zero_point, within the bounds of y_zero_point's type.
+    """Quantised convolution: (int32 sums of ConvInteger + b) * x_scale * w_scale / y_scale, rounded, + y_zero_point.
 
-    x: [N, C, *spatial], w: [M, C / group, *kernel], b: int32 [M]; w_scale and w_zero_point: one number or [M]; the
-    other scales and zero points: one number. The multiplier and its product with the sums are float32, as in ONNX
-    Runtime.
+    Ties go to even; the result is clipped to the bounds of y_zero_point's type. x: [N, C, *spatial], w: [M, C / group,
+    *kernel], b: int32 [M]; w_scale and w_zero_point: one number or [M]; the other scales and zero points: one number.
+    The multiplier and its product with the sums are float32, as in ONNX Runtime.
     """
 
     inputs = (

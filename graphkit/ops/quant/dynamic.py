@@ -1,4 +1,4 @@
-"""DynamicQuantizeLinear: quantisation to uint8 with a scale that is found from the values."""
+"""DynamicQuantizeLinear: quantisation to uint8 with a scale that is computed from the values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _F32 = frozenset({DType.FLOAT32})
 
 @op
 class DynamicQuantizeLinear(Op):
-    """x as uint8, and the scale and the zero point, for which 0 and all of x lie within 0 and 255.
+    """Quantise x to uint8 with the scale and zero point that fit the range of x and 0.
 
-    x: float32 of any shape -> y: uint8 of that shape, y_scale: float32 [], y_zero_point: uint8 []. An x without
-    elements, or of zeros alone, has the scale 1. NaN has no part in the scale, and is quantised to 0.
+    x: float32 of any shape -> y: uint8 of that shape, y_scale: float32 [], y_zero_point: uint8 []. If x has no
+    elements, or only zeros, the scale is 1. NaN does not affect the scale, and is quantised to 0.
     """
 
     inputs, outputs = ("x",), ("y", "y_scale", "y_zero_point")

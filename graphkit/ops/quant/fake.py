@@ -1,4 +1,4 @@
-"""FakeQuantize: quantisation and dequantisation in one, as training sees them."""
+"""FakeQuantize: quantisation and dequantisation in one operator, for training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from graphkit.ops.quant.rounding import SCALES, bounds
 
 @op
 class FakeQuantize(QuantizeLinear):
-    """The float tensor that DequantizeLinear makes of QuantizeLinear's integers, by one scale and one zero point.
+    """Quantise x and dequantise it again: DequantizeLinear(QuantizeLinear(x)) with one scale and one zero point.
 
-    The gradient of x is straight-through: dy where the rounded number lies within the bounds of the type, 0 elsewhere
-    (Jacob et al. 2018; PyTorch's fake_quantize). That of the scale is that of LSQ (Esser et al. 2020), without its
-    factor: dy times (rounded - x / scale) within the bounds, times the bound less the zero point outside. Operands and
-    attributes are QuantizeLinear's; the type of the quantised numbers is an integer, and the result is of x's type.
+    The gradient of x is straight-through: dy where the rounded number is within the bounds of the type, 0 elsewhere
+    (Jacob et al. 2018; PyTorch's fake_quantize). The gradient of the scale is that of LSQ (Esser et al. 2020), without
+    its factor: dy times (rounded - x / scale) within the bounds, times the bound minus the zero point outside. Operands
+    and attributes are QuantizeLinear's. The quantised type is an integer type, and the result has x's type.
     """
 
     domain = DOMAIN

@@ -142,12 +142,12 @@ def _quantise_samples() -> tuple[Sample, ...]:
 
 @op
 class QuantizeLinear(_Linear):
-    """round(x / y_scale) + y_zero_point within the bounds of the result's type; ties go to even.
+    """round(x / y_scale) + y_zero_point, clipped to the bounds of the result's type; ties go to even.
 
-    y_scale, y_zero_point: scalars, vectors along `axis`, or, with `block_size`, tensors like x with one element for a
-    block along `axis`. The result has the zero point's type, else `output_dtype`, else uint8. Half floats are divided
-    in float32, as ONNX Runtime does, unless `precision` names another type. NaN becomes the least integer. `saturate`
-    concerns 8-bit floats: what is too large is then the largest number.
+    y_scale, y_zero_point: scalars, vectors along `axis`, or, with `block_size`, tensors like x with one element for
+    each block along `axis`. The result has the zero point's type, else `output_dtype`, else uint8. float16 and bfloat16
+    are divided in float32, as in ONNX Runtime, unless `precision` names another type. NaN becomes the least integer.
+    `saturate` applies to 8-bit floats: numbers that are too large become the largest one.
     """
 
     saturate: bool = True
@@ -168,10 +168,10 @@ class QuantizeLinear(_Linear):
         """The element type of the result; raises TypeMismatch."""
         named = None if zero_point is None else zero_point.dtype
         if named is not None and self.output_dtype is not None and named is not self.output_dtype:
-            raise TypeMismatch(f"the zero point is {named}, output_dtype {self.output_dtype}")
+            raise TypeMismatch(f"the zero point is {named}, but output_dtype is {self.output_dtype}")
         target = named or self.output_dtype or DType.UINT8
         if target not in _TARGETS:
-            raise TypeMismatch(f"output_dtype={target} is no quantised type")
+            raise TypeMismatch(f"output_dtype={target} is not a quantised type")
         return target
 
     def reference(self, xp: Any, x: Any, y_scale: Any, y_zero_point: Any = None) -> Any:
@@ -228,7 +228,7 @@ def _dequantise_samples() -> tuple[Sample, ...]:
 
 @op
 class DequantizeLinear(_Linear):
-    """(x - x_zero_point) * x_scale, of the scale's type unless `output_dtype` names another one.
+    """(x - x_zero_point) * x_scale, in the scale's type unless `output_dtype` names another one.
 
     x_scale, x_zero_point: as for QuantizeLinear. The product is computed in float32, as ONNX Runtime does.
     Differentiable in the scale.

@@ -1,4 +1,4 @@
-"""Matrix products of quantised operands: MatMulInteger, whose sums stay integers, and QLinearMatMul."""
+"""Matrix products of quantised operands: MatMulInteger, whose results are int32 sums, and QLinearMatMul."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW_BITS = BYTES | FLOAT8
 
 
 class IntegerProduct(Op):
-    """What the products share: numpy's rules of MatMul, and parameters for rows of a and columns of b."""
+    """Base of the quantised products: numpy's rules of MatMul, and parameters for rows of a and columns of b."""
 
     substitutes = True
 
@@ -92,7 +92,7 @@ _A0, _B0 = np.array(120, np.uint8), np.array(-3, np.int8)
 
 @op
 class MatMulInteger(IntegerProduct):
-    """(a - a_zero_point) @ (b - b_zero_point) by numpy's rules, in int32, whose sums wrap around.
+    """(a - a_zero_point) @ (b - b_zero_point) in int32 by numpy's rules; sums wrap around.
 
     a_zero_point: one number, or one for each row of a ([m], [..., m, 1]); b_zero_point: one number, or one for each
     column of b ([n], [..., 1, n]).
@@ -129,12 +129,11 @@ class MatMulInteger(IntegerProduct):
 
 @op
 class QLinearMatMul(IntegerProduct):
-    """A product of quantised matrices, quantised: the int32 sums of MatMulInteger times a_scale * b_scale / y_scale,
-    rounded (ties to even), plus y_zero_point, within the bounds of y_zero_point's type.
+    """Quantised matrix product: int32 sums of MatMulInteger * a_scale * b_scale / y_scale, rounded, + y_zero_point.
 
-    Scales and zero points of a are one number or one for each row, those of b one number or one for each column, those
-    of y one number. The multiplier and its product with the sums are float32, as in ONNX Runtime. 8-bit floats are
-    multiplied in float32.
+    Ties go to even; the result is clipped to the bounds of y_zero_point's type. Scales and zero points of a are one
+    number or one for each row, those of b one number or one for each column, those of y one number. The multiplier and
+    its product with the sums are float32, as in ONNX Runtime. 8-bit floats are multiplied in float32.
     """
 
     inputs = ("a", "a_scale", "a_zero_point", "b", "b_scale", "b_zero_point", "y_scale", "y_zero_point")
@@ -171,7 +170,7 @@ class QLinearMatMul(IntegerProduct):
             single(f"y_{what}", named[f"y_{what}"])
         kinds = [named[f].dtype in FLOAT8 for f in ("a", "b", "y_zero_point")]
         if len(set(kinds)) > 1:
-            raise TypeMismatch("8-bit floats and integers have no product")
+            raise TypeMismatch("8-bit floats cannot be multiplied with integers")
         return TensorType(named["y_zero_point"].dtype, self.product_shape(named["a"], named["b"]))
 
     def reference(self, xp: Any, *operands: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Recurrent layers as their gradients need them: a recurrence that saves its gates, and one backward in time."""
+"""Operators for gradients of recurrent layers: a recurrence that saves its gates, and one backward in time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
 class OfLayer(Op):
-    """What belongs to a recurrent layer, and has its attributes."""
+    """Base of the operators for gradients of a recurrent layer, with the attributes of the layer."""
 
     layer: ClassVar[type[Recurrence]]
     # Scans of native steps are an order of magnitude faster than the recurrence of `reference`.
@@ -55,11 +55,10 @@ class OfLayer(Op):
 
 
 class SavingRecurrence(OfLayer):
-    """A layer's results, then what its gradient reads.
+    """A recurrent layer that also returns what its gradient reads: the gates of every step, and the states before it.
 
-    That is, of every step, the gates: what activations take, without peepholes and before clipping,
-    [D, T, N, gates * H] (a GRU with linear_before_reset has a fourth part, R h + Rb of the last gate); and the states
-    before it, [D, T, N, H].
+    Gates: the inputs of the activations, without peepholes and before clipping, [D, T, N, gates * H] (a GRU with
+    linear_before_reset has a fourth part, R h + Rb of the last gate). States: [D, T, N, H].
     """
 
     def infer(self, *operands: TensorType | None) -> Any:
@@ -109,7 +108,7 @@ class RecurrenceGrad(OfLayer):
         count, time, batch, _ = gates.shape
         hidden = r.shape[2]
         if not all(fits((n,), (layer.directions,)) for n in (count, r.shape[0])):
-            raise TypeMismatch(f"gates {gates} and r {r} are of other than {layer.directions} directions")
+            raise TypeMismatch(f"gates {gates} and r {r} do not have {layer.directions} directions")
 
         def saved(parts: int) -> TensorType:
             return TensorType(gates.dtype, (count, time, batch, hidden * parts))
@@ -202,7 +201,7 @@ def _case(*operands: Any, **attributes: Any) -> Sample:
 
 @op
 class RNNRecurrence(SavingRecurrence):
-    """RNN that saves what its gradient needs."""
+    """RNN that also returns the gates and states that its gradient needs."""
 
     former_names = ("RNNWalk",)
     layer = RNN
@@ -215,7 +214,7 @@ class RNNRecurrence(SavingRecurrence):
 
 @op
 class GRURecurrence(SavingRecurrence):
-    """GRU that saves what its gradient needs."""
+    """GRU that also returns the gates and states that its gradient needs."""
 
     former_names = ("GRUWalk",)
     layer = GRU
@@ -228,7 +227,7 @@ class GRURecurrence(SavingRecurrence):
 
 @op
 class LSTMRecurrence(SavingRecurrence):
-    """LSTM that saves what its gradient needs."""
+    """LSTM that also returns the gates and states that its gradient needs."""
 
     former_names = ("LSTMWalk",)
     layer = LSTM
@@ -244,7 +243,7 @@ _GATES = {"gates": FLOATS, "r": "gates", "sequence_lens": PARAMETERS["sequence_l
 
 @op
 class RNNRecurrenceGrad(RecurrenceGrad):
-    """The recurrence backward in time of an RNN."""
+    """Recurrence backward in time of an RNN: gradients of its gates and initial state."""
 
     former_names = ("RNNWalkGrad",)
     layer = RNN
@@ -261,7 +260,7 @@ class RNNRecurrenceGrad(RecurrenceGrad):
 
 @op
 class GRURecurrenceGrad(RecurrenceGrad):
-    """The recurrence backward in time of a GRU."""
+    """Recurrence backward in time of a GRU: gradients of its gates and initial state."""
 
     former_names = ("GRUWalkGrad",)
     layer = GRU
@@ -282,7 +281,7 @@ class GRURecurrenceGrad(RecurrenceGrad):
 
 @op
 class LSTMRecurrenceGrad(RecurrenceGrad):
-    """The recurrence backward in time of an LSTM."""
+    """Recurrence backward in time of an LSTM: gradients of its gates and initial states."""
 
     former_names = ("LSTMWalkGrad",)
     layer = LSTM

@@ -30,9 +30,9 @@ _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
 class LayerGrad(OfLayer):
-    """dy, dy_h, ... are the gradients by the layer's results, None for 0; then the layer's operands and attributes.
+    """Gradient of a recurrent layer with respect to x, w, r, b, the initial states and peepholes, also absent ones.
 
-    The results are the gradients by x, w, r, b and the initial states (and peepholes), also by those that are absent.
+    dy, dy_h, ... are the gradients of the layer's results, None for 0; then come the layer's operands and attributes.
     """
 
     recurrence: ClassVar[type[SavingRecurrence]]
@@ -129,7 +129,7 @@ def _case(*operands: Any, **attributes: Any) -> Sample:
 
 @op
 class RNNGrad(LayerGrad):
-    """Gradient of RNN."""
+    """Gradient of RNN with respect to its operands."""
 
     layer = RNN
     recurrence = RNNRecurrence
@@ -147,7 +147,7 @@ class RNNGrad(LayerGrad):
 
 @op
 class GRUGrad(LayerGrad):
-    """Gradient of GRU."""
+    """Gradient of GRU with respect to its operands."""
 
     layer = GRU
     recurrence = GRURecurrence
@@ -165,7 +165,7 @@ class GRUGrad(LayerGrad):
 
 @op
 class LSTMGrad(LayerGrad):
-    """Gradient of LSTM."""
+    """Gradient of LSTM with respect to its operands."""
 
     layer = LSTM
     recurrence = LSTMRecurrence

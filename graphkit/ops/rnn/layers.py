@@ -25,9 +25,10 @@ def _plus(x: Any, bias: Any) -> Any:
 
 @op
 class RNN(Recurrence):
-    """h' = f(W x + R h + Wb + Rb), for each step of a sequence.
+    """Elman recurrent layer: h' = f(W x + R h + Wb + Rb) for each step of a sequence.
 
-    See Recurrence for the operands. Results: h of every step [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
+    x: [T, N, I], w: [D, H, I], r: [D, H, H], b: [D, 2 * H]; see Recurrence for the other operands. Outputs: h of every
+    step [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
     """
 
     activations: tuple[str, ...] = ("Tanh", "Tanh")
@@ -78,10 +79,11 @@ class RNN(Recurrence):
 
 @op
 class GRU(Recurrence):
-    """z, r = f(W x + R h + Wb + Rb); n = g(Wn x + Rn (r h) + Wbn + Rbn); h' = (1 - z) n + z h, for each step.
+    """Gated recurrent unit: h' = (1 - z) n + z h for each step of a sequence.
 
-    With linear_before_reset n = g(Wn x + r (Rn h + Rbn) + Wbn). Gates lie in the order z, r, n. See Recurrence for the
-    operands. Results: h of every step [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
+    z, r = f(W x + R h + Wb + Rb); n = g(Wn x + Rn (r h) + Wbn + Rbn), or with linear_before_reset n = g(Wn x + r (Rn h
+    + Rbn) + Wbn). The gates are stored in the order z, r, n. See Recurrence for the operands. Outputs: h of every step
+    [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
     """
 
     linear_before_reset: bool = False
@@ -162,12 +164,12 @@ class GRU(Recurrence):
 
 @op
 class LSTM(Recurrence):
-    """Long short-term memory: c' = f c + i g, h' = o h(c'), for each step.
+    """Long short-term memory: c' = f c + i g, h' = o h(c') for each step of a sequence.
 
     i = f(W x + R h + P c + Wb + Rb), and f likewise; o likewise from c'; g = g(W x + R h + Wb + Rb). With input_forget
-    f = 1 - i. Gates lie in the order i, o, f, g, peepholes p: [D, 3 * H] in the order i, o, f. `clip` bounds the inputs
-    of f and g, not of h. See Recurrence for the other operands. Results: h of every step [T, D, N, H] ([N, T, D, H]
-    with layout=1), the last h, the last c.
+    f = 1 - i. The gates are stored in the order i, o, f, g; peepholes p: [D, 3 * H] in the order i, o, f. `clip` bounds
+    the inputs of f and g, not of h. See Recurrence for the other operands. Outputs: h of every step [T, D, N, H] ([N,
+    T, D, H] with layout=1), the last h, the last c.
     """
 
     input_forget: bool = False

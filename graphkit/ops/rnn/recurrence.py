@@ -1,4 +1,4 @@
-"""What RNN, GRU and LSTM share: operands, types, the recurrence over time and directions."""
+"""Shared by RNN, GRU and LSTM: operands, types, the recurrence over time and directions."""
 
 from __future__ import annotations
 
@@ -67,11 +67,12 @@ class CellGradient(NamedTuple):
 
 
 class Recurrence(Op):
-    """A recurrent layer over x: [T, N, I], or [N, T, I] with layout=1, of H hidden units in D directions (1 or 2).
+    """A recurrent layer of H hidden units in D directions (1 or 2), over x: [T, N, I], or [N, T, I] with layout=1.
 
-    w: [D, gates * H, I] and r: [D, gates * H, H] hold one matrix after another, b: [D, 2 * gates * H] the biases of w,
-    then those of r. States are [D, N, H] ([N, D, H] with layout=1), by default 0. Sequence n has sequence_lens[n]
-    steps, by default T: beyond them y is 0 and the state stays, so that the reverse direction starts at the last.
+    w: [D, gates * H, I] and r: [D, gates * H, H] hold the matrices of all gates one after the other. b: [D, 2 * gates *
+    H] holds the biases of w, then those of r. States are [D, N, H] ([N, D, H] with layout=1), by default 0. Sequence n
+    has sequence_lens[n] steps, by default T. Beyond them y is 0 and the state stays, so that the reverse direction
+    starts at the last step.
     """
 
     gates: ClassVar[int]
@@ -290,7 +291,7 @@ class Recurrence(Op):
 
 
 class Direction(NamedTuple):
-    """What one direction's Scan reads: the input's product with w, the first state, (r, bias of r, peepholes)."""
+    """The operands of one direction's Scan: the product of input and w, the first state, (r, bias of r, peepholes)."""
 
     projected: Value
     initial: tuple[Value, ...]
@@ -299,7 +300,7 @@ class Direction(NamedTuple):
     backwards: bool
 
     def weights(self, captured: Sequence[Any]) -> Weights:
-        """What `cell` takes, inside a body whose captures are `captured`."""
+        """The weights for `cell`, inside a body whose captures are `captured`."""
         r, bias, peepholes = captured
         return Weights(r, bias, peepholes, self.functions)
 

@@ -1,4 +1,4 @@
-"""What the operators on sequences and optionals share: the types of elements, and positions at run time."""
+"""Shared by the operators on sequences and optionals: the types of elements, and positions at run time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What gradients of sequences and optionals are made of. The gradient of such a value has its structure: as many
-elements, of the same shapes, and something where there is something."""
+"""Operators that gradients of sequences and optionals use.
+
+The gradient of such a value has its structure: as many elements, of the same shapes, and a value where it has one.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def _mapped(build: Callable[..., Any], *sequences: Value) -> Any:
 
 @op
 class NestedZeros(Op):
-    """Zeros in the place of all numbers of a tensor, a sequence or an optional."""
+    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
 
     domain = DOMAIN
     inputs = ("x",)
@@ -79,7 +81,7 @@ class NestedZeros(Op):
 
 @op
 class NestedSum(Op):
-    """The sum of values of one structure, element by element."""
+    """The sum of tensors, sequences or optionals of one structure, element by element."""
 
     domain = DOMAIN
     inputs = ("xs*",)
@@ -124,7 +126,7 @@ class NestedSum(Op):
 
 @op
 class SequenceAtGrad(Op):
-    """A sequence of zeros of the shapes of `sequence`, with dy at position: the gradient of SequenceAt."""
+    """Gradient of SequenceAt: zeros of the shapes of `sequence`, with dy at position."""
 
     domain = DOMAIN
     inputs = ("dy", "sequence", "position")
@@ -156,7 +158,7 @@ class SequenceAtGrad(Op):
 
 @op
 class SizesOfElements(Op):
-    """The sizes of a sequence's tensors along `axis`, an int64 vector."""
+    """The sizes of a sequence's tensors along `axis`, as an int64 vector."""
 
     axis: int = 0
     domain = DOMAIN

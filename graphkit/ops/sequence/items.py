@@ -1,4 +1,4 @@
-"""Sequences and their elements: made, read, put in, taken out, counted."""
+"""Sequences and their elements: construct, read, insert, erase, count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TEXTS = Items(np.array(["a", "b"], object), np.array(["c"], object))
 
 @op
 class SequenceConstruct(Op):
-    """The sequence of the operands, which have one element type; their shapes may differ."""
+    """A sequence of the operands. They have one element type; their shapes may differ."""
 
     inputs = ("xs*",)
     onnx = Onnx("SequenceConstruct", since=11)
@@ -56,7 +56,7 @@ class SequenceConstruct(Op):
 
 @op
 class SequenceEmpty(Op):
-    """A sequence of no tensors, of an element type."""
+    """An empty sequence of tensors of one element type."""
 
     dtype: DType = DType.FLOAT32
     inputs = ()
@@ -73,7 +73,7 @@ class SequenceEmpty(Op):
 
 @op
 class SequenceAt(Op):
-    """One element of a sequence: position is an integer scalar, which counts from the back when negative."""
+    """One element of a sequence. position: integer scalar; a negative one counts from the back."""
 
     inputs = ("sequence", "position")
     types = {"position": INDICES}
@@ -100,8 +100,10 @@ class SequenceAt(Op):
 
 @op
 class SequenceInsert(Op):
-    """The sequence with one more element before position, at its end when position is absent; negative ones count
-    from the back."""
+    """Insert an element into a sequence before position; without position, append it.
+
+    A negative position counts from the back.
+    """
 
     inputs = ("sequence", "x", "position?")
     types = {"position": INDICES}
@@ -137,7 +139,7 @@ def _shifted(position: Value) -> Any:
 
 @op
 class SequenceErase(Op):
-    """The sequence without the element at position, without the last one when position is absent."""
+    """Remove the element at position from a sequence; without position, remove the last one."""
 
     inputs = ("sequence", "position?")
     types = {"position": INDICES}
@@ -173,7 +175,7 @@ class SequenceErase(Op):
 
 @op
 class SequenceLength(Op):
-    """The number of elements, an int64 scalar."""
+    """The number of elements of a sequence, an int64 scalar."""
 
     inputs = ("sequence",)
     onnx = Onnx("SequenceLength", since=11)

@@ -16,7 +16,7 @@ from graphkit.ops.sequence.elements import drawn, sequence_type, without_element
 
 
 def element_types(operands: Sequence[Value]) -> list[SequenceType | TensorType]:
-    """What a body is given: one element of each sequence, and tensors as they are."""
+    """The types of a body's inputs: one element of each sequence, and tensors unchanged."""
     kinds = [v.type.element if isinstance(v.type, SequenceType) else v.type for v in operands]
     return [drawn(without_value(kind)) for kind in kinds]  # type: ignore[misc]
 
@@ -35,7 +35,7 @@ def sequence_map(
         if isinstance(other.type, SequenceType) and length is not None and other.type.length not in (None, length):
             raise TypeMismatch(f"sequences of {length} and {other.type.length} elements")
     if not all(isinstance(v.type, TensorType) for v in body.outputs):
-        raise TypeMismatch("what SequenceMap puts into sequences are tensors")
+        raise TypeMismatch("the body of SequenceMap must return tensors")
     number, going = Value(TensorType(DType.INT64, ()), "number"), Value(TensorType(DType.BOOL, ()), "going")
     states = [Value(SequenceType(without_elements(v.type)), f"{v.name or 'item'}s") for v in body.outputs]
     outer = [Value(without_value(v.type), v.name) for v in (*operands, *captured)]

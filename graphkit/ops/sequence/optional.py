@@ -17,7 +17,7 @@ _FLOATS = TensorType(DType.FLOAT32)
 
 @op
 class Optional(Op):
-    """An optional that holds x; without x an empty one, of what `type` says it could hold."""
+    """An optional that holds x; without x an empty optional of the given `type`."""
 
     type: Type | None = None
     inputs = ("x?",)
@@ -33,17 +33,19 @@ class Optional(Op):
     def infer(self, x: Type | None = None) -> OptionalType:
         if x is None:
             if self.type is None:
-                raise TypeMismatch("without a value, attribute 'type' says what it could hold")
+                raise TypeMismatch(
+                    "without a value, the attribute 'type' is required: the type that the optional can hold"
+                )
             return OptionalType(self.type)
         if isinstance(x, OptionalType):
-            raise TypeMismatch(f"{x} in an optional")
+            raise TypeMismatch(f"an optional cannot hold {x}")
         held = without_elements(x)
         if self.type is None:
             return OptionalType(held)
         try:
             join(held, self.type)
         except TypeMismatch:
-            raise TypeMismatch(f"x is {x}, attribute 'type' {self.type}") from None
+            raise TypeMismatch(f"x is {x}, but attribute 'type' is {self.type}") from None
         return OptionalType(held)
 
     def reference(self, xp: Any, x: Any = None) -> Any:
@@ -55,7 +57,7 @@ class Optional(Op):
 
 @op
 class OptionalHasElement(Op):
-    """Whether an optional holds a value, a bool scalar: true of a tensor or a sequence, false of an absent operand."""
+    """Whether an optional holds a value: a bool scalar, true for a tensor or sequence, false for an absent operand."""
 
     inputs = ("x?",)
     onnx = Onnx("OptionalHasElement", since=28)
@@ -78,7 +80,10 @@ class OptionalHasElement(Op):
 
 @op
 class OptionalGetElement(Op):
-    """What an optional holds; a tensor or a sequence as it is. Reading an empty one is a RuntimeFailure."""
+    """The value that an optional holds; a tensor or a sequence is returned as it is.
+
+    Reading an empty optional raises RuntimeFailure.
+    """
 
     inputs = ("x",)
     onnx = Onnx("OptionalGetElement", since=28)

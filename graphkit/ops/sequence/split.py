@@ -25,11 +25,12 @@ MOST_PARTS = 1024
 
 @op
 class SplitToSequence(Op):
-    """The sequence of parts of x along `axis`: of the sizes in the vector `split`; of the size `split` when it is a
-    scalar, the last one smaller where it does not divide; of size 1 when it is absent.
+    """Split x along `axis` into a sequence of parts.
 
-    Without `keepdims` parts of size 1 do not have the axis, when `split` is absent or the scalar 1 (so ONNX Runtime,
-    and so PyTorch writes an unbind; the standard speaks of absence alone). Otherwise keepdims counts for nothing.
+    split: a vector gives the size of each part; a scalar gives one size for all, and the last part is smaller if it
+    does not divide; without `split`, parts have size 1. If `keepdims` is 0, parts of size 1 lose the axis, but only
+    when `split` is absent or the scalar 1. ONNX Runtime does so, and PyTorch exports an unbind like this; the standard
+    names only the absent `split`. In all other cases keepdims has no effect.
     """
 
     axis: int = 0
@@ -76,7 +77,7 @@ class SplitToSequence(Op):
         return [contiguous(xp, x[(*before, slice(a, b))]) for a, b in itertools.pairwise(ends)]
 
     def drops_axis(self, split: TensorType | None) -> bool | None:
-        """Whether the parts lack the axis; None when only a run tells."""
+        """Whether the parts lack the axis; None if it is known only at run time."""
         if self.keepdims or (split is not None and split.rank == 1):
             return False
         if split is None:
@@ -141,8 +142,10 @@ def _sizes(size: int, split: Any) -> list[int]:
 
 @op
 class ConcatFromSequence(Op):
-    """The elements of a sequence, at least one, joined along `axis`; along a new one with `new_axis`, where they have
-    one shape."""
+    """Concatenate the elements of a sequence along `axis`; with `new_axis`, stack them along a new axis.
+
+    The sequence has at least one element. With `new_axis` all elements have one shape.
+    """
 
     axis: int
     new_axis: bool = False

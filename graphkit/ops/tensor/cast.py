@@ -1,4 +1,4 @@
-"""Conversion between element types, of values and of bits, and the marks that stop or redirect gradients."""
+"""Conversion between element types, of values and of bits; operators that stop or redirect gradients."""
 
 from __future__ import annotations
 
@@ -196,10 +196,10 @@ _TO = (
 
 @op
 class Cast(_Conversion):
-    """x's elements as dtype `to`.
+    """Convert x's elements to the dtype `to`.
 
-    Floats lose their fraction towards zero, integers their high bits; integers of 4 and 2 bits are made as ONNX Runtime
-    makes them: floats are rounded, ties away from zero. `saturate` and `round_mode` concern 8-bit floats only.
+    Floats are truncated towards zero; integers keep their low bits. Conversions to integers of 4 and 2 bits follow ONNX
+    Runtime: floats are rounded, ties away from zero. `saturate` and `round_mode` apply to 8-bit floats only.
     Differentiable between floats.
     """
 
@@ -222,7 +222,7 @@ class Cast(_Conversion):
 
 @op
 class CastLike(_Conversion):
-    """x's elements as the dtype of `like`, of which nothing else is read."""
+    """Convert x's elements to the dtype of `like`; nothing else of `like` is read."""
 
     inputs = ("x", "like")
     types = {"x": ANY, "like": ANY}
@@ -249,7 +249,7 @@ class CastLike(_Conversion):
 
 @op
 class StopGradient(Op):
-    """x itself, through which no gradient flows."""
+    """Return x unchanged, and stop the gradient: none flows to x."""
 
     domain = DOMAIN
     inputs = ("x",)
@@ -273,10 +273,10 @@ class StopGradient(Op):
 
 @op
 class StraightThrough(Op):
-    """The value of y with the gradient of x: what comes back for the result goes to x, unchanged, and none to y.
+    """Return the value of y, but pass the gradient to x: x gets the result's gradient unchanged, y gets none.
 
-    x, y: float tensors of one type. `straight_through(x, round(x))` rounds and is differentiated as if it did not
-    (the straight-through estimator: Bengio, Leonard and Courville 2013).
+    x, y: float tensors of one type. `straight_through(x, round(x))` rounds, and is differentiated as if it did not (the
+    straight-through estimator: Bengio, Leonard and Courville 2013).
     """
 
     domain = DOMAIN
@@ -305,7 +305,7 @@ class StraightThrough(Op):
 
 @op
 class BitCast(Op):
-    """The bytes of x read as another element type of the same size."""
+    """Read the bytes of x as another element type of the same size."""
 
     to: DType
     widens = False
@@ -327,7 +327,7 @@ class BitCast(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.to not in _WHOLE_BYTES or self.to.itemsize != x.dtype.itemsize:
-            raise TypeMismatch(f"{x} cannot be read as {self.to}: numbers of the same size can")
+            raise TypeMismatch(f"{x} cannot be read as {self.to}: its elements do not have the same size")
         return TensorType(self.to, x.shape)
 
     def reference(self, xp: Any, x: Any) -> Any:

@@ -31,7 +31,7 @@ from graphkit.ops.known_elements import known_array, known_value, moved
 
 @op
 class Concat(Op):
-    """The operands one after the other along `axis`; all other dimensions are equal."""
+    """Concatenate the operands along `axis`; all other dimensions must be equal."""
 
     axis: int
     inputs = ("xs*",)
@@ -92,8 +92,10 @@ def _extended(joint: Sequence[Dim], shape: Sequence[Dim], axis: int) -> list[Dim
 
 @op
 class Split(Op):
-    """Parts of x along `axis`: of the sizes in `split` (an int64 vector of known length), or `num_outputs` equal ones,
-    the last of which is smaller when the size does not divide."""
+    """Split x along `axis` into parts: of the sizes in `split`, or into `num_outputs` parts of one size.
+
+    `split` is an int64 vector of known length. If the size is not divisible by `num_outputs`, the last part is smaller.
+    """
 
     axis: int = 0
     num_outputs: int | None = None
@@ -121,7 +123,7 @@ class Split(Op):
         if count is None or count < 1:
             raise TypeMismatch(f"the number of parts of Split is not known: {split}")
         if count > _MOST_PARTS:
-            raise TypeMismatch(f"Split into {count} parts; {_MOST_PARTS} are the most")
+            raise TypeMismatch(f"Split into {count} parts; at most {_MOST_PARTS} are allowed")
         if x.shape is None:
             return (TensorType(x.dtype, None),) * count
         axis = normal_axis(self.axis, len(x.shape))

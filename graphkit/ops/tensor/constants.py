@@ -1,4 +1,4 @@
-"""Constant tensors, and the reduction that undoes broadcasting."""
+"""Constant tensors, and the reduction that reverses broadcasting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 
 @op
 class Constant(Op):
-    """A tensor known when the graph is built."""
+    """A tensor that is known when the graph is built."""
 
     value: Tensor
     onnx = Onnx("Constant", since=25)
@@ -35,9 +35,9 @@ class Constant(Op):
 
 @op
 class ReduceToShapeOf(Op):
-    """Sum `x` over the axes along which a tensor of `like`'s shape was broadcast to x's shape.
+    """Sum `x` over the axes along which a tensor of the shape of `like` was broadcast to x's shape.
 
-    The transpose of broadcasting; only the shape of `like` is read.
+    This is the transpose of broadcasting; only the shape of `like` is read.
     """
 
     domain = DOMAIN

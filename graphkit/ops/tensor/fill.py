@@ -20,7 +20,7 @@ from graphkit.ops.pointwise import scalar_like
 
 @op
 class ConstantOfShape(Op):
-    """A tensor of the given shape (an int64 vector) filled with the one element of `value`, float32 0 by default."""
+    """A tensor of the given shape (an int64 vector), filled with the one element of `value`; default: float32 0."""
 
     value: Tensor | None = None
     inputs = ("shape",)
@@ -64,8 +64,10 @@ class ConstantOfShape(Op):
 
 @op
 class Range(Op):
-    """start, start + delta, ... below `limit` (above it for a negative delta): max(ceil((limit - start) / delta), 0)
-    elements. start, limit, delta: 0-d tensors of one dtype; half floats are counted and stepped in float32.
+    """start, start + delta, ... below `limit` (above it for a negative delta).
+
+    The result has max(ceil((limit - start) / delta), 0) elements. start, limit, delta: 0-d tensors of one dtype.
+    float16 and bfloat16 are counted and stepped in float32.
     """
 
     stash_type: int = 1
@@ -120,8 +122,10 @@ class Range(Op):
 
 @op
 class EyeLike(Op):
-    """A matrix of x's shape with ones on diagonal `k` (0: main, positive: above) and zeros elsewhere; `dtype`
-    defaults to x's."""
+    """A matrix of x's shape with ones on diagonal `k`, else zeros.
+
+    k: 0 is the main diagonal, positive ones are above it. `dtype` defaults to x's.
+    """
 
     dtype: DType | None = None
     k: int = 0
@@ -146,10 +150,10 @@ class EyeLike(Op):
 
 @op
 class OneHot(Op):
-    """`values[1]` where the new axis' position equals the index, `values[0]` elsewhere.
+    """`values[1]` where the position along the new axis equals the index, `values[0]` elsewhere.
 
-    indices: any numeric tensor, in [-depth, depth - 1] (others give rows of values[0]); depth: one element;
-    values: [off, on], of any dtype, which is the result's.
+    indices: any numeric tensor, in [-depth, depth - 1] (others give rows of values[0]); depth: one element; values:
+    [off, on], of any dtype, which the result has too.
     """
 
     axis: int = -1

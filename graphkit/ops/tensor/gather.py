@@ -93,7 +93,10 @@ class Gather(Op):
 
 @op
 class GatherGrad(Op):
-    """Zeros of x's shape with each slice of dy added at its index: the transpose of Gather. Only x's shape is read."""
+    """Gradient of Gather: zeros of x's shape, to which slices of dy are added at their indices.
+
+    Only the shape of x is read.
+    """
 
     axis: int = 0
     domain = DOMAIN
@@ -154,7 +157,10 @@ def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tupl
 
 @op
 class GatherElements(Op):
-    """y[i, j, ...] = x with `axis` at indices[i, j, ...]: the result has the shape of `indices`, which has x's rank."""
+    """Take one element of x along `axis` for each index: y[i, j, ...] = x[i, indices[i, j, ...], ...] for axis 1.
+
+    The result has the shape of `indices`, which has the rank of x.
+    """
 
     axis: int = 0
     inputs = ("x", "indices")
@@ -208,9 +214,10 @@ def nd_pair(xp: Any, x: Any, indices: Any, batch_dims: int = 0) -> tuple[Any, An
 
 @op
 class GatherND(Op):
-    """Slices of x at index tuples. x: [*batch, *a, *b]; indices: [*batch, *c, len(a)]; the result is [*batch, *c, *b].
+    """Slices of x at index tuples.
 
-    `batch_dims` leading axes are shared.
+    x: [*batch, *a, *b]; indices: [*batch, *c, len(a)]; the result is [*batch, *c, *b]. The first `batch_dims` axes are
+    shared.
     """
 
     batch_dims: int = 0

@@ -21,7 +21,7 @@ from graphkit.ops.pointwise import unbroadcast
 
 @op
 class Transpose(Op):
-    """x with its axes in the order `perm`; reversed when it is absent."""
+    """Permute the axes of x to the order `perm`; reverse their order when `perm` is absent."""
 
     perm: tuple[int, ...] | None = None
     inputs = ("x",)
@@ -45,7 +45,7 @@ class Transpose(Op):
         rank = len(x.shape)
         perm = tuple(reversed(range(rank))) if self.perm is None else self.perm
         if sorted(perm) != list(range(rank)):
-            raise TypeMismatch(f"perm {list(perm)} is no permutation of the {rank} axes of {shape_text(x.shape)}")
+            raise TypeMismatch(f"perm {list(perm)} is not a permutation of the {rank} axes of {shape_text(x.shape)}")
         return TensorType(x.dtype, [x.shape[axis] for axis in perm], moved(self.reference, known_array(x)))
 
     def reference(self, xp: Any, x: Any) -> Any:
@@ -57,7 +57,7 @@ class Transpose(Op):
 
 @op
 class Expand(Op):
-    """x broadcast against `shape`, an int64 vector (numpy's rules in both directions)."""
+    """Broadcast x to `shape`, an int64 vector, by numpy's rules; an axis where `shape` has 1 keeps its size."""
 
     inputs = ("x", "shape")
     types = {"x": ANY, "shape": INT64}
@@ -92,7 +92,7 @@ class Expand(Op):
 
 @op
 class Tile(Op):
-    """x repeated `repeats[i]` times along axis i; repeats: int64 vector as long as x's rank."""
+    """Repeat x `repeats[i]` times along axis i; repeats: int64 vector with one element per axis of x."""
 
     inputs = ("x", "repeats")
     types = {"x": ANY, "repeats": INT64}
@@ -144,7 +144,7 @@ def _check_mode(mode: str) -> None:
 
 @op
 class DepthToSpace(Op):
-    """Blocks of channels to blocks of pixels: [N, C*b*b, H, W] to [N, C, H*b, W*b].
+    """Rearrange blocks of channels to blocks of pixels: [N, C*b*b, H, W] to [N, C, H*b, W*b].
 
     mode "DCR": the channels are ordered (row, column, C); "CRD": (C, row, column).
     """
@@ -188,7 +188,7 @@ class DepthToSpace(Op):
 
 @op
 class SpaceToDepth(Op):
-    """Blocks of pixels to channels, the inverse of DepthToSpace: [N, C, H*b, W*b] to [N, C*b*b, H, W]."""
+    """Rearrange blocks of pixels to channels, the inverse of DepthToSpace: [N, C, H*b, W*b] to [N, C*b*b, H, W]."""
 
     blocksize: int
     mode: str = "DCR"
@@ -227,9 +227,10 @@ class SpaceToDepth(Op):
 
 @op
 class ReverseSequence(Op):
-    """The first `sequence_lens[b]` steps of batch b in reverse order, the others in place.
+    """Reverse the first `sequence_lens[b]` steps of batch entry b; the other steps stay.
 
-    x: rank >= 2; sequence_lens: int64 vector as long as the batch axis. One of the two axes is 0, the other 1.
+    x: rank >= 2; sequence_lens: int64 vector with one element per batch entry. One of `batch_axis` and `time_axis` is
+    0, the other 1.
     """
 
     batch_axis: int = 1

@@ -101,7 +101,7 @@ def _shape(x: TensorType, pads: TensorType, axes: TensorType | None) -> Sequence
 
 @op
 class Pad(Op):
-    """x with elements added (a negative pad: removed) at both ends of each of `axes`, by default of all.
+    """Add elements (a negative pad: remove them) at both ends of each of `axes`, by default of all axes.
 
     pads: [begin of every axis, end of every axis]. mode "constant": constant_value, 0 by default; "reflect": mirrored
     at the first and last element, which are not repeated; "edge": the nearest element; "wrap": periodic.
@@ -192,7 +192,7 @@ class Pad(Op):
 
 @op
 class PadGrad(Op):
-    """Zeros of x's shape with each element of dy added where Pad copied it from: the transpose of Pad.
+    """Gradient of Pad: zeros of x's shape, to which each element of dy is added where Pad copied it from.
 
     mode: any of Pad's but "constant". Only x's shape is read.
     """

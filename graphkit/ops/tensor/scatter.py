@@ -111,7 +111,10 @@ _TWICE = np.array([[0, 1, 0], [2, 1, -3]])
 
 @op
 class ScatterElements(_Scatter):
-    """x with updates[i, j, ...] at `axis` position indices[i, j, ...]; indices and updates have one shape, x's rank."""
+    """x with updates[i, j, ...] written to index indices[i, j, ...] along `axis`.
+
+    indices and updates have one shape, with the rank of x. `reduction` says how an update is combined with the element.
+    """
 
     axis: int = 0
     types = {"x": ANY, "indices": INDICES, "updates": "x"}
@@ -150,7 +153,10 @@ class ScatterElements(_Scatter):
 
 @op
 class ScatterND(_Scatter):
-    """x: [*a, *b] with slices replaced at index tuples; indices: [*c, len(a)]; updates: [*c, *b]."""
+    """x with slices replaced at index tuples.
+
+    x: [*a, *b]; indices: [*c, len(a)]; updates: [*c, *b]. `reduction` says how an update is combined with the slice.
+    """
 
     types = {"x": ANY, "indices": INT64, "updates": "x"}
     onnx = Onnx("ScatterND", since=18)
@@ -198,10 +204,10 @@ class ScatterND(_Scatter):
 
 @op
 class TensorScatter(Op):
-    """A cache with a shorter update written along `axis`, for each entry of the batch from its own position on.
+    """Write a shorter update into a cache along `axis`, for each batch entry from its own start position on.
 
     cache: [B, ..., S, ...]; update: the same with at most S elements along `axis`; write_indices: int64 [B], 0 by
-    default. With mode circular, what reaches beyond the end goes on at the beginning.
+    default. With mode "circular", elements beyond the end continue at the beginning.
     """
 
     axis: int = -2

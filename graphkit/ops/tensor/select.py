@@ -19,7 +19,7 @@ from graphkit.ops.pointwise import scalar_like, unbroadcast
 
 @op
 class Where(Op):
-    """a where the condition holds, b elsewhere, with broadcasting. condition: bool; a, b: tensors of one dtype."""
+    """a where the condition is true, b elsewhere, with broadcasting. condition: bool; a, b: tensors of one dtype."""
 
     inputs = ("condition", "a", "b")
     types = {"condition": BOOLS, "a": ANY, "b": "a"}
@@ -56,9 +56,9 @@ def _chosen(condition: Dim, a: Dim, b: Dim) -> Dim | None:
 
 @op
 class Compress(Op):
-    """Slices of x along `axis` (elements of flattened x when it is absent) where the boolean vector `condition` holds.
+    """Slices of x along `axis` where the boolean vector `condition` is true; without `axis`, single elements.
 
-    A condition shorter than the axis drops the rest.
+    Without `axis`, x is flattened. If the condition is shorter than the axis, the remaining slices are dropped.
     """
 
     axis: int | None = None
@@ -100,7 +100,7 @@ class Compress(Op):
 
 @op
 class NonZero(Op):
-    """The positions of the elements of x that are not 0, nor empty strings, in row-major order: int64 [rank, count]."""
+    """The indices of all elements that are not 0, or not empty strings, in row-major order: int64 [rank, count]."""
 
     inputs = ("x",)
     types = {"x": NUMERIC | BOOLS | {DType.STRING}}
@@ -130,9 +130,9 @@ class NonZero(Op):
 
 @op
 class Trilu(Op):
-    """The upper (or lower) triangle of the last two axes, zeros elsewhere.
+    """The upper (or with upper=False the lower) triangle of the last two axes, zeros elsewhere.
 
-    k: 0-d int64, 0 by default: the diagonal that bounds the triangle; positive ones lie above the main one.
+    k: 0-d int64, 0 by default: the diagonal that bounds the triangle; positive ones are above the main one.
     """
 
     upper: bool = True

@@ -18,7 +18,7 @@ from graphkit.ops.axes import INT64, fresh_shape, i64, length_of, normal_axes, r
 
 @op
 class Identity(Op):
-    """x itself: a tensor, a sequence or an optional."""
+    """Return x unchanged: a tensor, a sequence or an optional."""
 
     inputs = ("x",)
     views = ((0, 0),)
@@ -37,7 +37,7 @@ class Identity(Op):
 
 @op
 class Shape(Op):
-    """The dimensions [start, end) of x, an int64 vector; negative bounds count from the back, and all are clamped."""
+    """The dimensions [start, end) of x as an int64 vector; negative bounds count from the back, all are clamped."""
 
     start: int = 0
     end: int | None = None
@@ -102,7 +102,7 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
     for axis, dim in enumerate(wanted):
         if dims.is_static(dim) and dim < 0:
             if dim != -1 or open_axis is not None:
-                raise misfit("one dimension may be -1, none below")
+                raise misfit("only one dimension may be -1, and none may be smaller")
             open_axis = axis
         if dim == 0 and not allowzero:
             if source is not None and axis >= len(source):
@@ -122,15 +122,17 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
             right.remove(dim)
     have, taken = dims.product(left), dims.product(right)
     if taken == 0 or (dims.is_static(have) and dims.is_static(taken) and dims.mod(have, taken) != 0):
-        raise misfit(f"{have} elements do not divide by {taken}")
+        raise misfit(f"{have} elements are not divisible by {taken}")
     result[open_axis] = dims.floordiv(have, taken)
     return tuple(result)
 
 
 @op
 class Reshape(Op):
-    """x's elements in row-major order in another shape: a vector in which 0 copies x's dimension (unless allowzero)
-    and one -1 stands for what is left."""
+    """Give x another shape; elements keep their row-major order.
+
+    shape: int64 vector. 0 copies x's dimension (unless `allowzero`); one -1 is computed from the other dimensions.
+    """
 
     allowzero: bool = False
     inputs = ("x", "shape")
@@ -165,7 +167,7 @@ class Reshape(Op):
 
 @op
 class Flatten(Op):
-    """A matrix: the dimensions before `axis` make its rows, the others its columns."""
+    """Reshape x to a matrix: the dimensions before `axis` form its rows, the others its columns."""
 
     axis: int = 1
     inputs = ("x",)
@@ -200,7 +202,7 @@ class Flatten(Op):
 
 @op
 class Squeeze(Op):
-    """x without the given axes, whose dimensions are 1; without all dimensions of 1 when `axes` is absent."""
+    """Remove the given axes, whose dimensions must be 1; without `axes`, remove all dimensions of 1."""
 
     inputs = ("x", "axes?")
     types = {"x": ANY, "axes": INT64}
@@ -247,7 +249,7 @@ class Squeeze(Op):
 
 @op
 class Unsqueeze(Op):
-    """x with a dimension of 1 at each of `axes`, which count in the result."""
+    """Insert a dimension of 1 at each of `axes`, which are positions in the result."""
 
     inputs = ("x", "axes")
     types = {"x": ANY, "axes": INT64}

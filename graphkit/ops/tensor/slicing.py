@@ -165,7 +165,7 @@ class Slice(Op):
 
 @op
 class SliceGrad(Op):
-    """Zeros of x's shape with dy where Slice took its elements: the transpose of Slice. Only x's shape is read."""
+    """Gradient of Slice: zeros of x's shape, with dy where Slice took its elements. Only x's shape is read."""
 
     domain = DOMAIN
     inputs = ("dy", "x", "starts", "ends", "axes?", "steps?")

@@ -62,7 +62,7 @@ class ArgExtreme(Op):
 
 @op
 class ArgMax(ArgExtreme):
-    """Position of the maximum along `axis`."""
+    """Index of the maximum along `axis`."""
 
     onnx = Onnx("ArgMax", since=13)
 
@@ -72,7 +72,7 @@ class ArgMax(ArgExtreme):
 
 @op
 class ArgMin(ArgExtreme):
-    """Position of the minimum along `axis`."""
+    """Index of the minimum along `axis`."""
 
     onnx = Onnx("ArgMin", since=13)
 
@@ -82,10 +82,10 @@ class ArgMin(ArgExtreme):
 
 @op
 class TopK(Op):
-    """The k largest (or smallest) elements along `axis` and their int64 positions.
+    """The k largest (or smallest) elements along `axis`, and their int64 indices.
 
-    k: int64 vector of one element. In order, equal elements by position, also where `sorted` is off and the standard
-    leaves the order open.
+    k: int64 vector of one element. Results are sorted; equal elements are in the order of their indices. This holds
+    also with sorted=False, where the standard leaves the order open.
     """
 
     axis: int = -1
@@ -144,10 +144,10 @@ class TopK(Op):
 
 @op
 class Unique(Op):
-    """The different elements of x, or its different slices along `axis`, in order or as they first occur.
+    """The distinct elements of x, or its distinct slices along `axis`, sorted or in order of first occurrence.
 
-    Also, as int64 vectors: where each first occurs, which of them stands at each place of x, and how often it does.
-    The gradient of an element that repeats goes to its first occurrence.
+    Three more outputs are int64 vectors: the index of each first occurrence, for each element of x which distinct
+    element it is, and the number of occurrences. If an element repeats, its first occurrence gets the gradient.
     """
 
     axis: int | None = None

@@ -29,7 +29,7 @@ def compiled(pattern: str, operator: str, longest: bool = False) -> Any:
         import re2
     except ImportError:
         raise MissingDependency(
-            f"{operator} matches by RE2, which google-re2 brings; install it with: {how_to_install('text')}"
+            f"{operator} needs the package google-re2; install it with: {how_to_install('text')}"
         ) from None
     options = re2.Options()
     options.log_errors = False
@@ -39,7 +39,7 @@ def compiled(pattern: str, operator: str, longest: bool = False) -> Any:
     except (re2.error, UnicodeEncodeError) as error:
         reason = error.args[0] if error.args else error
         shown = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise UsageError(f"{pattern!r} is not in RE2's language: {shown}") from None
+        raise UsageError(f"{pattern!r} is not a regular expression of RE2: {shown}") from None
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
-"""Strings joined, split and normalised. A string tensor is an object array of str, wherever it comes from.
+"""Strings joined, split and normalised. A string tensor is an object array of str.
 
-Where ONNX Runtime differs from the text of the standard, ONNX Runtime's results are taken.
+If ONNX Runtime differs from the text of the standard, results are those of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StringConcat(TextOp):
 
 
 def splitter(delimiter: str, limit: int | None) -> Callable[[str], list[str]]:
-    """What splits one string, at most `limit` times. As in ONNX Runtime, an empty string has no parts."""
+    """Return a function that splits a string at most `limit` times. As in ONNX Runtime, an empty one has no parts."""
     if delimiter:
         return lambda word: word.split(delimiter, -1 if limit is None else limit) if word else []
     if limit is None:
@@ -103,10 +103,10 @@ def splitter(delimiter: str, limit: int | None) -> Callable[[str], list[str]]:
 
 @op
 class StringSplit(TextOp):
-    """The parts of each string between delimiters, padded with empty strings to one length, and their number.
+    """Split each string at a delimiter; return the parts, padded with empty strings to one length, and their number.
 
-    Without a delimiter, or with an empty one, parts are what blanks separate; blanks at the ends are dropped. Blanks
-    are spaces alone, as in ONNX Runtime, not tabs or line breaks. With `maxsplit` the part after so many splits is left
+    Without a delimiter, or with an empty one, strings are split at blanks, and blanks at the ends are dropped. As in
+    ONNX Runtime, only spaces are blanks, not tabs or line breaks. After `maxsplit` splits, the rest of a string stays
     whole. An empty string has no parts. Outputs: y, of x's shape and one more axis; z, int64 of x's shape.
     """
 
@@ -143,12 +143,12 @@ _ACTIONS = ("NONE", "LOWER", "UPPER")
 
 @op
 class StringNormalizer(TextOp):
-    """The strings of x that are no stop words, in lower or upper case. x: [C] or [1, C]; the result has its rank.
+    """Remove stop words from x, and change the other strings to lower or upper case. x: [C] or [1, C], as the result.
 
-    A string is dropped when the whole of it is a stop word, in any case unless `is_case_sensitive`. When nothing is
-    left, the result is one empty string. Each character becomes one character (Unicode's simple case mapping, as in
-    C). Of `locale` the language counts: Turkish and Azerbaijani have a dotted and a dotless i; C and POSIX change ASCII
-    alone. Locales need not be installed.
+    A string is removed if the whole of it is a stop word; case matters only with `is_case_sensitive`. If no string is
+    left, the result is one empty string. Each character becomes one character (Unicode's simple case mapping, as in C).
+    Only the language of `locale` matters: Turkish and Azerbaijani have a dotted and a dotless i; C and POSIX change
+    only ASCII. Locales need not be installed.
     """
 
     case_change_action: str = "NONE"

@@ -1,4 +1,4 @@
-"""Counts of n-grams in rows of words or numbers."""
+"""Count n-grams in rows of words or numbers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
     found: list[Sequence[Any]] = []
     for size, (start, end) in enumerate(itertools.pairwise((*op.ngram_counts, len(pool))), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % size:
-            raise UsageError(f"ngram_counts {list(op.ngram_counts)}: {start} to {end} of the pool are no {size}-grams")
+            raise UsageError(
+                f"ngram_counts {list(op.ngram_counts)}: {start} to {end} of the pool do not form {size}-grams"
+            )
         entries = [pool[i : i + size] for i in range(start, end, size)]
         if len(set(entries)) != len(entries):
             raise UsageError(f"the pool has a {size}-gram twice")
@@ -96,7 +98,7 @@ def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
 
 @kept
 def pool_of(op: TfIdfVectorizer) -> Pool:
-    """What the operator looks for, of the lengths that it counts."""
+    """The n-grams that the operator counts, of the lengths that it counts."""
     if not op.ngram_indexes or min(op.ngram_indexes) < 0:
         raise UsageError("ngram_indexes is empty, or has a negative element")
     shortest, longest = op.min_gram_length, op.max_gram_length
@@ -136,13 +138,13 @@ def _sample(x: Any, mode: str, skips: int, shortest: int, longest: int, pool: An
 
 @op
 class TfIdfVectorizer(TextOp):
-    """How often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places].
+    """Count how often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places].
 
     x: strings, int32 or int64, [C] or [rows, C]. The pool holds the 1-grams, then the 2-grams, and so on;
     `ngram_counts` says where each length begins, `ngram_indexes` where in the result each n-gram is counted. Words of
     an n-gram may be up to `max_skip_count` words apart, always the same number. Modes: TF, the counts; TFIDF, counts
-    times weights; IDF, the weight of what is there, of the last one that was found where several have one place. Weight
-    i is that of n-gram i of the pool.
+    times weights; IDF, the weight of each n-gram that occurs; if several have one place, of the last one that was
+    found. Weight i is that of n-gram i of the pool.
     """
 
     mode: str

@@ -1,4 +1,4 @@
-"""com.microsoft's Tokenizer: strings cut into words, by what lies between them or by what they are."""
+"""Tokenizer of com.microsoft: split strings into words, by separators or by a pattern that words match."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MARKS = ("\x02", "\x03")
 
 @op
 class Tokenizer(TextOp):
-    """The words of each string of x, [C] or [rows, C], along one more axis, padded with `pad_value`.
+    """Split each string of x, [C] or [rows, C], into words along one more axis, padded with `pad_value`.
 
-    Words are what `separators` separate, regular expressions of RE2 that are applied one after the other, or what
-    `tokenexp`, another one, matches; both take the longest match. The one separator "" makes each character a word.
-    Words of fewer than `mincharnum` characters are dropped. With `mark`, words stand between U+0002 and U+0003. Where
-    no string has a word the new axis has no elements. As in ONNX Runtime, but that tensors without elements get the
-    new axis too.
+    Words are separated by `separators`, regular expressions of RE2 that are applied one after the other, or are the
+    matches of `tokenexp`, another one; both take the longest match. The single separator "" makes each character a
+    word. Words of fewer than `mincharnum` characters are dropped. With `mark`, words stand between U+0002 and U+0003.
+    If no string has a word, the new axis has size 0. Results are ONNX Runtime's, except that tensors without elements
+    get the new axis, too.
     """
 
     mark: bool

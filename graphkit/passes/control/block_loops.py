@@ -1,9 +1,10 @@
-"""Loops in blocks of iterations, so that differentiating them takes memory for sqrt(T) iterations in place of T.
+"""Group the iterations of loops in blocks, so that differentiation needs memory for sqrt(T) iterations instead of T.
 
-A Scan of T iterations becomes a Scan over blocks of k iterations, marked `recompute`, around a Scan inside a block:
-the gradient keeps the states at the borders of blocks (T / k of them) and computes one block at a time again (k
-iterations), as in Chen et al., "Training deep nets with sublinear memory cost", 2016. What T leaves over after whole
-blocks is a Scan of its own. A Loop becomes a Loop of Loops in the same way, with its trips decided as before.
+A Scan of T iterations becomes a Scan over blocks of k iterations, marked `recompute`, around a Scan inside a block. The
+gradient keeps the states at the borders of blocks (T / k of them) and computes one block at a time again (k
+iterations), as in Chen et al., "Training deep nets with sublinear memory cost", 2016. The iterations after the last
+whole block are a separate Scan. A Loop becomes a Loop of Loops in the same way, and its trip count is decided as
+before.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def in_blocks(node: Node, block: Block) -> Sequence[Value]:
     if block == "sqrt":
         if not isinstance(trips, int):
             raise UsageError(
-                f"{node.describe()}: the number of iterations is not known, so that blocks of its square root are not "
-                "either; give the number of iterations in a block"
+                f"{node.describe()}: blocks of 'sqrt' iterations need a known number of iterations; give the number of "
+                "iterations in a block instead"
             )
         block = _near_sqrt(trips)
     if block == 1:

@@ -1,8 +1,7 @@
-"""If, Loop and Scan that do the same on the same operands become one node with the results of both.
+"""Merge If, Loop and Scan nodes that do the same on the same operands into one node with the results of both.
 
-Differentiation makes such pairs: the backward pass reads a forward node that has more results than the one that the
-graph had. Two loops are one when their states and conditions are equal expressions; two If, when their conditions
-are the same value.
+Differentiation makes such pairs: the backward pass reads a copy of a forward node that has more results. Two loops are
+merged if their states and conditions are equal expressions; two If, if their conditions are the same value.
 """
 
 from __future__ import annotations

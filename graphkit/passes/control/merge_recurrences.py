@@ -1,6 +1,6 @@
-"""A recurrent layer whose gradient is in the graph takes its results from the recurrence that the gradient reads.
+"""Take the results of a recurrent layer from the recurrence that its gradient reads.
 
-Differentiation makes such pairs: the layer itself, and the recurrence that saves what the gradient needs.
+Differentiation makes such pairs: the layer itself, and the recurrence that saves the values its gradient needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Control flow without what nothing reads: results, states that only serve themselves, operands.
+"""Remove unread parts of control flow: results, states that only serve themselves, operands.
 
-Differentiation leaves such: a forward loop that backward runs again for what it saved also has its own results.
+Differentiation leaves such parts: if the backward pass runs a forward loop again for the values that it saves, this
+loop also has its own results.
 """
 
 from __future__ import annotations

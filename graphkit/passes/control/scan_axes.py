@@ -1,4 +1,4 @@
-"""Scans along the first axis: slices along it are contiguous, so that native loops read and write them in place."""
+"""Make every Scan read and write along the first axis: slices are contiguous, so native loops need no copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subgraphs on the types that they run on, for whoever prepares every node for one set of shapes."""
+"""Specialise subgraphs to the types that they run on, to prepare every node for one set of shapes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What passes are written with: sweeps over a graph, patterns, captures, and binding of dimensions."""
+"""Tools for writing passes: sweeps over a graph, patterns, captures, and binding of dimensions."""

@@ -38,7 +38,7 @@ def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Grap
 
 
 def match_shapes(inputs: Sequence[tuple[str, TensorType, TensorType]]) -> dict[str, Dim]:
-    """What dimension names stand for, from (name, declared type, actual type) triples. Raises InputError."""
+    """Return the sizes of dimension names, from (name, declared type, actual type) triples. Raises InputError."""
     bindings: dict[str, Dim] = {}
     origin: dict[str, str] = {}
     later: list[tuple[str, TensorType, TensorType, int]] = []

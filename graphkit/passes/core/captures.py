@@ -1,4 +1,4 @@
-"""What the subgraphs of If, Loop and Scan capture: more of it, less of it, and captures that they give new values."""
+"""Captures of the subgraphs of If, Loop and Scan: add some, remove unused ones, return new values of updated ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_captures(
 def drop_unused_captures(
     node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph] | None = None
 ) -> Node:
-    """The node on `operands`, with `bodies` in place of its own, without the captures that no body reads."""
+    """The node on `operands`, with `bodies` instead of its own, without the captures that no body reads."""
     bodies = node.op.subgraphs() if bodies is None else bodies
     count = capture_count(node)
     read = [{*(v for n in g.nodes for v in n.inputs), *g.outputs} for g in bodies.values()]

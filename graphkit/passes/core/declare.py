@@ -1,4 +1,4 @@
-"""What a pass declares: what it requires of a graph, what it ensures and what it breaks; and the orders that fit."""
+"""Declarations of passes: properties of a graph that they require, ensure and break; and valid orders."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from graphkit.ir.graph import Graph, Node
 
 
 class Property(Enum):
-    """What may hold of a graph between passes, and of its subgraphs as far as the passes that ensure it enter them."""
+    """Properties of a graph between passes, and of its subgraphs if the passes that ensure them enter subgraphs."""
 
     STREAMS_BOUND = "every random node has a stream"
-    SIMPLIFIED = "no identities, nor chains that give back what went in"
-    CONSTANTS_FOLDED = "what depends on constants alone is a constant"
+    SIMPLIFIED = "no identities, and no chains of operators that return their input"
+    CONSTANTS_FOLDED = "every value that depends only on constants is a constant"
     EQUALS_MERGED = "no two equal nodes"
     CONTROL_MERGED = "no two loops or branches that do the same on the same operands"
-    HALVES_WIDENED = "half floats are computed in float32"
-    RANKS_KNOWN = "no operand lacks a rank that its reader tells"
-    COMPOSITES_EXPANDED = "no composite operators but those with a kernel for the whole"
+    HALVES_WIDENED = "float16 and bfloat16 are computed in float32"
+    RANKS_KNOWN = "an operand has a known rank if its reader determines the rank"
+    COMPOSITES_EXPANDED = "only composite operators that have their own kernel are left"
     SCANS_ALONG_FIRST_AXIS = "scans read and write along the first axis"
-    QUANTISED_INTEGER = "what lies between dequantisation and quantisation of 8 bits is computed on integers"
-    BROADCASTS_LAZY = "no expansions that a pointwise reader makes by itself"
+    QUANTISED_INTEGER = "operators between dequantisation and quantisation of 8 bits are computed on integers"
+    BROADCASTS_LAZY = "no Expand whose pointwise reader can broadcast by itself"
     LAYER_NORMS_FUSED = "formulas of layer normalisation are operators"
     GELUS_FUSED = "formulas of GELU are operators"
     ACTIVATIONS_FUSED = "formulas of other activations are operators"
@@ -33,17 +33,17 @@ class Property(Enum):
     SOFTMAX_GRADIENTS_FUSED = "formulas of the gradients of softmax are operators"
     TRANSPOSES_MERGED = "no transpose of a transpose"
     ATTENTION_FUSED = "attention is one operator"
-    HEADS_REPEATED = "heads that share a factor look as exporters write them"
+    HEADS_REPEATED = "heads that share a factor have the form that exporters write"
     HEADS_SHARED = "heads of keys and values are not repeated"
-    CACHES_ATTENDED = "attention joins keys and values to those of earlier runs by itself"
+    CACHES_ATTENDED = "attention operators append keys and values to their cache"
     RESHAPES_MERGED = "no chains of reshapes"
     TRANSPOSED_CONVOLUTIONS_CONVERTED = "transposed convolutions without strides are convolutions"
-    TAPS_MEET_DATA = "convolutions of known sizes have no outer taps that meet padding alone"
-    BATCH_NORMS_FOLDED = "batch normalisation at inference is in the weights before it"
-    MATMULS_FUSED = "matrix products have taken in what is around them"
-    CONVOLUTIONS_FUSED = "convolutions have taken in what is behind them"
-    CHANNELS_LAST = "convolutions of the types that were asked for work on channels that are last"
-    POINTWISE_APART = "pointwise nodes are nodes of their own"
+    TAPS_MEET_DATA = "convolutions of known sizes have no outer taps that only read padding"
+    BATCH_NORMS_FOLDED = "batch normalisation at inference is folded into the weights before it"
+    MATMULS_FUSED = "matrix products are fused with the operators around them"
+    CONVOLUTIONS_FUSED = "convolutions are fused with the operators behind them"
+    CHANNELS_LAST = "convolutions of the requested types have the channels last"
+    POINTWISE_APART = "pointwise nodes are not fused"
 
 
 # What holds of a graph that no pass has seen.
@@ -119,7 +119,7 @@ def pipeline(*passes: Pass[...], given: Iterable[Property] = INITIAL) -> tuple[P
 
 
 def held_after(passes: Sequence[Pass[...]], given: Iterable[Property] = INITIAL) -> frozenset[Property]:
-    """What holds behind the passes. Raises PassOrderError as `pipeline` does."""
+    """The properties that hold after the passes. Raises PassOrderError as `pipeline` does."""
     held = frozenset(given)
     for place, step in enumerate(passes):
         if missing := step.requires - held:
@@ -138,11 +138,11 @@ def _reason(wanted: Property, passes: Sequence[Pass[...]], place: int) -> str:
 
 
 def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
-    """Distinct passes in an order that their declarations permit, as near to the given one as they do.
+    """Order distinct passes as their declarations require, as near to the given order as possible.
 
-    Who breaks a property comes before who ensures it, and that before who requires it; where nobody ensures it, who
-    requires it comes before who breaks it. Raises PassOrderError for passes that want to be before each other, and for
-    one that is listed twice. Whether what is required holds is for `pipeline` to say.
+    A pass that breaks a property comes before the one that ensures it, and this one before a pass that requires it. If
+    no pass ensures it, a pass that requires it comes before one that breaks it. Raises PassOrderError for passes whose
+    declarations contradict each other, and for one that is listed twice. `pipeline` checks whether requirements hold.
     """
     if len(set(passes)) != len(passes):
         twice = next(p for i, p in enumerate(passes) if p in passes[:i])

@@ -1,4 +1,4 @@
-"""What rules look for: producers, scalar constants, equal shapes, values that no run changes."""
+"""Helpers for rewrite rules: producers, scalar constants, equal shapes, values that no run changes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _COMMUTATIVE = frozenset({"Add", "Mul"})
 
 @dataclass(frozen=True)
 class Match:
-    """What the names of a pattern stand for; `inside` are the results of its operators, `reads` all operands."""
+    """The values that the names of a pattern match; `inside` are the results of its operators, `reads` all operands."""
 
     values: dict[str, Value]
     numbers: dict[str, float]
@@ -37,7 +37,7 @@ class Match:
         return node
 
     def closed(self, readers: Readers) -> bool:
-        """Whether nothing outside reads what is inside; the last result is nobody's operand."""
+        """Whether nothing outside reads the inner results; the last result is not an operand."""
         counts = Counter(self.reads)
         return all(readers.count(v) == counts[v] for v in self.inside if v in counts)
 

@@ -1,4 +1,4 @@
-"""The sweeps that every pass is written with, use counts, and the runner that logs what a pass did."""
+"""Sweeps with which every pass is written, use counts, and the runner that logs the effect of a pass."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def rewrite(
     extra_inputs: Sequence[Value] = (),
     replaced: Callable[[Value, Value], None] | None = None,
 ) -> Graph:
-    """One topological sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
+    """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
-    `operands` are the node's inputs in the new graph; a kept node is rebuilt on them (itself when nothing
-    changed). The rule is asked about nodes of the operators called one of `at`, by default about all; the others are
-    kept. `inputs` replaces graph inputs; `extra_inputs` are appended; `replaced(old, new)` hears of each result that
-    another value stands for. Names of outputs stay. A graph in which nothing is replaced is returned itself. Linear in
-    nodes. Subgraphs are not entered: see `map_subgraphs`.
+    `operands` are the node's inputs in the new graph; a kept node is rebuilt on them (itself if nothing changed). The
+    rule is called for nodes whose operator is one of `at` (default: all); the others are kept. `inputs` replaces graph
+    inputs; `extra_inputs` are appended; `replaced(old, new)` is called for each result that is replaced. Names of
+    outputs stay. If nothing is replaced, the graph itself is returned. Linear in nodes. Subgraphs are not entered: see
+    `map_subgraphs`.
     """
     # What is replaced; most sweeps replace little.
     table: dict[Any, Value] = dict(inputs or {})
@@ -161,7 +161,7 @@ class Readers:
         self._counts = counts
 
     def replace(self, old: Value, new: Value) -> None:
-        """Whoever read `old` reads `new`."""
+        """All readers of `old` read `new` from now on."""
         count = self._counts.pop(old, 0)
         self._counts[new] = self._counts.get(new, 0) + count
 
@@ -185,14 +185,14 @@ def fuse(
     at: Collection[str] | None = None,
     nested: bool = False,
 ) -> Graph:
-    """One sweep of a local rule, subgraphs included (see `map_bodies`).
+    """Apply a local rule in one sweep, subgraphs included (see `map_bodies`).
 
-    `rule` gets each node on its operands in the new graph, and how often values there are read; it returns one
-    value per output, or None to keep the node. What it replaced before is what later nodes see, so that a chain is
-    absorbed link by link. Who reads only the shape of a value does not count where binding the inputs' dimensions
-    makes that shape a constant. The rule is asked about nodes of the operators called one of `at`, by default about
-    all. A graph without any operator called one of `needs`, nor one of `at`, is returned as it is. Linear in nodes for
-    a rule that looks a bounded number of nodes back.
+    `rule` gets each node on its operands in the new graph, and the number of readers of values there. It returns one
+    value per output, or None to keep the node. Later nodes see the replacements of earlier ones, so a chain is absorbed
+    link by link. A reader that only reads the shape of a value does not count if binding the inputs' dimensions makes
+    this shape a constant. The rule is called for nodes whose operator is one of `at` (default: all). A graph without
+    any operator of `needs`, or of `at`, is returned as it is. Linear in nodes for a rule that looks a bounded number of
+    nodes back.
     """
     for names in (needs, at):
         if names is not None and graph.operators.isdisjoint(names) and graph.operators.isdisjoint(CONTROL):
@@ -249,7 +249,7 @@ def all_nodes(graph: Graph) -> Iterator[Node]:
 
 
 def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) -> Value:
-    """The output of a new node in place of `parts`, whose last one made the result.
+    """Return the output of a new node that replaces `parts`, whose last one made the result.
 
     It has the name of the first part that has one, the name of the result, and all attributes that users gave.
     """

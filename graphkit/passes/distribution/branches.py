@@ -11,7 +11,7 @@ from graphkit.passes.distribution.levels import Level, Side
 
 
 class BranchLevel(Level):
-    """A branch. What a rank has not of what is captured is sent inside, so that only the branch that is taken sends."""
+    """A branch that is divided among ranks. Captured values are sent inside, so that only a taken branch sends."""
 
     def __init__(self, parent: Level, graph: Graph, homes: Homes, captures: Sequence[Value], path: str):
         super().__init__(graph, homes, parent.transfers, path)

@@ -42,11 +42,11 @@ _STORED = ("parameter", "state")
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank computes.
+    """The part of a graph that one rank computes.
 
-    graph: its inputs are all data of the whole one, what is stored here, and `start`, the begin of the chain of tokens,
-    to which any number is fed; its outputs those that are wanted here, by their names, and `done`, the end of the
-    chain, which has to be computed; its updates those of states that are stored here.
+    graph: Its inputs are all data inputs of the whole graph, what is stored on this rank, and `start`, the begin of the
+    chain of tokens, which is fed any number. Its outputs are those that this rank wants, by their names, and `done`,
+    the end of the chain, which must be computed. Its updates are those of states that are stored on this rank.
     """
 
     graph: Graph
@@ -150,9 +150,10 @@ def _reader_inside(node: Node, homes: Homes, value: Value, behind: Mapping[Value
 
 @uncollected
 def distribute(placement: Placement, wanted: Sequence[Sequence[int] | None], ranks: int) -> list[Part]:
-    """The part of each rank. wanted: of each output of the graph, the ranks that have it; None: those that make it.
+    """Return the part of each rank.
 
-    Raises UsageError, naming the value, where one would have to travel that cannot. Linear in nodes and ranks.
+    wanted: for each output of the graph, the ranks that need it; None: those that compute it. Raises UsageError, with
+    the value's name, if a value must be sent but cannot. Linear in nodes and ranks.
     """
     graph, homes = placement.graph, placement.homes
     transfers = Transfers(_sources(graph), _divide)

@@ -1,9 +1,9 @@
-"""Where each value of a graph is made, at any depth, for groups of nodes that are placed on ranks.
+"""The rank that computes each value of a graph, at any depth, for groups of nodes that are placed on ranks.
 
-A node with a group is computed on the group's rank; one without, in a subgraph of control flow that has a group, there
-as well. Any other node is computed where most bytes of its operands are (at the first of equal ones); where it depends
-on fed inputs and constants alone, it is computed wherever it is read. What a type tells the elements of, such as a
-shape, has no home either: it need not travel.
+A node with a group is computed on the group's rank. A node without a group, in a subgraph of control flow that has a
+group, is computed there as well. Any other node is computed where most bytes of its operands are (at the first of equal
+ranks). If it depends only on fed inputs and constants, it is computed wherever it is read. A value whose elements
+follow from its type, such as a shape, has no home either: it need not be sent.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def tensor_bytes(value: Value) -> int:
 
 
 def is_told(value: Value, symbols: Collection[str]) -> bool:
-    """Whether the type tells the elements, as numbers or by sizes of these names."""
+    """Whether the elements follow from the type, as numbers or as sizes of these names."""
     kind = value.type
     if not isinstance(kind, TensorType) or kind.value is None or not kind.is_static:
         return False
@@ -190,7 +190,7 @@ def is_told(value: Value, symbols: Collection[str]) -> bool:
 
 
 def sources_of(values: Iterable[Value]) -> dict[str, tuple[Value, int]]:
-    """Which of these values tells what a name of a size stands for, and along which axis."""
+    """Which of these values determines each name of a size, and along which axis."""
     found: dict[str, tuple[Value, int]] = {}
     for value in values:
         for axis, dim in enumerate((value.type.shape if isinstance(value.type, TensorType) else None) or ()):

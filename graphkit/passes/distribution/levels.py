@@ -1,4 +1,4 @@
-"""One graph of a model, or one subgraph, as the parts that ranks have of it: what is built where, and what travels."""
+"""Divide one graph or subgraph of a model among ranks: which rank builds which node, and which values are sent."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ class Level(ABC):
         x, kind = self.at(home, value), value.type
         if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.shape is None:
             raise UsageError(
-                f"groups: {value} goes from rank {home} to rank {rank}: only tensors of numbers and of a known rank "
-                "can; put what makes it and what reads it into one group"
+                f"groups: {value} cannot be sent from rank {home} to rank {rank}: it is not a tensor of numbers with a "
+                "known number of axes; put its producer and its readers into one group"
             )
         self.side(rank).table[value] = self._transferred(x, kind, self.graph.name_of(value), home, rank)
 

@@ -1,4 +1,4 @@
-"""A Loop or a Scan on several ranks: each has one of as many iterations, with its part of the body and the states."""
+"""Divide a Loop or Scan among ranks: each has a loop of the same number of iterations, with its part of the body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Own:
 
 
 class LoopLevel(Level):
-    """A body. What is captured and scanned reaches every rank that reads it before the loop begins."""
+    """The body of a loop that is divided among ranks. Captured and scanned values are sent before the loop begins."""
 
     def __init__(self, parent: Level, node: Node, homes: Homes, path: str):
         self.view = LoopView.of(node)

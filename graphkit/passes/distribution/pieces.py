@@ -26,8 +26,11 @@ from graphkit.passes.distribution.places import Places
 
 @dataclass(frozen=True)
 class Piece:
-    """What is computed at a place in one go. inputs and outputs: the values of the whole graph that those of `graph`
-    stand for; its updates are of the whole graph's states. late: it writes states, and has no outputs."""
+    """The nodes that one place computes in one go.
+
+    inputs and outputs: the values of the whole graph that those of `graph` correspond to; its updates are those of the
+    whole graph's states. late: it writes states, and has no outputs.
+    """
 
     place: int
     graph: Graph

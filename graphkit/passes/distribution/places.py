@@ -29,10 +29,10 @@ def groups_of(graph: Graph) -> dict[str, None]:
 class Places:
     """Places, by number, of a graph.
 
-    nodes: what is computed, each after its operands. of: the place of each, but for those without operands, which are
-    computed wherever they are read. homes: of parameters and states. told: values of which the sizes of fed inputs
-    tell all elements, which nobody has to compute. sources: which fed input, along which axis, tells each of these
-    sizes.
+    nodes: computed nodes, each after its operands. of: the place of each node, except those without operands, which are
+    computed wherever they are read. homes: of parameters and states. told: values whose elements follow from the sizes
+    of fed inputs, which need not be computed. sources: for each of these sizes, the fed input and axis that determine
+    it.
     """
 
     graph: Graph

@@ -1,1 +1,1 @@
-"""Passes that make one operator of several, so that one kernel runs in their place."""
+"""Passes that fuse several operators into one, which one kernel runs."""

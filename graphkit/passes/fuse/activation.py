@@ -1,4 +1,4 @@
-"""Activations from their formulas: Swish (SiLU), HardSwish, HardSigmoid, Mish, and bounds as Relu and Clip."""
+"""Recognise activations in their formulas: Swish (SiLU), HardSwish, HardSigmoid, Mish, and bounds as Relu and Clip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention: softmax(scale * Q K^T + mask) V as one operator, with the transposes around it."""
+"""Fuse attention, softmax(scale * Q K^T + mask) V, into one operator, with the transposes around it."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class Factor(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What a product of weights and values is: an operator on q, k, v and a mask, and the scores that it makes.
+    """A product of weights and values, recognised as attention: an operator on q, k, v and a mask, and its scores.
 
-    Its result has four axes, where that of the product has three the first of them too.
+    Its result has four axes, also if the result of the product has only the last three.
     """
 
     op: FusedAttention

@@ -1,6 +1,7 @@
-"""Attention of decoders that reads its past where it is, and writes it with the new keys and values behind as it does.
+"""Fuse attention of decoders with its cache: read the past in place, and append new keys and values on the way.
 
-The past is most of what a decoder reads beside its weights: joined first, it is read, written, and read again.
+Beside its weights, the past is most of the data that a decoder reads. If it is concatenated first, it is read, written,
+and read again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention in training: its forward pass with statistics, and its three gradients, from the products between them."""
+"""Fuse attention in training: the forward pass with statistics, and the three gradients."""
 
 from __future__ import annotations
 

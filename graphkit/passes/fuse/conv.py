@@ -1,4 +1,4 @@
-"""Convolutions with what follows them: bias, activation, residual."""
+"""Fuse convolutions with the operators behind them: bias, activation, residual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fused convolutions and matrix products absorb behind them: an activation, the sum with a residual."""
+"""The operators that fused convolutions and matrix products absorb: an activation, the sum with a residual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch normalisation at inference, and other factors and shifts per channel, into the weights of what is before."""
+"""Fold batch normalisation at inference, and other factors and shifts per channel, into the weights before it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Normalisations and losses that read and write half floats, where casts stand around those in float32.
+"""Let normalisations and losses read and write float16 or bfloat16 where casts surround them in float32.
 
-What they compute stays float32, and so do the bits of what they write: memory has half of it.
+They still compute in float32, and their results have the same bits, but use half of the memory.
 """
 
 from __future__ import annotations

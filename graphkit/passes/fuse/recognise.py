@@ -17,10 +17,10 @@ _NEEDS = frozenset({"Clip", "Erf", "HardSigmoid", "Log", "ReduceMax", "ReduceMea
 
 
 def recognise(graph: Graph) -> Graph:
-    """LayerNormalization, Gelu, HardSwish and such, Softmax, LogSoftmax in place of what files of older opsets have.
+    """Replace formulas in files of older opsets by LayerNormalization, Gelu, HardSwish, Softmax and similar.
 
-    The gradients of these operators keep less than those of their formulas, and have kernels of their own. The result
-    is made of standard operators. Linear.
+    The gradients of these operators store less than those of the formulas, and have their own kernels. The result
+    consists of standard operators. Linear.
     """
     if _NEEDS.isdisjoint(operators(graph)):
         return graph

@@ -1,4 +1,4 @@
-"""Optimizer updates of tables with gradients by rows, in place of gradients that are zero nearly everywhere."""
+"""Make optimizer updates of tables use gradients by rows instead of gradients that are zero nearly everywhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Half floats computed in float32, and rounded where somebody sees them: at outputs, states, and explicit casts.
+"""Compute float16 and bfloat16 in float32, and round only at outputs, states, and explicit casts.
 
-Without it every operator rounds its result, and a sum of many layers loses what ONNX Runtime keeps, which runs float16
-on a CPU in the same way.
+Without it every operator rounds its result, and a sum of many layers loses digits that ONNX Runtime keeps, which runs
+float16 on a CPU in the same way.
 """
 
 from __future__ import annotations

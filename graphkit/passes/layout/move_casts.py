@@ -1,5 +1,7 @@
-"""Casts to half floats before moves of elements, and casts from them behind: what is moved has half of the bytes, equal
-casts meet, and those that undo each other."""
+"""Move casts to float16 and bfloat16 before data movement, and casts from them behind it.
+
+The moved data then have half of the bytes. Equal casts meet, and casts that undo each other.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Matrix work in half floats: products, convolutions, their gradients and attention read and write these, and sum in
-float32.
+"""Compute matrix products, convolutions, their gradients and attention in float16 or bfloat16, with sums in float32.
 
-All else stays float32.
+Everything else stays float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rules look for: values that were dequantised, and the parameters of quantisation."""
+"""Shared by the quantisation rules: dequantised values, and the parameters of quantisation."""
 
 from __future__ import annotations
 

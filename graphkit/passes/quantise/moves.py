@@ -1,4 +1,4 @@
-"""Operators that only move elements, or choose among them, on integers in the place of floats."""
+"""Operators that only move or select elements, on integers instead of floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sequences hold, as far as the nodes that made them tell."""
+"""The elements of sequences, as far as they follow from the nodes that made them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Item: TypeAlias = "Value | _Zeros | None"
 
 
 class Budget:
-    """What one pass over a graph may do: a file of few nodes could ask for any number of elements."""
+    """The number of steps that one pass may take: a file of few nodes could require any number of elements."""
 
     def __init__(self, steps: int = 1 << 18):
         self._left = steps

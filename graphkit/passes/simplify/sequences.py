@@ -1,7 +1,7 @@
-"""Sequences whose elements are known one by one: who reads an element reads what was put in.
+"""Replace sequences whose elements are known one by one: a reader of an element reads the inserted value directly.
 
-A Split in the place of SplitToSequence and SequenceAt, a Concat in that of ConcatFromSequence: networks that chunk,
-split and join by way of sequences run as those that do without, and nothing of the sequence is left.
+A Split replaces SplitToSequence and SequenceAt, a Concat replaces ConcatFromSequence. Networks that chunk, split and
+join through sequences then run like those without sequences.
 """
 
 from __future__ import annotations

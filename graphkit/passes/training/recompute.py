@@ -1,9 +1,9 @@
-"""Recomputation: the backward pass computes activations again in place of keeping them.
+"""Recomputation: the backward pass computes activations again instead of keeping them.
 
 After Chen et al., 2016, "Training deep nets with sublinear memory cost". The forward part of a training step is cut
-into segments where few bytes cross. What crosses a cut is kept; what else the backward pass reads of a segment is
-computed again from that, once the gradient has come back to the segment. Random nodes draw the same numbers again:
-they are bound to their streams before (see `bind_rng`).
+into segments at places where few bytes cross. Values that cross a cut are kept. All other values of a segment that the
+backward pass reads are computed again from them, once the gradient has reached the segment. Random nodes draw the same
+numbers again: they are bound to their streams before (see `bind_rng`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Marks of nodes whose results may wait in the host's memory between the forward and the backward pass.
+"""Mark nodes whose results may be moved to host memory between the forward and the backward pass.
 
-What a mark means is the executor's: see `graphkit.executor.memory.swapping`.
+The executor carries this out: see `graphkit.executor.memory.swapping`.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def synchronise(graph: Graph) -> Graph:
             for body in node.op.subgraphs().values():
                 if found := next(filter(_in_training, all_nodes(body)), None):
                     raise UnsupportedError(
-                        f"{found.describe()} is inside of {node.describe()}: statistics of all processes are taken "
-                        "where all are sure to come"
+                        f"{found.describe()} is inside of {node.describe()}, which ranks need not run equally "
+                        "often; statistics over all ranks need a node outside of control flow"
                     )
         if not _in_training(node):
             return None

@@ -59,5 +59,5 @@ def test_pads_that_only_a_run_tells(node, rng):
     case = node(
         "ConvTransposeWithDynamicPads", normal(rng, 1, 4, 6, 7), normal(rng, 4, 3, 3, 3), np.array([0, 1, 1, 0])
     )
-    with pytest.raises(UnsupportedError, match="pads that only a run tells"):
+    with pytest.raises(UnsupportedError, match="pads that are computed at run time"):
         import_model(case.proto)

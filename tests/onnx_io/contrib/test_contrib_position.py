@@ -76,7 +76,7 @@ def test_relative_position_bias(node, agree, rng, both, buckets, furthest):
 
 def test_distances_that_fit_no_buckets(node, rng):
     case = node("RelativePositionBias", normal(rng, 32, 3), np.array([4]), np.array([4]), max_distance=5)
-    with pytest.raises(InvalidModel, match="max_distance=5 for 32 buckets"):
+    with pytest.raises(InvalidModel, match="max_distance=5 does not fit 32 buckets"):
         import_model(case.proto)
 
 

@@ -135,11 +135,11 @@ STUMP: dict[str, Any] = {
     ("changes", "message"),
     [
         ({"nodes_truenodeids": [0, 0, 0]}, "own child"),
-        ({"nodes_truenodeids": [7, 0, 0]}, "node 7 of tree 0, which is not there"),
+        ({"nodes_truenodeids": [7, 0, 0]}, "node 7 of tree 0, which does not exist"),
         ({"nodes_falsenodeids": [-1, 0, 0]}, "node -1 of tree 0"),
-        ({"nodes_nodeids": [0, 1, 1]}, "is there twice"),
+        ({"nodes_nodeids": [0, 1, 1]}, "occurs twice"),
         ({"nodes_featureids": [-2, 0, 0]}, "feature -2"),
-        ({"nodes_featureids": [3, 0, 0]}, "ask for 4 features"),
+        ({"nodes_featureids": [3, 0, 0]}, "read 4 features"),
         ({"nodes_featureids": [1 << 40, 0, 0]}, "feature 1099511627776"),
         ({"nodes_modes": ["BRANCH_LEQ", "LEAF", "FRUIT"]}, "FRUIT"),
         ({"nodes_values": [0.5, 0.0]}, "nodes_values has 2 entries"),
@@ -188,7 +188,7 @@ def test_features_that_only_the_run_tells(node_model: Callable[..., Any]) -> Non
     [
         ({"tree_roots": [9]}, "tree_roots"),
         ({"tree_roots": []}, "tree_roots"),
-        ({"nodes_truenodeids": [5]}, "leaf 5 of 2"),
+        ({"nodes_truenodeids": [5]}, "leaf 5, but there are only 2"),
         ({"nodes_trueleafs": [0]}, "own child"),
         ({"leaf_targetids": [0, 4]}, "target 4 of 1"),
         ({"nodes_modes": np.array([9], np.uint8)}, "0 to 6"),

@@ -91,7 +91,7 @@ def test_a_loop_that_fills_an_empty_sequence_knows_its_elements() -> None:
         (lambda q, x: F.concat_from_sequence(q, axis=2), r"axis 2 is outside \[-2, 1\]"),
         (lambda q, x: F.sequence_construct(), "takes at least one operand"),
         (lambda q, x: F.optional(), "attribute 'type'"),
-        (lambda q, x: F.optional(x, type=TensorType("int64")), "attribute 'type' int64"),
+        (lambda q, x: F.optional(x, type=TensorType("int64")), "attribute 'type' is int64"),
         (lambda q, x: F.relu(q), "must be a tensor, not sequence"),
     ],
 )

@@ -126,7 +126,7 @@ def test_hostile_patterns_take_linear_time(pattern: str) -> None:
 )
 def test_patterns_that_are_not_of_re2(pattern: str) -> None:
     x = gk.input("x", [1], dtype="string")
-    with pytest.raises(GraphkitError, match="is not in RE2's language"):
+    with pytest.raises(GraphkitError, match="is not a regular expression of RE2"):
         gk.regex_full_match(x, pattern=pattern)
 
 
@@ -194,7 +194,7 @@ def test_tfidf_of_many_documents(steps: Any) -> None:
         ({"ngram_indexes": [0, 1, 2, -4]}, UsageError, "negative"),
         ({"ngram_indexes": [0, 1]}, UsageError, "ngram_indexes has 2 elements for 4 n-grams"),
         ({"ngram_counts": [0, 9]}, UsageError, "0 to 9 of the pool"),
-        ({"ngram_counts": [0, 1]}, UsageError, "1 to 6 of the pool are no 2-grams"),
+        ({"ngram_counts": [0, 1]}, UsageError, "1 to 6 of the pool do not form 2-grams"),
         ({"weights": [1.0]}, UsageError, "1 weights for 4 n-grams"),
         ({"pool_strings": ["a", "a", "c", "d", "e", "f"]}, UsageError, "a 1-gram twice"),
     ],
@@ -255,7 +255,12 @@ def test_tfidf_with_many_skips() -> None:
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 0, "pad_value": "", "separators": [" "]}, "mincharnum"),
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 1, "pad_value": ""}, "either separators or tokenexp"),
         (gk.tokenizer, [2], {"mark": 0, "mincharnum": 2, "pad_value": "", "separators": [""]}, "leaves none"),
-        (gk.tokenizer, [2], {"mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "("}, "RE2's language"),
+        (
+            gk.tokenizer,
+            [2],
+            {"mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "("},
+            "regular expression of RE2",
+        ),
         (gk.tokenizer, [2, 2, 2], {"mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "a"}, "takes"),
     ],
 )

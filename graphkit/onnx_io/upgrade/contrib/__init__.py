@@ -28,7 +28,7 @@ def contrib(*operators: str, domain: str = DOMAIN) -> Callable[[Callable[[NodeVi
             results = build(node)
             if node.attrs:
                 named = ", ".join(f"{name}={value!r}" for name, value in node.attrs.items())
-                raise UnsupportedError(f"{node.label}: attributes that this operator is not known to have: {named}")
+                raise UnsupportedError(f"{node.label}: unknown attributes: {named}")
             return results
 
         upgrade(*operators, below=ALWAYS, becomes=BUILT, domain=domain)(apply)

@@ -35,7 +35,7 @@ def _mask_filter(node: NodeView) -> float:
 def _third(node: NodeView, x: Any, axis: int) -> int:
     size = x.tensor.known_shape[axis]
     if not dims.is_static(size) or size % 3:
-        raise UnsupportedError(f"{node.label}: three parts of {x} along axis {axis}, and no qkv_hidden_sizes")
+        raise UnsupportedError(f"{node.label}: {x} has no three equal parts along axis {axis}; give qkv_hidden_sizes")
     return int(size) // 3
 
 
@@ -97,12 +97,12 @@ def _parts(node: NodeView) -> tuple[Any, Any, Any]:
         query, key, value = (_joint(_element(query, i, 3)) for i in range(3))
         return query, key, value
     if key is None:
-        raise UnsupportedError(f"{node.label}: a query without a key")
+        raise UnsupportedError(f"{node.label}: the key is missing")
     if key.rank == 5:
         key, value = (_joint(_element(key, i, 3)) for i in range(2))
         return query, key, value
     if value is None:
-        raise UnsupportedError(f"{node.label}: a key without a value")
+        raise UnsupportedError(f"{node.label}: the value is missing")
     return query, key, value
 
 
@@ -117,7 +117,7 @@ def biased(node: NodeView, parts: tuple[Any, Any, Any], bias: Any) -> tuple[Any,
     """Each part with its piece of the bias; keys and values from a cache have theirs already."""
     hidden = parts[0].tensor.known_shape[2]
     if not dims.is_static(hidden):
-        raise UnsupportedError(f"{node.label}: a bias for a query of unknown size")
+        raise UnsupportedError(f"{node.label}: a bias needs a query of known size")
     ends = (0, hidden, 2 * hidden, np.iinfo(np.int64).max)
     pieces = [F.slice(bias, i64(start), i64(end), i64(0)) for start, end in itertools.pairwise(ends)]
     query, key, value = (x if x.rank == 4 else F.add(x, piece) for x, piece in zip(parts, pieces, strict=True))

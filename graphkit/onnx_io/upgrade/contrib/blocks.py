@@ -72,7 +72,7 @@ def _matmul(node: NodeView) -> Results:
     if node.take("weight_prepacked", 0):
         raise UnsupportedError("MatMulNBits with weights that are packed for one device is not supported")
     if block < 1 or columns < 0 or depth < 0:
-        raise InvalidModel(f"{node.label}: N={columns}, K={depth}, block_size={block} are no sizes")
+        raise InvalidModel(f"{node.label}: N={columns}, K={depth}, block_size={block} are not valid sizes")
     operands: Any = (*node.inputs, *[None] * 6)[:6]
     a, b, scales, zeros, groups, bias = operands
     blocks = -(-depth // block)
@@ -98,7 +98,7 @@ def _matmul(node: NodeView) -> Results:
 def _check_bytes(b: Value | None, count: int, node: NodeView) -> None:
     known = None if b is None else array_of(b)
     if known is not None and known.size != count:
-        raise InvalidModel(f"{node.label}: {known.size} bytes of weights where its sizes need {count}")
+        raise InvalidModel(f"{node.label}: the weights have {known.size} bytes, but its sizes need {count}")
 
 
 @contrib("GatherBlockQuantized")

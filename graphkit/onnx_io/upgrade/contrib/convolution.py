@@ -46,6 +46,6 @@ def _dynamic_pads(node: NodeView) -> Results:
     if pads is not None:
         known = None if pads.tensor.value is None else [int(v) for v in pads.tensor.value if isinstance(v, int)]
         if known is None or len(known) != len(pads.tensor.value or ()):
-            raise UnsupportedError(f"{node.label}: pads that only a run tells")
+            raise UnsupportedError(f"{node.label}: pads that are computed at run time are not supported")
         attrs["pads"] = tuple(known)
     return (F.conv_transpose(node.operand(0), node.operand(1), node.input(3), **attrs),)

@@ -51,7 +51,7 @@ def _hidden(node: NodeView, x: Any) -> Any:
     first = _layer(x, node.operand(2), node.input(3))
     if kind in _FUNCTIONS:
         if node.input(6) is not None:
-            raise UnsupportedError(f"{node.label}: fc3 beside activation {kind!r} is not supported")
+            raise UnsupportedError(f"{node.label}: fc3 with activation {kind!r} is not supported")
         return _FUNCTIONS[kind](first)
     if kind != "swiglu" or node.take("swiglu_limit_after_activation", 0):
         raise UnsupportedError(f"{node.label}: activation {kind!r} is not supported")

@@ -14,7 +14,7 @@ def rank_of(node: NodeView, *values: Value) -> int:
     """How many axes those of `values` have of which that is known; all have as many."""
     ranks = [v.rank for v in values if v.rank is not None]
     if not ranks:
-        raise UnsupportedError(f"{node.label}: channels last of a tensor of unknown rank")
+        raise UnsupportedError(f"{node.label}: channels_last needs a tensor of known rank")
     return ranks[0]
 
 

@@ -18,7 +18,7 @@ def _factor(node: NodeView, x: Any, last: bool, batch: bool) -> Any:
     if not last and not batch:
         return x
     if x.rank is None:
-        raise UnsupportedError(f"{node.label}: a transposed factor of unknown rank")
+        raise UnsupportedError(f"{node.label}: a transposed factor needs a known rank")
     if x.rank < 2:
         return x
     axes = list(range(x.rank))

@@ -41,7 +41,7 @@ def rms_norm(node: NodeView, x: Any, gamma: Any, axis: int, epsilon: float, inde
     if not node.wants(index):
         return y, None
     if x.rank is None:
-        raise UnsupportedError(f"{node.label}: inv_std_var of a tensor of unknown rank")
+        raise UnsupportedError(f"{node.label}: inv_std_var needs a tensor of known rank")
     wide = converted(x, wide_type(x.dtype))
     square = F.reduce_mean(F.mul(wide, wide), i64(*range(axis % x.rank, x.rank)))
     inverse = F.reciprocal(F.sqrt(F.add(square, scalar_like(epsilon, wide))))
@@ -100,7 +100,7 @@ def _skip_group_norm(node: NodeView) -> Results:
     x, skip, bias = node.operand(0), node.operand(3), node.input(4)
     last = bool(node.take("channels_last", 1))
     if x.rank is None or skip.rank is None:
-        raise UnsupportedError(f"{node.label}: operands of unknown rank")
+        raise UnsupportedError(f"{node.label}: operands of unknown rank are not supported")
     spatial = tuple(range(1, x.rank - 1)) if last else tuple(range(2, x.rank))
     if skip.rank == 2:
         skip = F.unsqueeze(skip, i64(*spatial))

@@ -24,7 +24,7 @@ def _heads(node: NodeView, x: Any, cache: Any, heads: int) -> int | None:
         return heads or None
     hidden, half = x.tensor.known_shape[2], cache.tensor.known_shape[1]
     if not dims.is_static(hidden) or not dims.is_static(half) or not half:
-        raise UnsupportedError(f"{node.label}: neither num_heads nor sizes that say how many heads there are")
+        raise UnsupportedError(f"{node.label}: the number of heads is unknown; give num_heads")
     return int(hidden // (2 * half))
 
 
@@ -65,9 +65,9 @@ def _relative_bias(node: NodeView) -> Results:
     both, furthest = bool(node.take("is_bidirectional", 0)), int(node.require("max_distance"))
     buckets = table.tensor.known_shape[0]
     if not dims.is_static(buckets):
-        raise UnsupportedError(f"{node.label}: a table of unknown size")
+        raise UnsupportedError(f"{node.label}: a table of unknown size is not supported")
     if furthest <= buckets // (4 if both else 2) or buckets < (4 if both else 2):
-        raise InvalidModel(f"{node.label}: max_distance={furthest} for {buckets} buckets")
+        raise InvalidModel(f"{node.label}: max_distance={furthest} does not fit {buckets} buckets")
     place = [F.range(int64(0), F.squeeze(n) if n.rank else n, int64(1)) for n in (queries, keys)]
     distance = F.sub(place[1], F.unsqueeze(place[0], i64(1)))
     found = _buckets(distance, int(buckets), furthest, both)

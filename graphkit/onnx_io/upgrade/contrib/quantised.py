@@ -85,7 +85,9 @@ def _nhwc_max_pool(node: NodeView) -> Results:
 @contrib("QLinearConcat")
 def _concat(node: NodeView) -> Results:
     if len(node.inputs) % 3 != 2:
-        raise InvalidModel(f"{node.label}: {len(node.inputs) - 2} operands are no triples of tensor, scale, zero point")
+        raise InvalidModel(
+            f"{node.label}: {len(node.inputs) - 2} operands do not form triples (tensor, scale, zero point)"
+        )
     parts = [dequantised(node, place) for place in range(2, len(node.inputs), 3)]
     return quantised(node, F.concat(*parts, axis=node.require("axis")), 0, node.operand(2))
 

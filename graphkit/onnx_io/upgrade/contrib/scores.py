@@ -52,7 +52,7 @@ def scale_of(node: NodeView, size: Any) -> float:
     if scale:
         return scale
     if not dims.is_static(size):
-        raise UnsupportedError(f"{node.label}: heads of a size that is not known, and no scale")
+        raise UnsupportedError(f"{node.label}: the head size is unknown, and no scale is given")
     return 1.0 / math.sqrt(size) if size else 1.0
 
 

@@ -107,9 +107,9 @@ def _unfold(node: NodeView) -> Results:
     x, axis = node.operand(0), int(node.take("dim", -1))
     size, step = int(node.require("size")), int(node.take("step", 1))
     if x.rank is None:
-        raise UnsupportedError(f"{node.label}: a tensor of unknown rank")
+        raise UnsupportedError(f"{node.label}: a tensor of unknown rank is not supported")
     if size < 1 or step < 1:
-        raise UnsupportedError(f"{node.label}: size={size}, step={step} are not positive")
+        raise UnsupportedError(f"{node.label}: size={size} and step={step} must be positive")
     axis %= max(x.rank, 1)
     found = windows(x, axis, size, step)
     return (F.transpose(found, perm=(*range(axis + 1), *range(axis + 2, x.rank + 1), axis + 1)),)
@@ -120,7 +120,7 @@ def _no_repeats(node: NodeView) -> Results:
     """Scores, -inf for tokens that would repeat a run of `ngram_size` tokens."""
     ids, scores, size = node.operand(0), node.operand(1), int(node.require("ngram_size"))
     if size < 1:
-        raise UnsupportedError(f"{node.label}: ngram_size={size} is not positive")
+        raise UnsupportedError(f"{node.label}: ngram_size={size} must be positive")
     runs = windows(ids, 1, size, 1)
     tokens = F.gather(runs, int64(size - 1), axis=2)
     most = np.iinfo(np.int64).max

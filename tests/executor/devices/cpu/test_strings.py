@@ -74,7 +74,7 @@ def test_encoders(keys: list[str], shape: tuple[int, ...]) -> None:
 
 def test_a_string_without_a_category_is_named() -> None:
     node = node_of(gk.one_hot_encoder, strings(3), cats_strings=["a"], zeros=0)
-    with pytest.raises(RuntimeFailure, match="'red' is none of the categories, and zeros=0"):
+    with pytest.raises(RuntimeFailure, match="'red' is not one of the categories, and zeros=0"):
         run(node, np.array(["a", "red", "a"], object))
 
 
