@@ -77,8 +77,8 @@ def documented() -> Iterator[tuple[Path, str | None]]:
         for path in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE):
             home, _, name = path.rpartition(".")
             for parts, named in ((path, None), (home, name)):
-                places = [Path(parts.replace(".", "/")).with_suffix(".py"), Path(parts.replace(".", "/")) / "__init__.py"]
-                if place := next((p for p in places if p.exists()), None):
+                whole = Path(parts.replace(".", "/"))
+                if place := next((p for p in (whole.with_suffix(".py"), whole / "__init__.py") if p.exists()), None):
                     yield place, named
                     break
 
@@ -150,7 +150,7 @@ def complaints(shown: Text) -> Iterator[str]:
         return
     summary, *rest = shown.text.split("\n")
     if shown.is_docstring and (not summary.endswith((".", "?", ":")) or (rest and rest[0].strip())):
-        yield f"{shown.path}:{shown.line}: {summary!r}: the summary is one line, a sentence, with an empty line behind it"
+        yield f"{shown.path}:{shown.line}: {summary!r}: a summary is one line, a sentence, before an empty line"
     for sentence in _SENTENCE.split(re.sub(r"\s*\n\s*", " ", re.sub(r"`[^`\n]*`", "_", shown.text))):
         for pattern, advice in _PHRASES.items():
             if match := pattern.search(sentence):

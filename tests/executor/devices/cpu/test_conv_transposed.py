@@ -215,8 +215,8 @@ def test_what_is_refused():
         made(e.x.shape, e.w.shape, (y[0], y[1] + 1, *y[2:]), e.window)
     two_groups = native.Window((2, 2), (1, 1), (1, 1), (1, 1), 2)
     assert not made.covers(e.x.shape, e.w.shape, y, two_groups)
-    wide = Example((1, 32, 2, 512), 32, (16, 16), dict(strides=(8, 8), pads=(4, 4, 4, 4)))
-    assert not made.covers(wide.x.shape, wide.w.shape, (1, 32, 16, 4096), wide.window)  # lines that fill the memory
+    wide = Example((1, 32, 2, 4096), 32, (16, 16), dict(strides=(8, 8), pads=(4, 4, 4, 4)))
+    assert not made.covers(wide.x.shape, wide.w.shape, (1, 32, 16, 32768), wide.window)  # lines that fill the memory
     with pytest.raises(native.Unsupported, match="not by the method transposed"):
         made(e.x.shape, e.w.shape, y, two_groups)
 
