@@ -125,7 +125,8 @@ def messages(path: Path) -> Iterator[Text]:
         )
         for inner in ast.walk(node) if says or (whole and isinstance(node, ast.Module)) else ():
             if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and id(inner) not in helpers:
-                yield Text(path, inner.lineno, inner.value)
+                if " " in inner.value.strip():  # a word alone is a name, such as a key of JSON
+                    yield Text(path, inner.lineno, inner.value)
 
 
 def shown() -> Iterator[Text]:
@@ -149,7 +150,7 @@ def complaints(shown: Text) -> Iterator[str]:
     if "prose: ok" in lines[shown.line - 1]:
         return
     summary, *rest = shown.text.split("\n")
-    if shown.is_docstring and (not summary.endswith((".", "?", ":")) or (rest and rest[0].strip())):
+    if shown.is_docstring and (not summary.endswith((".", ".)", "?", ":")) or (rest and rest[0].strip())):
         yield f"{shown.path}:{shown.line}: {summary!r}: a summary is one line, a sentence, before an empty line"
     for sentence in _SENTENCE.split(re.sub(r"\s*\n\s*", " ", re.sub(r"`[^`\n]*`", "_", shown.text))):
         for pattern, advice in _PHRASES.items():

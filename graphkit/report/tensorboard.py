@@ -41,7 +41,7 @@ _PLACE = ("epoch", "updates")
 class TensorBoard(Callback):
     """Writes event files for TensorBoard: `tensorboard --logdir FOLDER` shows curves, weights, the graph and samples.
 
-    What is written:
+    The files contain:
 
     - Scalars over updates: `step/loss` and `step/learning_rate`; after each epoch `train/...`, `valid/...`,
       `learning_rate` and `speed/...`.

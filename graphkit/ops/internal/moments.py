@@ -56,10 +56,10 @@ class AllMoments(Op):
         return xp.array(count), xp.array(mean), xp.array(deviations)
 
     def grad(self, node: Node, d_total: Any, d_mean: Any, d_deviations: Any) -> Any:
-        """The gradients of all processes' results, which each result has gone to, summed.
+        """Sum the gradients of all processes' results: each operand contributes to the results of every process.
 
         With n = total: joint mean = sum(count * mean) / n; joint deviations = sum(deviations + count * (mean - joint
-        mean)^2), in which the part by way of the joint mean is 0.
+        mean)^2). The derivative of the deviations through the joint mean is 0.
         """
         count, mean, _ = node.operands
         total, joint, _ = node.outputs

@@ -412,8 +412,10 @@ class ConvTranspose(Convolution):
         return dims.product((*inputs[0].known_shape, *inputs[1].known_shape[1:]))
 
     def geometry(self, x_shape: Sequence[Dim], w_shape: Sequence[Dim]) -> Geometry:
-        """The geometry of the convolution that this operator is the adjoint of; spatial sizes follow exactly:
-        stride * (positions - 1) + span - begin - end. Raises TypeMismatch."""
+        """Return the geometry of the convolution whose adjoint this operator is.
+
+        Spatial sizes follow exactly: stride * (positions - 1) + span - begin - end. Raises TypeMismatch.
+        """
         spatial, kernel = x_shape[2:], self._kernel(w_shape)
         rank = len(spatial)
         strides = self.per_axis("strides", rank, 1, 1)
