@@ -50,7 +50,7 @@ def accuracy(run: Path) -> float:
 def make_known(model: Path, folder: Path) -> None:
     """LeNet, trained to tell the ten digits, as an ONNX file."""
     net, run = folder / "known.json", folder / "known"
-    graphkit("build", "lenet", "--dataset", "digits", "-o", net)
+    graphkit("build", "lenet", "--data", "digits", "-o", net)
     graphkit("train", net, "--data", "digits", "--epochs", 5, "--seed", 1, "--overwrite", "-o", run)
     graphkit("export", run, "-o", model)
 
@@ -88,7 +88,7 @@ def main(
     results = {"a fresh head": accuracy(head), "then everything": accuracy(whole)}
     if not any(given):
         fresh, scratch = output / "fresh.json", output / "scratch"
-        graphkit("build", "lenet", "--dataset", data, "-o", fresh)
+        graphkit("build", "lenet", "--data", data, "-o", fresh)
         graphkit("train", fresh, *common, "--epochs", 2 * epochs, "--lr", 1e-3, *down, "-o", scratch)
         results["all from random weights"] = accuracy(scratch)
     for name, value in results.items():
