@@ -124,9 +124,10 @@ def messages(path: Path) -> Iterator[Text]:
             isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _SAYS
         )
         for inner in ast.walk(node) if says or (whole and isinstance(node, ast.Module)) else ():
-            if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and id(inner) not in helpers:
-                if " " in inner.value.strip():  # a word alone is a name, such as a key of JSON
-                    yield Text(path, inner.lineno, inner.value)
+            text = inner.value if isinstance(inner, ast.Constant) and isinstance(inner.value, str) else ""
+            # A word alone is a name, such as a key of JSON.
+            if " " in text.strip() and id(inner) not in helpers:
+                yield Text(path, inner.lineno, text)
 
 
 def shown() -> Iterator[Text]:

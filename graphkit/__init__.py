@@ -23,8 +23,8 @@ _PUBLIC = {
     "Onnx": "graphkit.ops",
     "Sample": "graphkit.ops",
     "Rand": "graphkit.ops",
-    "Items": "graphkit.ops",
-    "Perhaps": "graphkit.ops",
+    "SequenceSample": "graphkit.ops",
+    "OptionalSample": "graphkit.ops",
     "Value": "graphkit.ir.graph",
     "Node": "graphkit.ir.graph",
     "Graph": "graphkit.ir.graph",
@@ -68,6 +68,8 @@ _MODULES = {
     "errors": "graphkit.errors",
     "config": "graphkit.config",
 }
+# Earlier names that still work, and the present names of the same objects.
+_RENAMED = {"Items": "SequenceSample", "Perhaps": "OptionalSample"}
 
 
 def __getattr__(name: str) -> Any:
@@ -77,6 +79,8 @@ def __getattr__(name: str) -> Any:
         return version()
     if name in _MODULES:
         found: Any = importlib.import_module(_MODULES[name])
+    elif name in _RENAMED:
+        found = __getattr__(_RENAMED[name])
     elif name in _PUBLIC:
         found = getattr(importlib.import_module(_PUBLIC[name]), name)
     else:

@@ -185,8 +185,8 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "Onnx": lambda _: gk.Onnx("Relu", 14),
     "Sample": lambda _: gk.Sample([1.0]),
     "Rand": lambda _: gk.Rand(2, 3),
-    "Items": lambda _: gk.Items([1.0]),
-    "Perhaps": lambda _: gk.Perhaps(np.ones(2)),
+    "SequenceSample": lambda _: gk.SequenceSample([1.0]),
+    "OptionalSample": lambda _: gk.OptionalSample(np.ones(2)),
     "TensorBoard": lambda folder: gk.TensorBoard(folder),
     "TableData": _table,
     "Ratings": _ratings,
@@ -368,3 +368,8 @@ def test_short_repr_survives_facts_that_raise() -> None:
 def test_lazy_scalar_prints_as_a_number() -> None:
     scalar = LazyScalar(np.asarray(0.5, np.float32))
     assert (str(scalar), repr(scalar), f"{scalar:.2f}") == ("0.5", "LazyScalar(0.5)", "0.50")
+
+
+def test_earlier_names_are_the_same_objects():
+    assert gk.Items is gk.SequenceSample
+    assert gk.Perhaps is gk.OptionalSample

@@ -26,7 +26,7 @@ from graphkit.ir.types import (
     Type,
     dtype_of,
 )
-from graphkit.ops import F, Items, Op, Perhaps, Rand, Sample, as_value
+from graphkit.ops import F, Op, OptionalSample, Rand, Sample, SequenceSample, as_value
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_maps, joint, with_own_sizes
 
@@ -202,9 +202,9 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
     def made(spec: Any, allowed: frozenset[DType]) -> Any:
         if spec is None:
             return None
-        if isinstance(spec, Items):
+        if isinstance(spec, SequenceSample):
             return [made(item, allowed) for item in spec.items]
-        if isinstance(spec, Perhaps):
+        if isinstance(spec, OptionalSample):
             return made(spec.item, allowed)
         if isinstance(spec, dict):
             return spec
@@ -215,7 +215,8 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
         if isinstance(spec, tuple):
             return draw(Rand(spec), under_test, rng)
         raise UsageError(
-            f"{cls.name}: a sample input is a shape, a Rand, an array, Items, a Perhaps or None, not {spec!r}"
+            f"{cls.name}: a sample input is a shape, a Rand, an array, a SequenceSample, "
+            f"an OptionalSample or None, not {spec!r}"
         )
 
     names = _formal_names(cls, len(sample.inputs))
@@ -233,10 +234,10 @@ def tensor_within(kind: Type) -> TensorType:
 
 def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
     """The type of a sample input, as a graph input has it; None for an absent operand."""
-    if isinstance(spec, Perhaps):
+    if isinstance(spec, OptionalSample):
         held = _type_of(spec.item, array, dtype)
         return OptionalType(TensorType(dtype) if held is None else held)
-    if isinstance(spec, Items):
+    if isinstance(spec, SequenceSample):
         kinds = [t for s, a in zip(spec.items, array, strict=True) if (t := _type_of(s, a, dtype)) is not None]
         empty = TensorType(dtype if spec.dtype is None else spec.dtype)
         return with_own_sizes(SequenceType(joint(kinds) if kinds else empty))
@@ -260,9 +261,9 @@ def _with_fresh(kind: Type) -> Type:
 
 def _converted(spec: Any, array: Any, before: DType, after: DType) -> Any:
     """A sample input in another element type, if it follows the one under test."""
-    if isinstance(spec, Items):
+    if isinstance(spec, SequenceSample):
         return [_converted(s, a, before, after) for s, a in zip(spec.items, array, strict=True)]
-    if isinstance(spec, Perhaps):
+    if isinstance(spec, OptionalSample):
         return _converted(spec.item, array, before, after)
     follows = isinstance(array, np.ndarray) and dtype_of(array.dtype) is before
     follows = follows and (_is_drawn(spec) or before in FLOATS)
@@ -318,9 +319,9 @@ def _is_literal(spec: Any) -> bool:
 
 
 def _is_drawn(spec: Any) -> bool:
-    if isinstance(spec, Items):
+    if isinstance(spec, SequenceSample):
         return any(map(_is_drawn, spec.items))
-    if isinstance(spec, Perhaps):
+    if isinstance(spec, OptionalSample):
         return _is_drawn(spec.item)
     if isinstance(spec, Rand):
         return spec.dtype is None

@@ -79,6 +79,7 @@ def _package(operators: Iterable[str]) -> str:
         if last != name:
             aliases.append(f"{name} = _{name}")
     imports = [_import(module, sorted(names[module], key=_isort_key)) for module in sorted(names)]
+    aliases += [f"{old} = {new}" for old, new in graphkit._RENAMED.items()]
     return "\n".join([_PACKAGE, *imports, "", *aliases, _OTHERS])
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from graphkit.ops._op import DOMAIN, Onnx, Op, declared, examples_align, operator
 from graphkit.ops._registry import F, OpFunction, apply, as_value, constant, op, registry
-from graphkit.ops._samples import Items, Perhaps, Rand, Sample
+from graphkit.ops._samples import OptionalSample, Rand, Sample, SequenceSample
 
 __all__ = [
     "DOMAIN",
     "F",
-    "Items",
     "Onnx",
     "Op",
     "OpFunction",
-    "Perhaps",
+    "OptionalSample",
     "Rand",
     "Sample",
+    "SequenceSample",
     "apply",
     "as_value",
     "constant",

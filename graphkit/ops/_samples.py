@@ -22,7 +22,7 @@ class Rand(NamedTuple):
     definite: bool = False
 
 
-class Items:
+class SequenceSample:
     """Sample input: a sequence whose items are sample inputs. `dtype` is the element type of an empty sequence."""
 
     __slots__ = ("items", "dtype")
@@ -32,10 +32,10 @@ class Items:
         self.dtype = dtype
 
     def __repr__(self) -> str:
-        return f"Items{self.items}"
+        return f"SequenceSample{self.items}"
 
 
-class Perhaps(NamedTuple):
+class OptionalSample(NamedTuple):
     """Sample input: an optional that holds a sample input, or nothing (None)."""
 
     item: Any
@@ -44,10 +44,10 @@ class Perhaps(NamedTuple):
 class Sample:
     """One call of an operator, from which the test suite derives its tests.
 
-    Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is, `Items`
-    for a sequence, `Perhaps` for an optional, or None for an absent operand. Keywords are attributes. `grad=False`
-    skips the gradient check (state why beside it); `onnx=False` skips the comparison with onnx's evaluator. `dtypes`
-    limits the dtypes that are tested.
+    Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is, a
+    `SequenceSample`, an `OptionalSample`, or None for an absent operand. Keywords are attributes. `grad=False` skips
+    the gradient check (state why beside it); `onnx=False` skips the comparison with onnx's evaluator. `dtypes` limits
+    the dtypes that are tested.
     """
 
     __slots__ = ("inputs", "attrs", "grad", "onnx", "dtypes")

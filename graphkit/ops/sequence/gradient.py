@@ -15,13 +15,13 @@ from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import INDICES, DType, OptionalType, SequenceType, TensorType, Type
-from graphkit.ops._base import DOMAIN, F, Items, Op, Perhaps, Sample, op
+from graphkit.ops._base import DOMAIN, F, Op, OptionalSample, Sample, SequenceSample, op
 from graphkit.ops.axes import i64, zeros_like
 from graphkit.ops.control.loop_state import without_value
 from graphkit.ops.sequence.elements import check_scalar, drawn, place, sequence_type
 from graphkit.ops.sequence.map import sequence_map
 
-_PAIR = Items((2, 3), (4, 3))
+_PAIR = SequenceSample((2, 3), (4, 3))
 
 
 def _map_nested(function: Callable[..., Any], *values: Any) -> Any:
@@ -60,8 +60,8 @@ class NestedZeros(Op):
     samples = (
         Sample((2, 3), grad=False),  # zeros have no derivative to compare
         Sample(_PAIR, grad=False),
-        Sample(Perhaps((2,)), grad=False),
-        Sample(Perhaps(None), grad=False),
+        Sample(OptionalSample((2,)), grad=False),
+        Sample(OptionalSample(None), grad=False),
     )
 
     def infer(self, x: Type) -> Type:
@@ -90,7 +90,7 @@ class NestedSum(Op):
         Sample((2, 3), (2, 3), onnx=False),
         Sample(_PAIR, _PAIR, onnx=False),
         Sample(_PAIR, _PAIR, _PAIR, onnx=False),
-        Sample(Perhaps((2,)), Perhaps((2,)), onnx=False),
+        Sample(OptionalSample((2,)), OptionalSample((2,)), onnx=False),
     )
 
     def infer(self, *xs: Type) -> Type:
@@ -166,8 +166,8 @@ class SizesOfElements(Op):
     widens = False
     samples = (
         Sample(_PAIR, onnx=False),
-        Sample(Items((2, 3), (2,)), axis=-1, onnx=False),
-        Sample(Items(dtype="float32"), onnx=False),
+        Sample(SequenceSample((2, 3), (2,)), axis=-1, onnx=False),
+        Sample(SequenceSample(dtype="float32"), onnx=False),
     )
 
     def infer(self, sequence: Type) -> TensorType:

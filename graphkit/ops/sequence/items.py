@@ -10,7 +10,7 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import INDICES, DType, SequenceType, TensorType, Type
 from graphkit.ops import held
-from graphkit.ops._base import F, Items, Onnx, Op, Sample, op
+from graphkit.ops._base import F, Onnx, Op, Sample, SequenceSample, op
 from graphkit.ops.axes import i64, zeros_like
 from graphkit.ops.sequence.elements import (
     check_scalar,
@@ -21,8 +21,8 @@ from graphkit.ops.sequence.elements import (
     with_one_more,
 )
 
-_PAIR = Items((2, 3), (4, 3))
-_TEXTS = Items(np.array(["a", "b"], object), np.array(["c"], object))
+_PAIR = SequenceSample((2, 3), (4, 3))
+_TEXTS = SequenceSample(np.array(["a", "b"], object), np.array(["c"], object))
 
 
 @op
@@ -82,7 +82,7 @@ class SequenceAt(Op):
     samples = (
         Sample(_PAIR, i64(1).reshape(())),
         Sample(_PAIR, np.array(-2, np.int32)),
-        Sample(Items(()), i64(0).reshape(())),
+        Sample(SequenceSample(()), i64(0).reshape(())),
         Sample(_TEXTS, i64(-1).reshape(())),
     )
 
@@ -146,9 +146,9 @@ class SequenceErase(Op):
     onnx = Onnx("SequenceErase", since=11)
     widens = False
     samples = (
-        Sample(Items((2, 3), (4,), ())),
-        Sample(Items((2, 3), (4,), ()), i64(0).reshape(())),
-        Sample(Items((2, 3), (4,), ()), np.array(-1, np.int32)),
+        Sample(SequenceSample((2, 3), (4,), ())),
+        Sample(SequenceSample((2, 3), (4,), ()), i64(0).reshape(())),
+        Sample(SequenceSample((2, 3), (4,), ()), np.array(-1, np.int32)),
         Sample(_TEXTS, i64(-2).reshape(())),
     )
 
@@ -180,7 +180,7 @@ class SequenceLength(Op):
     inputs = ("sequence",)
     onnx = Onnx("SequenceLength", since=11)
     widens = False
-    samples = (Sample(_PAIR), Sample(Items(dtype="float32")), Sample(_TEXTS))
+    samples = (Sample(_PAIR), Sample(SequenceSample(dtype="float32")), Sample(_TEXTS))
 
     def infer(self, sequence: Type) -> TensorType:
         length = sequence_type(sequence, "the operand").length

@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, OptionalType, TensorType, Type, join
-from graphkit.ops._base import F, Items, Onnx, Op, Perhaps, Sample, op
+from graphkit.ops._base import F, Onnx, Op, OptionalSample, Sample, SequenceSample, op
 from graphkit.ops.sequence.elements import drawn, without_elements
 
 _FLOATS = TensorType(DType.FLOAT32)
@@ -25,7 +25,7 @@ class Optional(Op):
     widens = False
     samples = (
         Sample((2, 3)),
-        Sample(Items((2, 3), (4,))),
+        Sample(SequenceSample((2, 3), (4,))),
         Sample(np.array(["a"], object)),
         Sample(type=_FLOATS),
     )
@@ -63,10 +63,10 @@ class OptionalHasElement(Op):
     onnx = Onnx("OptionalHasElement", since=28)
     widens = False
     samples = (
-        Sample(Perhaps((2, 3))),
-        Sample(Perhaps(None)),
+        Sample(OptionalSample((2, 3))),
+        Sample(OptionalSample(None)),
         Sample((2, 3)),
-        Sample(Items((2,), (3,))),
+        Sample(SequenceSample((2,), (3,))),
         Sample(None),
     )
 
@@ -89,10 +89,10 @@ class OptionalGetElement(Op):
     onnx = Onnx("OptionalGetElement", since=28)
     widens = False
     samples = (
-        Sample(Perhaps((2, 3))),
-        Sample(Perhaps(Items((2, 3), (4,)))),
+        Sample(OptionalSample((2, 3))),
+        Sample(OptionalSample(SequenceSample((2, 3), (4,)))),
         Sample((2, 3)),
-        Sample(Items((2,), (3,))),
+        Sample(SequenceSample((2,), (3,))),
     )
 
     def infer(self, x: Type) -> Type:

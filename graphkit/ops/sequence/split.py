@@ -14,7 +14,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import require_memory
 from graphkit.ir.types import INDICES, SequenceType, TensorType, Type
-from graphkit.ops._base import F, Items, Onnx, Op, Sample, op
+from graphkit.ops._base import F, Onnx, Op, Sample, SequenceSample, op
 from graphkit.ops.axes import contiguous, i64, length_of, normal_axis, zeros_like
 from graphkit.ops.held import PER_ARRAY
 from graphkit.ops.sequence.elements import is_unnamed, sequence_type, shapes_text
@@ -153,12 +153,12 @@ class ConcatFromSequence(Op):
     onnx = Onnx("ConcatFromSequence", since=11)
     widens = False
     samples = (
-        Sample(Items((2, 3), (4, 3)), axis=0),
-        Sample(Items((2, 3), (2, 0), (2, 1)), axis=-1),
-        Sample(Items((2, 3), (2, 3)), axis=1, new_axis=True),
-        Sample(Items((2, 3), (2, 3)), axis=-1, new_axis=True),
-        Sample(Items(()), axis=0, new_axis=True),
-        Sample(Items(np.array(["a", "b"], object), np.array(["c"], object)), axis=0),
+        Sample(SequenceSample((2, 3), (4, 3)), axis=0),
+        Sample(SequenceSample((2, 3), (2, 0), (2, 1)), axis=-1),
+        Sample(SequenceSample((2, 3), (2, 3)), axis=1, new_axis=True),
+        Sample(SequenceSample((2, 3), (2, 3)), axis=-1, new_axis=True),
+        Sample(SequenceSample(()), axis=0, new_axis=True),
+        Sample(SequenceSample(np.array(["a", "b"], object), np.array(["c"], object)), axis=0),
     )
 
     def infer(self, sequence: Type) -> TensorType:
