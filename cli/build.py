@@ -55,10 +55,10 @@ def command(
     FILE.py:FUNCTION, a function that returns a gk.Model.
 
     \b
-    graphkit build lenet --dataset digits -o net.json
+    graphkit build lenet --data digits -o net.json
     graphkit build lenet --data photos/ --data-option size=64 -o net.json
     graphkit build resnet -p layers=50 -p classes=10 -o net.onnx
-    graphkit build text_classifier --dataset sentences:reviews/ --data-option min_count=2 -o net.json
+    graphkit build text_classifier --data sentences:reviews/ --data-option min_count=2 -o net.json
     graphkit build seq2seq -p decode=20 --weights run/ -o translate.onnx
     graphkit build mynet.py:make -p width=64 -o net.json
     """

@@ -99,7 +99,7 @@ def _show(result: dict[str, Any], folder: Path, epochs: int) -> None:
     click.echo(f"files in {folder}/: " + ", ".join(result["files"]))
     click.echo("the same steps as single commands:")
     for line in (
-        "graphkit build lenet --dataset digits -o net.json",
+        "graphkit build lenet --data digits -o net.json",
         f"graphkit train net.json --data digits --epochs {epochs} -o run/",
         "graphkit export run/ -o net.onnx",
         "graphkit run net.onnx",

@@ -40,12 +40,12 @@ from graphkit.model import Model as Model
 from graphkit.model import block_loops as block_loops
 from graphkit.model import grad as grad
 from graphkit.model import load as load
-from graphkit.ops import SequenceSample as SequenceSample
 from graphkit.ops import Onnx as Onnx
 from graphkit.ops import Op as Op
 from graphkit.ops import OptionalSample as OptionalSample
 from graphkit.ops import Rand as Rand
 from graphkit.ops import Sample as Sample
+from graphkit.ops import SequenceSample as SequenceSample
 from graphkit.ops import constant as constant
 from graphkit.ops import op as op
 from graphkit.ops._functions import abs as abs
@@ -386,6 +386,8 @@ from graphkit.train.trainer import Trainer as Trainer
 
 nn = _nn
 init = _init
+Items = SequenceSample
+Perhaps = OptionalSample
 
 __version__: str
 
