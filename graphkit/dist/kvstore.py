@@ -115,7 +115,7 @@ def _check_options(
         if type != "elastic":
             raise UsageError(f"strength={strength!r}: {type!r} does not take it; it is for elastic")
         if isinstance(strength, bool) or not isinstance(strength, numbers.Real) or not 0 < strength <= 1:
-            raise UsageError(f"strength is a number above 0 and at most 1, not {strength!r}")
+            raise UsageError(f"strength must be a number above 0 and at most 1, not {strength!r}")
     many = config.SERVERS.get() if servers is None else servers
     if replicate and (type not in REMOTE or many < 2):
         raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")

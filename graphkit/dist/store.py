@@ -469,7 +469,7 @@ class KVStore:
         float32, and where a key has another size.
         """
         if not isinstance(residuals, Mapping):
-            raise UsageError(f"residuals are a dict of vectors by key, not {described(residuals)}")
+            raise UsageError(f"residuals must be a dict of vectors by key, not {described(residuals)}")
         if self._compressed is None:
             raise UsageError("what compression has left out waits for set_gradient_compression")
         if residuals and self.rank not in self.compressing:

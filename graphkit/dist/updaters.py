@@ -31,7 +31,7 @@ class HasUpdater(Protocol):
 
 def checked_updater(updater: Any) -> Updater:
     """Return what `set_updater` takes. Raises UsageError for everything else."""
-    return callable_of("an updater is a function f(key, sum, stored)", updater)
+    return callable_of("an updater must be a function f(key, sum, stored)", updater)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -29,7 +29,7 @@ class Calls:
         check_argument("fit", "callbacks", "Sequence", callbacks)
         for given in callbacks:
             if not isinstance(given, Callback):
-                raise UsageError(f"callbacks are objects of subclasses of gk.Callback, not {given!r}")
+                raise UsageError(f"callbacks must be objects of subclasses of gk.Callback, not {given!r}")
         names = [c.name for c in callbacks]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UsageError(f"two callbacks are called {twice[0]!r}: give one of them a `name` of its own")

@@ -57,17 +57,17 @@ def test_training_ends_when_nothing_becomes_better(call, task, tmp_path):
     code, out, err = call(*early, "--min-delta", 100)
     assert code == 0, err
     assert len(out.splitlines()) == 3
-    assert "ended after epoch 3: valid_loss has not become better for 2 epochs" in err
+    assert "ended after epoch 3: valid_loss has not improved for 2 epochs" in err
     (stopped,) = log(run, "stopped")
     assert stopped["epoch"] == 3
     code, out, err = call(*early, "--resume")
     assert (code, out) == (0, "")
-    assert "has ended after 3 of its 9 epochs: valid_loss has not become better" in err
+    assert "has ended after 3 of its 9 epochs: valid_loss has not improved" in err
     # More epochs than were planned are asked for: the run goes on, with the patience that it has left.
     code, out, err = call(*options(task, "-o", run, "--resume", "--epochs", 11, "--json"))
     assert code == 0, err
     assert json.loads(out)["epochs"] == 4
-    assert "has not become better for 3 epochs" in json.loads(out)["stopped"]
+    assert "has not improved for 3 epochs" in json.loads(out)["stopped"]
 
 
 def test_the_best_model_is_beside_the_last(call, task, tmp_path):
@@ -103,7 +103,7 @@ def test_the_best_model_is_beside_the_last(call, task, tmp_path):
         (["--loss", "l1", "--class-weights", "balanced"], "has no classes to count"),
         (["--loss", "l1", "--label-smoothing", 0.1], "loss 'l1' has no option 'label_smoothing'"),
         (["--loss", "logits=l1", "--loss", "mse"], "of several losses each says its output"),
-        (["--loss-weight", "logits=2"], "loss_weights are of several losses"),
+        (["--loss-weight", "logits=2"], "loss_weights= needs a dict of losses by output"),
         (["--find-lr", "--resume", "-o", "run"], "--find-lr looks for the rate of a run before it begins"),
         (["--find-lr", "--processes", 2, "--kvstore", "dist_sync"], "--find-lr looks for a rate in one process"),
     ],

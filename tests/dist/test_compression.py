@@ -285,7 +285,7 @@ def test_steps_add_up(kind):
         ({"type": "2bit", "treshold": 1}, "no option 'treshold'; did you mean 'threshold'"),
         ({"type": "2bit", "threshold": 0}, "above 0, not 0"),
         ({"type": "2bit", "threshold": float("nan")}, "above 0, not nan"),
-        ({"type": "2bit", "threshold": True}, "is a number, not True"),
+        ({"type": "2bit", "threshold": True}, "must be a number, not True"),
         ({"type": "top_k", "ratio": 1.5}, "at most 1, not 1.5"),
         ({"type": "float16", "ratio": 1}, "no option 'ratio'"),
         ({"type": ["2bit"]}, "unknown compression"),

@@ -98,7 +98,7 @@ def test_steps_are_in_the_log_as_often_as_asked(tmp_path):
     }  # fmt: skip
     trainer().fit(data(), batch_size=4, folder=tmp_path / "none", log_every=0)
     assert [line["event"] for line in lines(tmp_path / "none")] == ["epoch"]
-    with pytest.raises(UsageError, match="log_every is an integer of at least 0"):
+    with pytest.raises(UsageError, match="log_every must be an integer of at least 0"):
         trainer().fit(data(), log_every=-1)
 
 

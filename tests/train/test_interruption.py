@@ -377,7 +377,7 @@ def test_epochs_are_those_of_a_call():
     found = trainer()
     assert [len(found.fit(data(), epochs=n, batch_size=46)) for n in (1, 1, 2, 0)] == [1, 1, 2, 0]
     assert (found.epoch, found.updates) == (4, 8)
-    with pytest.raises(UsageError, match="epochs is an integer of at least 0"):
+    with pytest.raises(UsageError, match="epochs must be an integer of at least 0"):
         found.fit(data(), epochs=-1)
 
 

@@ -64,7 +64,7 @@ def pack_pictures(
     Raises InputError, naming the picture, UsageError for options that mean nothing.
     """
     if encoding is not None and encoding not in ENCODINGS:
-        raise UsageError(f"encoding is one of {', '.join(ENCODINGS)}, not {encoding!r}")
+        raise UsageError(f"encoding must be one of {', '.join(ENCODINGS)}, not {encoding!r}")
     if not 1 <= quality <= 100 or (resize is not None and resize < 1):
         raise UsageError(f"quality is from 1 to 100 and a side positive, not {quality} and {resize}")
     items, classes = items_of(source)

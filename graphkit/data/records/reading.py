@@ -34,7 +34,7 @@ class RecordStream:
 
     def __init__(self, path: str | Path, *, on_damaged: str = "raise"):
         if on_damaged not in ON_DAMAGED:
-            raise InputError(f"on_damaged is one of {', '.join(ON_DAMAGED)}, not {on_damaged!r}")
+            raise InputError(f"on_damaged must be one of {', '.join(ON_DAMAGED)}, not {on_damaged!r}")
         self.path = Path(path)
         self._begin = self._start = self._place = 0
         self.damaged: list[Damage] = []

@@ -68,7 +68,7 @@ class Encoding:
             ("missing", missing, FILLS), ("scale", scale, SCALES), ("categories", categories, CATEGORIES),
         ):  # fmt: skip
             if value not in known:
-                raise UsageError(f"{table.path}: {option} is one of {', '.join(known)}, not {value!r}")
+                raise UsageError(f"{table.path}: {option} must be one of {', '.join(known)}, not {value!r}")
         if not len(rows):
             raise InputError(f"{table.path}: there are no rows to learn the columns of")
         numbers, named = [], []

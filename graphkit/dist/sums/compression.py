@@ -150,7 +150,7 @@ def create(options: str | Mapping[str, Any]) -> Compression:
         if option not in names:
             raise UsageError(f"compression {kind!r} has no option {option!r}{did_you_mean(option, names)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UsageError(f"{option} of compression {kind!r} is a number, not {value!r}")
+            raise UsageError(f"{option} of compression {kind!r} must be a number, not {value!r}")
     return cls(*fixed, **given)
 
 

@@ -160,9 +160,9 @@ def test_other_tables_of_a_model(tmp_path, path):
     ("text", "options", "message", "error"),
     [
         (TEXT, {}, r"column 'age' has no value in 1 of 5 rows, first in line 3; missing=mean", InputError),
-        (TEXT, {"missing": "men"}, "missing is one of raise, mean, median, zero", UsageError),
-        (TEXT, {"missing": "mean", "categories": "hash"}, "categories is one of onehot, codes", UsageError),
-        (TEXT, {"missing": "mean", "scale": "log"}, "scale is one of", UsageError),
+        (TEXT, {"missing": "men"}, "missing must be one of raise, mean, median, zero", UsageError),
+        (TEXT, {"missing": "mean", "categories": "hash"}, "categories must be one of onehot, codes", UsageError),
+        (TEXT, {"missing": "mean", "scale": "log"}, "scale must be one of", UsageError),
         (TEXT, {"missing": "mean", "colums": "a"}, "no option 'colums'; did you mean 'columns'", UsageError),
         (TEXT, {"header": "maybe"}, "header is true or false", UsageError),
         ("a,a,y\n1,2,3\n", {}, "two columns are called 'a'", InputError),

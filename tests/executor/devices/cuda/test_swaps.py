@@ -109,7 +109,7 @@ def test_on_the_processor_marks_mean_nothing() -> None:
 
 
 def test_another_value_is_an_error() -> None:
-    with pytest.raises(UsageError, match="swap_memory is True or False, not 'all'"):
+    with pytest.raises(UsageError, match="swap_memory must be True or False, not 'all'"):
         trainer(device="cpu", swap_memory="all")
 
 
