@@ -253,7 +253,7 @@ def test_whole_numbers_in_lists_become_the_type_of_the_input():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (X, "one pair .inputs, targets., or a data set; ndarray of float32"),
+        (X, "one pair .inputs, targets., or a data set, not ndarray of float32"),
         ((None, LABELS), "an input is an array or nested lists of numbers, not None"),
         (((i for i in X), LABELS), r"an array, not a generator; np.array\(list"),
         (("x", "y"), "holds texts, not numbers"),

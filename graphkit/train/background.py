@@ -39,7 +39,7 @@ class BackgroundWork:
 
     def __init__(self, depth: int):
         if depth < 0:
-            raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
+            raise UsageError(f"prefetch={depth}: the number of batches to load ahead must not be negative")
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)

@@ -64,7 +64,7 @@ def test_a_folder_that_is_called_like_a_data_set(tmp_path: Path, monkeypatch: py
     (tmp_path / "digits").mkdir()
     np.savez(tmp_path / "digits/train.npz", x=np.ones((6, 2), np.float32), y=np.arange(6) % 2)
     np.savez(tmp_path / "digits/test.npz", x=np.ones((4, 2), np.float32), y=np.arange(4) % 2)
-    with pytest.raises(InputError, match="digits is a data set of the package, and a file or folder here: write"):
+    with pytest.raises(InputError, match="digits is both a data set of the package and a file or folder here: write"):
         sources.read("digits")
     assert len(sources.read("./digits")) == len(sources.read("digits/")) == 10
     assert len(sources.read("built-in:digits")) > 1000

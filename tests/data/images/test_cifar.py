@@ -86,7 +86,7 @@ def test_pickles_are_refused_and_not_read(tmp_path, names):
         (tmp_path / name).write_bytes(pickle.dumps(Fires()))
     for spec in (tmp_path, f"cifar:{tmp_path}"):
         with pytest.raises(
-            InputError, match=r"the version for Python, whose files are pickles.* Take the binary version"
+            InputError, match=r"the Python version of CIFAR consists of pickles.* Use the binary version"
         ):
             data.load(spec)
 
@@ -103,8 +103,8 @@ def test_damaged_files(ten):
     path = folder / "data_batch_2.bin"
     whole = path.read_bytes()
     for content, message in (
-        (whole[:-1], r"data_batch_2\.bin: 12291 bytes, and pictures of 3073 are expected"),
-        (b"", r"data_batch_2\.bin: 0 bytes"),
+        (whole[:-1], r"data_batch_2\.bin: truncated file: its 12291 bytes are not a multiple of the 3073"),
+        (b"", r"data_batch_2\.bin: truncated file: its 0 bytes"),
         (whole[:3073] + b"\x0a" + whole[3074:], r"data_batch_2\.bin: record 1 is of class 10, and there are 10"),
     ):
         path.write_bytes(content)
