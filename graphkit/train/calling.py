@@ -32,7 +32,7 @@ class Calls:
                 raise UsageError(f"callbacks must be objects of subclasses of gk.Callback, not {given!r}")
         names = [c.name for c in callbacks]
         if twice := sorted({n for n in names if names.count(n) > 1}):
-            raise UsageError(f"two callbacks are called {twice[0]!r}: give one of them a `name` of its own")
+            raise UsageError(f"two callbacks are called {twice[0]!r}: give one of them another `name`")
         self._trainer = trainer
         self.callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
@@ -112,9 +112,11 @@ class Calls:
                 try:
                     found[callback.name] = json.loads(json.dumps(state))
                 except (TypeError, ValueError) as error:
-                    raise UsageError(f"the state of callback {callback.name!r} is no JSON: {error}") from None
+                    raise UsageError(
+                        f"the state of callback {callback.name!r} cannot be written as JSON: {error}"
+                    ) from None
                 if not isinstance(found[callback.name], dict):
-                    raise UsageError(f"the state of callback {callback.name!r} is a dict, not {state!r}")
+                    raise UsageError(f"the state of callback {callback.name!r} must be a dict, not {state!r}")
         return {name: state for name, state in found.items() if state}
 
     def agree(self, together: bool) -> None:

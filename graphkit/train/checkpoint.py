@@ -171,7 +171,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidModel(f"{path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise InvalidModel(f"{path} is no checkpoint of graphkit")
+        raise InvalidModel(f"{path} is not a checkpoint of graphkit")
     if not isinstance(manifest.get("version"), int):
         raise InvalidModel(f"{path} is damaged: it has no version")
     if manifest["version"] > _VERSION:

@@ -66,7 +66,7 @@ class Evaluation:
         specs = listed(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
         if with_loss and not self.has_loss(trainer):
-            raise UsageError("the loss of a model in groups is known in training alone: leave it out of the metrics")
+            raise UsageError("a model in groups computes its loss only in training: leave 'loss' out of the metrics")
         measured = trainer._metrics(specs)
         program: Any = self._loss_program(trainer) if with_loss else trainer._inference
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)

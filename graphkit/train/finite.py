@@ -63,7 +63,7 @@ def origin(
     try:
         found = first_nonfinite(needed, arrays)
     except (GraphkitError, MemoryError) as error:
-        return f"where it comes from cannot be told, as the search failed: {error}"
+        return f"from an unknown node, because the search failed: {error}"
     if found is not None:
         return f"from {found}"
-    return _ELSEWHERE if others else "no node makes it when interpreted: it is the rounding of the kernels"
+    return _ELSEWHERE if others else "but no node produces it in the numpy reference: rounding in the kernels causes it"

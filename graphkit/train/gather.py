@@ -63,6 +63,5 @@ def _check_alike(names: Sequence[Sequence[str]]) -> None:
     if other is not None:
         first, second = (", ".join(given) or "none" for given in (names[0], names[other]))
         raise UsageError(
-            f"metrics are computed over all processes, and every process gives the same ones in the same order: rank 0 "
-            f"has {first}; rank {other} has {second}"
+            f"all processes must pass the same metrics in the same order: rank 0 has {first}; rank {other} has {second}"
         )

@@ -118,7 +118,7 @@ def check(manifest: Mapping[str, Any], where: str) -> None:
     settings = manifest.get("settings", {})
     _check(settings, _OF_SETTINGS, f"{where}: settings")
     if settings.get("waiting", 0) >= max(settings.get("accumulate", 1), 1):
-        raise InvalidModel(f"{where} is damaged: more gradients wait than are accumulated")
+        raise InvalidModel(f"{where} is damaged: it contains more accumulated batches than `accumulate` allows")
 
 
 def _check(entry: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> None:

@@ -1,4 +1,4 @@
-"""Mixup and CutMix: batches whose samples are mixed with others of the same batch, and so are their losses."""
+"""mixup and CutMix: mix the samples of a batch with other samples of the batch, and their losses likewise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from graphkit.train.losses import MIX, SECOND
 
 @dataclass(frozen=True)
 class Mixing:
-    """mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x' of
-    the share 1 - m of the area takes the place of that of x, with m from Beta(cutmix, cutmix) (Yun et al., 2019). With
-    both, each batch has either by half. x' are the samples of the batch in another order, and m is one number a batch.
+    """Mixes samples x of a batch with samples x', which are those of the batch in another order.
+
+    mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x' with
+    the share 1 - m of the area replaces that of x, with m from Beta(cutmix, cutmix) (Yun et al., 2019). With both, each
+    batch uses one of them, with probability 1/2. m is one number per batch.
     """
 
     mixup: float | None
@@ -50,7 +52,7 @@ def _blended(name: str, given: Any, order: np.ndarray, share: float) -> Any:
     if not _counts(array, len(order)):
         return given
     if array.dtype.kind in "biu":
-        raise InputError(f"mixup blends numbers, and input {name!r} is {array.dtype}: give it as floats")
+        raise InputError(f"mixup needs inputs of floats, but input {name!r} is {array.dtype}")
     kind = array.dtype
     return array * kind.type(share) + array[order] * kind.type(1.0 - share)
 
@@ -76,7 +78,7 @@ def _cut(
 
 def _whole(name: str, given: Any, order: np.ndarray) -> Any:
     if _counts(np.asarray(given), len(order)):
-        raise InputError(f"cutmix cuts images, and input {name!r} of {np.ndim(given)} axes is none")
+        raise InputError(f"cutmix needs images with 4 axes, but input {name!r} has {np.ndim(given)}")
     return given
 
 

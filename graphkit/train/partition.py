@@ -142,7 +142,7 @@ def _cycle(left: list[int], needs: Mapping[tuple[int, int], Node], groups: Mappi
     for rank, other in itertools.pairwise(path):
         node = needs[rank, other]
         told.append(f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads what depends on rank {other}")
-    return f"groups: the ranks need each other, and cannot be a pipeline: {'; '.join(told)}"
+    return f"groups: the ranks depend on each other, so they cannot form a pipeline: {'; '.join(told)}"
 
 
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
@@ -220,11 +220,11 @@ def _check_crossing(made: Partition, value: Value) -> None:
     first = made.crossings[value][0]
     reader = next(n for n in made.graph.nodes if made.stage_of.get(n) == first and value in n.operands)
     if home is not None and first < home:
-        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which a later rank ({made.ranks[home]}) has")
+        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which is on a later rank ({made.ranks[home]})")
     kind = value.type
     if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.rank is None:
-        raise UsageError(f"groups: {value} goes from one rank to another, to {reader.describe()}: only tensors of "
-                         "numbers and of a known rank can; put both into one group")  # fmt: skip
+        raise UsageError(f"groups: {value} must be sent to another rank, for {reader.describe()}: only tensors of "
+                         "numbers with a known rank can be sent; put both nodes into one group")  # fmt: skip
 
 
 def _bits(mask: int) -> Iterator[int]:

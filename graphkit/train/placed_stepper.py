@@ -63,7 +63,7 @@ class PlacedStepper:
     def slot_bytes(self, processes: int = 1) -> int:
         """Of the optimizer's slots of this rank; raises UsageError where processes are to divide them."""
         if processes > 1:
-            raise UsageError("ranks with groups have their own slots, and do not divide them")
+            raise UsageError("slot_bytes: ranks with groups= have their own optimizer states and do not share them")
         optimizer = self._rule.optimizer
         return sum(kind.nbytes for t in self._own for kind in kinds(optimizer, t.value.tensor).values())
 

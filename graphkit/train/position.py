@@ -75,7 +75,7 @@ class Position:
         until = self._end(epochs)
         if until < self.epoch + self.within:
             raise UsageError(
-                f"epochs={epochs}: the run that goes on stands {self}; after resume, or an interrupted fit, {WHOLE_RUN}"
+                f"epochs={epochs}: the continued run stands {self}; after resume, or an interrupted fit, {WHOLE_RUN}"
             )
         if until > self.until:
             self.stopped = None
@@ -84,8 +84,8 @@ class Position:
             done = self.until - self.start
             why = f"has its {done} epochs" if self.stopped is None else f"was ended {self}: {self.stopped}"
             warnings.warn(
-                f"nothing is left to train: the run {why}. After resume {WHOLE_RUN}: epochs={done + 1} goes on. The "
-                "next fit of this trainer begins another run: there epochs is how many more to train",
+                f"nothing is left to train: the run {why}. After resume, {WHOLE_RUN}: epochs={done + 1} continues it. "
+                "The next fit of this trainer starts another run, where epochs is the number of further epochs",
                 stacklevel=3,
             )
 

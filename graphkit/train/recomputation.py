@@ -27,7 +27,7 @@ def check(recompute: Recompute | None) -> None:
     if recompute is None or recompute == "sqrt":
         return
     if isinstance(recompute, bool) or not isinstance(recompute, int) or recompute < 1:
-        raise UsageError(f"recompute is 'sqrt' or a number of bytes, not {recompute!r}")
+        raise UsageError(f"recompute must be 'sqrt' or a number of bytes, not {recompute!r}")
 
 
 def marked(program: Graph, device: AnyDevice = "cpu") -> Graph:

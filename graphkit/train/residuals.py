@@ -56,6 +56,6 @@ def check(saved: ByRank, sizes: Mapping[str, int], where: str) -> None:
         for name, array in part.items():
             if sizes.get(name) != array.size or array.dtype != np.float32:
                 raise InvalidModel(
-                    f"{where} does not fit this model: it holds {array.size} {array.dtype} elements that compression "
-                    f"has left out of the gradient of {name!r}, which has {sizes.get(name, 'none')}"
+                    f"{where} does not fit this model: it contains a residual of {array.size} {array.dtype} elements "
+                    f"for the gradient of {name!r}, which has {sizes.get(name, 'none')}"
                 )

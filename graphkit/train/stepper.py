@@ -406,8 +406,8 @@ class Stepper:
             self._drop()
             if not may_go_on:
                 raise NotFinite(
-                    f"gradients are not finite at update {self.updates + 1}, of losses that are not scaled any more; "
-                    "the parameters are those before it. Use precision='bf16', or give on_nonfinite='skip'"
+                    f"gradients are not finite at update {self.updates + 1}, although the loss is not scaled any more; "
+                    "the parameters are unchanged. Use precision='bf16', or pass on_nonfinite='skip'"
                 ) from None
             return
         self.updates += 1
@@ -447,22 +447,22 @@ class Stepper:
         value = str(error).rpartition(": ")[2]
         origin = finite.origin(self.programs[0], self.store, feeds, generator, others=self.buckets is not None)
         raise NotFinite(
-            f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
-            "rate, look for NaN in the data, or give on_nonfinite='skip'"
+            f"the loss is {value} at {where}, {origin}; the parameters are unchanged. Lower the learning "
+            "rate, check the data for NaN, or pass on_nonfinite='skip'"
         ) from None
 
 
 def _staged(graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore, ordered: bool) -> str:
     """Why cards do not sum among themselves what processes have chosen, all alike; "" where they may."""
     if kvstore.compresses:
-        return "gradients in fewer bytes are made by processors (compression)"
+        return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in trained):
-        return "rows of tables are summed by processors (lazy)"
+        return "rows of tables are summed on the CPU (lazy)"
     if any(isinstance(node.op, (AllMoments, AllSum)) for node in graph.nodes):
-        return "statistics of all samples are merged by processors (sync_batch_norm)"
+        return "statistics of all samples are merged on the CPU (sync_batch_norm)"
     # Of two summands each order has the same sum.
     if ordered and kvstore.num_workers > 2:
-        return "cards do not add up in the order of more than two ranks (deterministic)"
+        return "GPUs cannot sum in the order of more than two ranks (deterministic)"
     return ""
 
 
@@ -477,7 +477,8 @@ def _are_within(shapes: Mapping[str, Sequence[int]], bounds: Mapping[str, Sequen
 def _check_elementwise(rule: steps.UpdateRule) -> None:
     if not rule.optimizer.elementwise:
         raise UsageError(
-            f"shard_optimizer: {rule.optimizer.kind} takes norms of whole parameters, of which a process updates parts"
+            f"shard_optimizer: {rule.optimizer.kind} needs norms of whole parameters, but each process updates only "
+            "parts of them"
         )
 
 
@@ -485,6 +486,6 @@ def _check_sharded(trained: Sequence[TrainedParameter], rule: steps.UpdateRule, 
     """Raise UsageError for what cannot be divided among processes."""
     _check_elementwise(rule)
     if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(f"shard_optimizer: lazy tables ({', '.join(lazy)}) are updated by every process")
+        raise UsageError(f"shard_optimizer cannot be combined with lazy tables ({', '.join(lazy)})")
     if compresses:
-        raise UsageError("shard_optimizer: sums are of slices, which gradients in fewer bytes do not have")
+        raise UsageError("shard_optimizer cannot be combined with gradient compression")

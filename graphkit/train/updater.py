@@ -198,14 +198,14 @@ class OptimizerUpdater:
             if not slash or last not in ("updates", *self._kept(has_master=True)):
                 wanted = ", ".join(self._kept(has_master=False)) or "none"
                 raise InvalidModel(
-                    f"state {name!r} is none of {type(self.optimizer).__name__}, whose slots are: {wanted}"
+                    f"state {name!r} is not a slot of {type(self.optimizer).__name__}, whose slots are: {wanted}"
                 )
         for start in dict.fromkeys(start for start, _, _ in names.values()):
             key = _key(start)
             kept = self._kept(f"{start}/{states.MASTER}" in found)
             parts = [found.get(f"{start}/{slot}") for slot in ("updates", *kept)]
             if any(part is None for part in parts):
-                raise InvalidModel(f"the states of key {key!r} are not whole")
+                raise InvalidModel(f"the states of key {key!r} are incomplete")
             count, *arrays = (np.array(part) for part in parts)
             if self._ema is not None:
                 averages[key] = arrays.pop()

@@ -207,7 +207,7 @@ def test_a_head_for_another_number_of_classes_names_both(
     run = tmp_path / "run"
     options = ["--data", str(folder), "--data-option", "colours=L", "-o", str(run)]
     assert invoke(["train", network(tmp_path, classes), *options]) == 2
-    message = f"has {has} classes (cat, dog{', owl' * (has - 2)}), and the network 'net' has outputs for {classes}: "
+    message = f"has {has} classes (cat, dog{', owl' * (has - 2)}), but the network 'net' has outputs for {classes}: "
     assert message in capsys.readouterr().err
     assert not run.exists()
     assert invoke(["train", network(tmp_path, classes), "--head", f"classes={has}", *options]) == 0
@@ -299,7 +299,7 @@ def test_a_lock_that_is_a_link_empties_no_file(small: Path, tmp_path: Path, caps
     (small / ".lock").symlink_to(precious)
     call = ["train", network(tmp_path), "-o", str(small), "--resume", "--epochs", "2", "--trust-run-folder"]
     assert invoke(call) == 4
-    assert ".lock is a symbolic link, and no lock of a run" in capsys.readouterr().err
+    assert ".lock is a symbolic link, not the lock of a run" in capsys.readouterr().err
     assert precious.read_text() == "kept"
 
 

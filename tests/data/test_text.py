@@ -191,7 +191,7 @@ def test_errors_name_the_file(reviews, book, tmp_path):
     empty.mkdir()
     fails("it contains no file", f"sentences:{empty}")
     (empty / "only.txt").write_text("one class\n")
-    fails("it holds only.txt", f"sentences:{empty}")
+    fails("it contains only.txt", f"sentences:{empty}")
     (empty / "only.txt").write_bytes(b"caf\xe9\n")
     fails(r"only.txt: not UTF-8 text \(byte 3\)", f"text:{empty / 'only.txt'}")
     (empty / "a.pos").write_text("\n")

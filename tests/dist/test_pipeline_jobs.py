@@ -228,8 +228,8 @@ def test_inspect_shows_groups(network, capsys):
     ("options", "message"),
     [
         (["--place", "a=first"], "--place a=first: expected the number of a process"),
-        (["--place", "a=0"], "groups= places a model on several processes"),
-        (["--micro-batches", "4"], "micro_batches are those of a pipeline"),
+        (["--place", "a=0"], "groups= needs a kvstore= of several processes"),
+        (["--micro-batches", "4"], "micro_batches= needs a pipeline"),
     ],
 )
 def test_places_that_do_not_fit(network, capsys, options, message):

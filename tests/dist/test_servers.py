@@ -238,7 +238,7 @@ def test_an_optimizer_on_servers_is_that_of_one_process(servers, tmp_path):
     for mine, other in zip(again.pull(list(values)), local.pull(list(values)), strict=True):
         np.testing.assert_array_equal(mine, other)
     again.set_optimizer(gk.optim.SGD(0.1))
-    with pytest.raises(InvalidModel, match="is none of SGD"):
+    with pytest.raises(InvalidModel, match="is not a slot of SGD"):
         again.load_optimizer_states(tmp_path / "dist_async.safetensors")
 
 

@@ -212,7 +212,7 @@ def test_targets_that_do_not_fit_are_named():
     trainer = gk.Trainer(two_heads(), BOTH)
     for targets, message in [
         ({"kind": CLASSES, "size": np.zeros((7, 2), np.float32)}, "loss 'mse' compares the output"),
-        (CLASSES, r"2 targets are expected \(kind, size\), 1 given"),
+        (CLASSES, r"expected 2 targets \(kind, size\), got 1"),
         ({"kind": CLASSES}, "'target_size'"),
         ({"kind": CLASSES + 4, "size": SIZES}, "class numbers from 0 to 3"),
     ]:

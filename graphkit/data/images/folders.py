@@ -85,7 +85,7 @@ def load(
     elif path.is_file():
         parts = {str(path): listed(path)}
     else:
-        raise InputError(f"{path}: not a folder, and not a list of pictures")
+        raise InputError(f"{path}: no such folder or list of pictures")
     if preprocess is None and isinstance(like, Pictures):
         preprocess = like.preprocess
     base = preprocess or usual(next(iter(parts.values())).store, size, colours)

@@ -151,7 +151,7 @@ def test_options(photos):
     for options, message in (
         ({"size": "big"}, "expected a size such as 64, .* not 'big'"),
         ({"mean": "a,b"}, "expected a number, or a list"),
-        ({"scale": "1,2"}, "not one number"),
+        ({"scale": "1,2"}, "expected one number"),
         ({"sise": 3}, "no option 'sise'; did you mean 'size'"),
         ({"colours": "XYZ"}, "colours of pictures"),
     ):
@@ -178,14 +178,14 @@ def test_lists(photos, tmp_path):
     for text, message in (
         ("", "the list contains no picture"),
         ("photos/dog/0.png\tdog\nphotos/dog/0.png dog\n", "line 2: expected a path, a tab and a class"),
-        ("photos/dog/0.png\t\n", "line 1: a path, a tab"),
-        ("a\tb\tc\n", "line 1: a path, a tab"),
+        ("photos/dog/0.png\t\n", "line 1: expected a path, a tab"),
+        ("a\tb\tc\n", "line 1: expected a path, a tab"),
     ):
         listing.write_text(text)
         with pytest.raises(InputError, match=rf"list\.tsv.*{message}"):
             data.read(f"images:{listing}")
     listing.write_bytes(b"\xff\t1\n")
-    with pytest.raises(InputError, match=r"list\.tsv: no list of pictures"):
+    with pytest.raises(InputError, match=r"list\.tsv: not a list of pictures"):
         data.read(f"images:{listing}")
 
 

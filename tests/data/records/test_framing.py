@@ -287,7 +287,7 @@ def test_bad_headers():
         unpack(bytes(23))
     with pytest.raises(InputError, match="too short for the 4294967295 labels"):
         unpack(b"\xff\xff\xff\xff" + bytes(24))
-    with pytest.raises(InputError, match="no header of a record"):
+    with pytest.raises(InputError, match="not a valid header of a record"):
         pack((0, "cat", 1, 0), b"")
-    with pytest.raises(InputError, match="no header of a record"):
+    with pytest.raises(InputError, match="not a valid header of a record"):
         pack((0, 1.0, -1, 0), b"")

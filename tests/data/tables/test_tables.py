@@ -152,7 +152,7 @@ def test_other_tables_of_a_model(tmp_path, path):
     for text in ("", "[]", "{}", '{"numbers": [{"name": "a", "size": 2}], "categories": [], "onehot": true}',
                  '{"numbers": [], "categories": [{"name": "a", "values": 3}], "onehot": true}',
                  '{"numbers": [{"name": "a", "scale": "x"}], "categories": [], "onehot": true}'):  # fmt: skip
-        with pytest.raises(InputError, match="no columns of a table"):
+        with pytest.raises(InputError, match="not the columns of a table"):
             Encoding.from_json(text)
 
 

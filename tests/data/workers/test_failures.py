@@ -361,7 +361,7 @@ def test_an_interrupt_is_for_the_process_that_trains(tmp_path, gone):
     _, error = trainer.communicate(timeout=60)
     assert trainer.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in error
-    assert "has a checkpoint of it" in error
+    assert "contains a checkpoint of this position" in error
     assert "WorkerError" not in error
     assert gone(pids)
 

@@ -196,8 +196,8 @@ def check_captured(ranks: Facts, options: Options) -> None:
         long_case({"nccl": [0]}, "rank 1 has no NCCL (CuPy finds no NCCL)"),
         long_case({"nccl": [0, 1], "places": ["here", "here"]}, "ranks 0, 1 have one card, here"),
         long_case({"nccl": [0, 1], "mixed": True}, "rank 0 computes on the processor"),
-        long_case({"nccl": [0, 1], "sync_batch_norm": True}, "statistics of all samples are merged by processors"),
-        long_case({"nccl": [0, 1], "compression": "fp16"}, "gradients in fewer bytes are made by processors"),
+        long_case({"nccl": [0, 1], "sync_batch_norm": True}, "statistics of all samples are merged on the CPU"),
+        long_case({"nccl": [0, 1], "compression": "fp16"}, "gradients are compressed on the CPU"),
     ],
     ids=str,
 )
@@ -255,7 +255,7 @@ def check_lazy(ranks: Facts, options: Options) -> None:
     assert max(rank["apart"] for rank in ranks) < (0.02 if "precision" in options else 1e-6)
     assert ranks[0]["bits"] == ranks[1]["bits"]
     assert ranks[1]["kinds"] == ["staged"]
-    assert "rows of tables are summed by processors (lazy)" in ranks[1]["because"]
+    assert "rows of tables are summed on the CPU (lazy)" in ranks[1]["because"]
 
 
 def test_a_card_for_each_process_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -524,13 +524,13 @@ def test_one_of_several_processes_has_one_device(cards: list[Card]) -> None:
     graph = layers().graph
     for workers, is_remote in ((2, False), (1, True)):
         store: Any = SimpleNamespace(num_workers=workers, is_remote=is_remote, local_rank=0)
-        with pytest.raises(UsageError, match="one of several processes runs on one device"):
+        with pytest.raises(UsageError, match="with several processes, each runs on one device"):
             chosen(CARDS, graph, store)
         assert chosen({"first": "cuda:1", "second": "cuda:1"}, graph, store) == "cuda:1"
     alone: Any = SimpleNamespace(num_workers=1, is_remote=False)
     assert isinstance(chosen(CARDS, graph, alone), GroupDevices)
     net = layers()
-    with pytest.raises(UsageError, match="one of several processes runs on one device"):
+    with pytest.raises(UsageError, match="with several processes, each runs on one device"):
         Executor(net.graph, net.params, device=CARDS, channels=SimpleNamespace())  # type: ignore[arg-type]
 
 
