@@ -169,7 +169,7 @@ class LocalCommunicator:
 
     @property
     def messages(self) -> Messages:
-        raise UsageError("a local store has nobody to send messages to")
+        raise UsageError("a local store has no other process to send messages to")
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -184,7 +184,7 @@ class LocalCommunicator:
         return None
 
     def fail(self, reason: str) -> None:
-        raise UsageError(f"a local store has nobody to tell: {reason}")
+        raise UsageError(f"a local store has no other process to notify: {reason}")
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)

@@ -55,7 +55,7 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
     expected = _gathered(communicator, given[:_COMPARED]).sum(axis=0)
     for name, out in outs.items():
         if (name == "mpi" or not store.compresses) and not np.array_equal(out[:_COMPARED], expected):
-            raise RuntimeFailure(f"rank {store.rank}: {name}'s sum of {size} bytes is not the sum of the processes'")
+            raise RuntimeFailure(f"rank {store.rank}: the sum of {size} bytes by {name} is wrong")
     if not store.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
         raise RuntimeFailure(f"rank {store.rank}: the sums of {size} bytes by pushpull and by MPI differ")
     counts = {name: _calls_in_a_round(communicator, call) for name, call in calls.items()}

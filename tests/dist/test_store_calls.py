@@ -59,7 +59,7 @@ WRONG = [
     (lambda kv: kv.init("a", None), InputError, "key 'a': a value must be an array or a number, not None"),
     (lambda kv: kv.init("a", RowSparse([0], [1.0])), InputError, "a value must be an array or a number, not RowSparse"),
     (lambda kv: kv.init("a", [[1.0], [2.0, 3.0]]), InputError, "key 'a': its value is not an array"),
-    (lambda kv: kv.init(["a", "w"], [1.0, 2.0]), UsageError, "key 'w' is initialised already"),
+    (lambda kv: kv.init(["a", "w"], [1.0, 2.0]), UsageError, "key 'w' is already initialised"),
     (lambda kv: kv.init(["a", "b"], np.ones(2)), UsageError, "2 keys need as many values, in a list or a tuple"),
     (lambda kv: kv.init(["a", "b"], [1.0]), UsageError, "2 keys need as many values, not 1 (keys 'a', 'b')"),
     (lambda kv: kv.push("w", None), InputError, "key 'w': a value must be an array or a number, not None"),
@@ -90,12 +90,12 @@ WRONG = [
     (lambda kv: kv.pushpull(["u"], [np.ones(2)], out=[[np.ones(2), np.ones(1)]]), InputError, "is float64[1]"),
     (lambda kv: kv.pushpull("w", np.ones((3, 2), f32), out=np.ones(2)), InputError, "key 'w' is float32[3, 2]; the ar"),
     # Rows.
-    (lambda kv: kv.row_sparse_pull("w", None), InputError, "key 'w': row indices are an array of numbers, not "),
-    (lambda kv: kv.row_sparse_pull("w", 1), InputError, "key 'w': row indices are a vector of integers, not int64[]"),
-    (lambda kv: kv.row_sparse_pull("w", [0.5]), InputError, "key 'w': row indices are a vector of integers"),
+    (lambda kv: kv.row_sparse_pull("w", None), InputError, "key 'w': row indices must be an array of numbers, not "),
+    (lambda kv: kv.row_sparse_pull("w", 1), InputError, "key 'w': row indices must be a vector of integers, not int"),
+    (lambda kv: kv.row_sparse_pull("w", [0.5]), InputError, "key 'w': row indices must be a vector of integers"),
     (lambda kv: kv.row_sparse_pull("w", [[0], [1, 2]]), InputError, "key 'w': row indices are not an array"),
-    (lambda kv: kv.row_sparse_pull("w", [3]), InputError, "key 'w' has 3 rows; there is none of index 3"),
-    (lambda kv: kv.row_sparse_pull("w", np.array([2**64 - 1], np.uint64)), InputError, "row indices are below 2**63"),
+    (lambda kv: kv.row_sparse_pull("w", [3]), InputError, "key 'w' has 3 rows, so index 3 is out of range"),
+    (lambda kv: kv.row_sparse_pull("w", np.array([2**64 - 1], np.uint64)), InputError, "indices must be below 2**63"),
     (lambda kv: kv.row_sparse_pull("s", []), InputError, "key 's' has no rows"),
     (lambda kv: kv.row_sparse_pull(["w", 7], [0]), UsageError, "2 keys need as many vectors of row indices, not 1"),
     (lambda kv: kv.row_sparse_pull(["w", 7], None), UsageError, "2 keys need as many vectors of row indices, in"),
@@ -262,7 +262,7 @@ def test_arguments_of_create_are_named(arguments, message):
 def test_servers_are_called_with_functions_and_keys():
     store = begun(workers(1)[0][0])
     for value in (b"bytes", np.datetime64("2026-11-28"), np.zeros(2, "V4")):
-        with pytest.raises(InputError, match="key 'a': servers hold numbers, booleans and strings, not "):
+        with pytest.raises(InputError, match="key 'a': servers store numbers, booleans and strings, not "):
             store.init(["b", "a"], [1.0, value])
     store.init("b", 2.0)
     with pytest.raises(UsageError, match=r"call_servers takes a function f\(values, \.\.\.\), not 3"):

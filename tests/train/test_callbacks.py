@@ -115,7 +115,7 @@ def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
     again.resume(tmp_path)
     assert (again.left(), again.left(5), again.left(6)) == (0, 0, 4)
     with pytest.warns(
-        UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough\. After resume .*: epochs=6 continues it"
+        UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough\. After resume, .*: epochs=6 continues it"
     ):
         assert again.fit(data(), data(8), epochs=5, batch_size=4, folder=tmp_path, callbacks=[StopAt(8)]) == []
     again = trainer()
