@@ -388,7 +388,7 @@ def test_groups_on_devices(call, grouped):
     assert code == 0, out + err
     for given, message in (
         ("first=cpu,third=cpu", "the graph has no group 'third'; its groups are 'first', 'second'"),
-        ("first=cpu", "no device is given for 'second', nor one for None"),
+        ("first=cpu", "there is no device for 'second', and none for None"),
         ("first=cpu,cpu,cuda", "cpu and cuda are both for nodes in no group"),
         ("first=cpu,first=cuda", "--device first is given twice: cpu and cuda"),
         ("first=cpu,second=cuba", "did you mean 'cuda'? (of group 'second')"),

@@ -119,7 +119,7 @@ def refuse_fallbacks(program: SingleProgram) -> None:
     """With GRAPHKIT_STRICT=1, raise UnsupportedError for nodes without a native kernel."""
     if config.STRICT.get() and program.fallbacks:
         listed = ", ".join(program.fallbacks)
-        raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
+        raise UnsupportedError(f"GRAPHKIT_STRICT=1, but these nodes have no native kernel: {listed}")
 
 
 def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> SingleProgram:

@@ -256,7 +256,7 @@ def test_memory_of_the_host_that_is_not_there(card: Card, monkeypatch: pytest.Mo
 
     run = trainer(swap_memory=True)
     monkeypatch.setattr(card, "host_memory", little)
-    with pytest.raises(OutOfMemory, match=r"no memory for values .* swapped to the host's pinned memory, \d+ bytes"):
+    with pytest.raises(OutOfMemory, match=r"no memory for values .* swapped to pinned host memory, \d+ bytes"):
         run.step(X, LABELS)
 
 
