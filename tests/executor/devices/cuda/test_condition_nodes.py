@@ -325,7 +325,7 @@ def test_a_card_that_computes_something_else(
 ) -> None:
     monkeypatch.setattr(Card, name, does)
     assert wrong in looked()
-    assert looked().startswith("a recording has computed")
+    assert looked().startswith("a recording computed")
 
 
 @pytest.mark.parametrize("error", [NotRecorded("cudaGraphAddNode: no"), AttributeError("phGraph_out"), TypeError("it")])
