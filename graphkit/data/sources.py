@@ -108,15 +108,16 @@ def load(
     Lazy data, whose samples are made on request, also have the options of LazyDataset.configured: workers, on_damaged,
     shuffle_window. Both parts share the workers.
 
-    Pictures in files are divided by their file names, so that each stays in its part when others are added or removed.
-    split="position" divides them by their position in the folder, like data without names. A vocabulary is built from
-    the training part.
+    A vocabulary is built from the training part only.
 
     Args:
         spec: See above.
         test_fraction: Share of the test part (default: 0.2, and 0.1 for text).
         seed: Chooses the samples of the test part.
         axes: As for Dataset: the axis that counts the samples, for inputs where it is not the first.
+        split: "name" or "position". By default, pictures in files are divided by their file names, so that each stays
+            in its part when others are added or removed. "position" divides them by their position in the folder, like
+            data without names.
         options: Options of the source.
 
     Raises:
