@@ -308,10 +308,9 @@ class KVStore:
         ordered: bool = False,
         then: Callable[[np.ndarray], Any] | None = None,
     ) -> Pending:
-        """Start the all-reduce of an array into `out`, which may be the same array. The array must not change
-        meanwhile.
+        """Start the all-reduce of an array into `out`, which may be the same array.
 
-        `wait` of the result returns when the sum is there. Nothing is stored.
+        The array must not change until `wait` of the result returns; the sum is then there. Nothing is stored.
 
         Args:
             key: Name of the operation.

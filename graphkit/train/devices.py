@@ -1,4 +1,4 @@
-"""What a process trains on: a device, or one for each group of nodes."""
+"""The device of a process, or one for each group of nodes."""
 
 from __future__ import annotations
 

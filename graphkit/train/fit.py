@@ -1,4 +1,4 @@
-"""The loop of `Trainer.fit`: epochs of batches, validation, records and checkpoints, from wherever a run stands."""
+"""The loop of `Trainer.fit`: epochs of batches, validation, records and checkpoints, from any position of a run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Fit:
-    """One call of `Trainer.fit`. The trainer's position says at every moment how far it is.
+    """One call of `Trainer.fit`. The trainer's position always says how far it is.
 
-    A step and the position after it, the end of an epoch with its record and checkpoint: each is one block that an
-    interrupt does not divide. folder: the same on all ranks, of which the first writes. every: updates between
-    checkpoints within an epoch. log_every: updates between lines of the log within an epoch; 0: none.
+    An interrupt cannot divide these blocks: a step with the position after it; the end of an epoch with its record and
+    checkpoint. folder: the same on all ranks; rank 0 writes. every: updates between checkpoints within an epoch.
+    log_every: updates between log lines within an epoch; 0 for none.
     """
 
     trainer: Trainer

@@ -1,4 +1,4 @@
-"""The inputs of a batch as callers give them, by name, in arrays that programs take."""
+"""Convert the inputs of a batch to arrays by name, as programs take them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON has to hold, told before anything of it is used."""
+"""Check the JSON of a checkpoint before anything of it is used."""
 
 from __future__ import annotations
 

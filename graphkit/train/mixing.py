@@ -27,10 +27,10 @@ class Mixing:
     def mixed(
         self, inputs: Mapping[str, Any], targets: Mapping[str, Any], size: int | None, key: Sequence[int]
     ) -> dict[str, Any]:
-        """What the program of a mixed loss is fed: the inputs, both targets, and the share of the first.
+        """Return the feeds of a program with a mixed loss: the inputs, both targets, and the share of the first.
 
-        size: samples of the batch (None: as its first input says); arrays without an axis of so many in front are
-        those of the whole batch. key: what the random numbers follow from.
+        size: number of samples of the batch (None: that of its first input). Arrays whose first axis has another size
+        are not mixed. key: determines the random numbers.
         """
         generator = np.random.default_rng(key)
         size = len(next(iter(inputs.values()))) if size is None else size

@@ -1,7 +1,7 @@
-"""Which process computes which node: groups of `gk.attr_scope(ctx_group=...)`, placed on ranks, as a pipeline.
+"""Which process computes which node: groups of `gk.attr_scope(ctx_group=...)`, placed on ranks as a pipeline.
 
-A stage is what one rank computes; stages are in an order in which each needs values of earlier ones alone. What no
-group says is computed where the last of its operands is, or, where it has none, at the first stage that reads it.
+A stage is what one rank computes. Stages are ordered so that each needs only values of earlier ones. A node without a
+group is computed where the last of its operands is, or, if it has none, at the first stage that reads it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The step of one rank of a pipeline: micro-batches forward and backward through its stage, then one update of all.
+"""The step of one rank of a pipeline: forward and backward passes of micro-batches through its stage, then one update.
 
-What is computed is what one process computes that accumulates the gradients of the same micro-batches.
+The result is that of one process that accumulates the gradients of the same micro-batches.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NO_LOSS = np.full((), np.nan, np.float32)
 
 
 class PipelineStepper(PlacedStepper):
-    """What a `Stepper` is, for one rank of a pipeline: it has the parameters and slots of its own stage alone.
+    """A `Stepper` for one rank of a pipeline. It stores only the parameters and slots of its own stage.
 
-    graph: as for a Stepper. params: the model's, all there; those of other ranks are released. results: the outputs
-    that `take` returns where they are made, beside the loss.
+    graph: as for a Stepper. params: all parameters of the model; those of other ranks are released. results: the
+    outputs, besides the loss, that `take` returns where they are computed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a Trainer is told of a pipeline: which rank has what, and how batches are cut."""
+"""Settings of a pipeline: which rank has which groups, and how batches are divided."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether an output is made of probabilities, and the logits that they come from.
+"""Find out whether an output consists of probabilities, and which logits they come from.
 
-A Softmax or Sigmoid counts through operators that keep its values: those that only move them (Reshape, Squeeze,
-Transpose, ...), casts between floats, and bounds that keep probabilities off 0 and 1.
+A Softmax or Sigmoid is found through operators that keep its values: those that only move elements (Reshape, Squeeze,
+Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
 """
 
 from __future__ import annotations

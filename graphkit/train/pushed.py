@@ -1,4 +1,4 @@
-"""The programs of a worker that pushes gradients to servers: they leave as outputs, and those of tables as rows."""
+"""The programs of a worker that pushes gradients to servers. Gradients are outputs; those of tables are rows."""
 
 from __future__ import annotations
 

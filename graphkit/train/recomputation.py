@@ -1,4 +1,4 @@
-"""How much of a training step's forward part is computed twice, given how much memory there is."""
+"""How much of the forward pass of a training step is computed again, for a given amount of memory."""
 
 from __future__ import annotations
 

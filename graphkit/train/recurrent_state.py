@@ -1,4 +1,4 @@
-"""State that a recurrent network takes over from one batch to the next, for truncated backpropagation through time."""
+"""State that a recurrent network passes from batch to batch, for truncated backpropagation through time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of workers whose parameters live on servers, and of workers that are drawn towards a centre there."""
+"""Steps of workers whose parameters are on servers, and of workers with elastic averaging."""
 
 from __future__ import annotations
 
@@ -263,10 +263,10 @@ def _write(params: ParamStore, name: str, rows: RowSparse) -> None:
 
 
 class ElasticStepper(_Apart):
-    """Steps of one process, and now and then an exchange with the centre, which is what evaluation and files get.
+    """Steps of one process, with occasional exchanges with the centre variable. Evaluation and files use the centre.
 
-    At the end of an epoch all workers go on from the centre, and from the mean of their moving averages. Slots are each
-    worker's own; a checkpoint has rank 0's.
+    At the end of an epoch all workers continue from the centre, and from the mean of their moving averages. Slots are
+    each worker's own; a checkpoint contains those of rank 0.
     """
 
     def take(

@@ -1,7 +1,7 @@
-"""What compression has left out of gradients, from run to run: each rank's in a checkpoint, and back in ranks.
+"""Residuals of gradient compression in checkpoints: stored by rank, and given back to ranks.
 
-The ranks that send gradients in fewer bytes need not be the same ones, or as many: what waits is the difference between
-the sum of all gradients and that of what has arrived, and whoever sends it later, its sum counts.
+The ranks that compress need not be the same ones, or equally many. A residual is the difference between the sum of all
+gradients and the sum that has arrived. Only the total matters, not which rank sends it later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time trains into it, and one run is in it."""
+"""The folder of a run: one process at a time trains into it, and it contains one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Trainer leaves in the folder of a run, and takes from there: the model, and a checkpoint to go on from."""
+"""How a Trainer writes the model and a checkpoint to a run folder, and resumes from them."""
 
 from __future__ import annotations
 

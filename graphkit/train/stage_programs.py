@@ -1,4 +1,4 @@
-"""One stage of a pipeline as programs: forward, backward, and what is kept of each micro-batch between the two."""
+"""One stage of a pipeline as programs: forward, backward, and what is saved of each micro-batch between them."""
 
 from __future__ import annotations
 

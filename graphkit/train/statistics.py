@@ -1,4 +1,4 @@
-"""Statistics of BatchNormalization over all processes, in which one without samples takes part, too."""
+"""Statistics of BatchNormalization over all processes, including processes without samples in a step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a step does: the programs of `step` run on a batch, the gradients that wait, the updates that are counted.
+"""Steppers run the programs of `step` on batches, and keep accumulated gradients and counts of updates.
 
-With several processes the programs themselves sum losses and gradients over them, through the store.
+With several processes, the programs themselves all-reduce losses and gradients, through the store.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _NO_LOSS = np.full((), np.nan, np.float32)
 
 
 class Stepper:
-    """Takes batches and updates `params`: one fused program, or one that accumulates gradients and one that updates.
+    """Takes batches and updates `params`: with one fused program, or with one that accumulates and one that updates.
 
-    graph: its first output is the loss; options: of the executors. slots: the states that the model does not hold.
-    The gradients of `waiting` batches, of `waiting_weight` samples together, are not yet used; `updates` counts the
-    updates, `skipped` the steps that were not taken as something was not finite.
+    graph: its first output is the loss. options: of the executors. slots: the states that the model does not contain.
+    `waiting` is the number of batches with accumulated gradients, `waiting_weight` their number of samples. `updates`
+    counts the updates, `skipped` the steps that were skipped because something was not finite.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Stepper:
         return self.slots if self._whole is None else self._whole
 
     def slot_bytes(self, processes: int = 1) -> int:
-        """Of the optimizer's slots in the process that has most of them, where so many divide them (`shard`)."""
+        """Return the largest number of bytes of optimizer state in one rank, if `processes` ranks shard it."""
         values = list(self._values.values())
         each = [[kind.dtype.itemsize for kind in slots.values()] for slots in self._slot_kinds().values()]
         if processes == 1:
@@ -195,14 +195,14 @@ class Stepper:
 
     @property
     def waited_seconds(self) -> float:
-        """For which programs have waited for other processes."""
+        """Seconds that programs spent waiting for other ranks."""
         return self.collectives.waited_seconds if self.buckets is not None else 0.0
 
     def spread(self) -> None:
-        """Parameters and states were set from outside: whoever else holds them takes them over."""
+        """Parameters and states were set from outside: update all copies of them."""
 
     def settle(self) -> None:
-        """Parameters and states are asked for, which every process calls: what others hold of them is brought here."""
+        """Gather parameters and states that other ranks hold. Collective: every rank must call it."""
         if self._kvstore is None or self.buckets is None:
             return
         first = self._kvstore.rank == 0
@@ -291,8 +291,8 @@ class Stepper:
         self.executors[0].send_ahead(feeds)
 
     def read(self, outputs: bool) -> None:
-        """Whether what `take` returns has the network's outputs, too, or they may be None. A device with memory of its
-        own then keeps them there."""
+        """Set whether `take` returns the network's outputs, or may return None for them. On a device with its own
+        memory, they then stay there."""
         self._unread = () if outputs else self._outputs
 
     def take(

@@ -1,7 +1,7 @@
-"""Targets as people have them, in the type and shape that a loss compares with.
+"""Convert targets to the type and shape that a loss needs.
 
-Only what cannot mean anything else is changed: whole numbers become floats and the other way round, axes of 1 come
-and go ([N] for an output [N, 1]). Whatever else does not fit is an error that names the loss to use instead.
+Targets are converted only if there is one possible meaning: whole numbers become floats and vice versa, and axes of
+size 1 are added or removed ([N] for an output [N, 1]). Anything else is an error that names a suitable loss.
 """
 
 from __future__ import annotations

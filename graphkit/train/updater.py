@@ -1,4 +1,4 @@
-"""An optimizer outside of a training program: what a KVStore calls where its values live."""
+"""An optimizer outside of a training program: a KVStore calls it where its values are stored."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Key = int | str
 
 @dataclass(frozen=True)
 class KeyedOptimizer:
-    """An optimizer, as `set_optimizer` takes it, with what differs by key.
+    """An optimizer for `set_optimizer`, with settings by key.
 
-    rates and decays: factors on the learning rate and the weight decay of a key, 1 where there is none; ema: the moving
-    average that is kept of each key.
+    rates and decays: factors on the learning rate and the weight decay of a key (default: 1). ema: the moving average
+    of each key.
     """
 
     optimizer: Optimizer

@@ -1,4 +1,4 @@
-"""The weight of a batch before a step computes it: every rank of a placed model knows it from the data alone."""
+"""Compute the weight of a batch before its step, from the data alone, on every rank of a placed model."""
 
 from __future__ import annotations
 

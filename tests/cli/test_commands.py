@@ -433,7 +433,7 @@ def test_plan_of_states_that_processes_divide(call, folder):
         "plan", folder / "net.json", "--training", "--optimizer", "lamb", "--processes", "2", "--no-run"
     )
     assert code == 2
-    assert "takes norms of whole parameters" in err
+    assert "needs norms of whole parameters" in err
 
 
 def test_plan_measures_a_run_and_writes_a_page(call, folder, tmp_path):

@@ -66,7 +66,7 @@ def framed(data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
 
 
 def _magic_places(data: bytes | bytearray | memoryview, begin: int = 0) -> Iterator[int]:
-    """The multiples of 4, except 0, at which data contain the magic number, which cannot overlap itself."""
+    """The multiples of 4, at or after `begin`, at which data contain the magic number, which cannot overlap itself."""
     return (found.start() for found in _MAGIC_PATTERN.finditer(data, begin) if found.start() % 4 == 0)
 
 
@@ -112,7 +112,8 @@ def _in_parts(data: memoryview, first: int) -> tuple[memoryview, int] | None:
 
 
 def next_record(data: memoryview, begin: int) -> int:
-    """Return the first place, from one on, that looks like the beginning of a record; else the end of the data."""
+    """Return the first place at or after `begin` that looks like the beginning of a record; else the end of the
+    data."""
     for place in _magic_places(data, begin):
         if len(data) - place >= _HEAD_SIZE and HEAD.unpack_from(data, place)[1] >> _LENGTH_BITS in (WHOLE, FIRST):
             return place

@@ -116,7 +116,7 @@ class Cards:
             except GraphkitError as error:
                 why = f"cannot begin ({error})"
         broadcast = partial(self._communicator.broadcast, mine, 0)
-        unique = self._communicator.perform("group of cards", [mine], broadcast)
+        unique = self._communicator.perform("group of GPUs", [mine], broadcast)
         if unique.any():
             group, why = self._waited_for(card, unique.tobytes())
         why = _objection(self._told(_Said("", why)))

@@ -127,5 +127,5 @@ def test_damaged_files(ten):
     (folder / "batches.meta.txt").unlink()
     with pytest.raises(InputError, match=r"batches\.meta\.txt: the names of the classes cannot be read"):
         data.load(f"cifar:{folder}")
-    with pytest.raises(InputError, match=r"no data_batch_1\.bin or train\.bin in it"):
+    with pytest.raises(InputError, match=r"the folder contains no data_batch_1\.bin or train\.bin"):
         data.load(f"cifar:{folder.parent}")

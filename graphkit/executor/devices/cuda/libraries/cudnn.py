@@ -109,7 +109,7 @@ class _Handle:
         try:
             self.made = frontend().create_handle()
         except _REFUSALS as error:
-            raise RuntimeFailure(f"cuDNN on card {card}: {error}") from error
+            raise RuntimeFailure(f"cuDNN on GPU {card}: {error}") from error
         weakref.finalize(self, frontend().destroy_handle, self.made).atexit = False
 
 
