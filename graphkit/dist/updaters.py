@@ -1,4 +1,4 @@
-"""What changes the stored values of a KVStore by what is pushed, and what ranks compare of it."""
+"""Updaters, which change the stored values of a KVStore by pushed values, and what ranks compare of them."""
 
 from __future__ import annotations
 

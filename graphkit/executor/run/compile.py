@@ -1,7 +1,7 @@
-"""From a graph and the shapes of a run to a program. A graph goes one way:
+"""Compile a graph and the shapes of a run to a program. The steps are:
 
-bind the shapes, rewrite what that made simpler, specialise the subgraphs, choose how each node runs, order the steps,
-lay out the memory (`lower_graph`), and write the program down (`Program`).
+bind the shapes, simplify the result, specialise the subgraphs, choose how each node runs, order the steps, plan the
+memory (`lower_graph`), and write the program (`Program`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GRAPHKIT_DEBUG's lines about programs: which are made, why, which nodes are interpreted, and which are kept."""
+"""Log messages of GRAPHKIT_DEBUG about programs: which are made, why, which nodes are interpreted, which are kept."""
 
 from __future__ import annotations
 
