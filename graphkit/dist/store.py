@@ -165,8 +165,9 @@ class KVStore:
         return keys, outs
 
     def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
-        """Return some rows of the stored value, as a RowSparse with each row once, by ascending index. Waits as `pull`
-        does.
+        """Return some rows of the stored value, as a RowSparse with each row once, by ascending index.
+
+        Waits as `pull` does.
 
         Args:
             key: One key, or a list of keys; then a list is returned.
@@ -419,8 +420,7 @@ class KVStore:
         self._set_updater("set_updater", updater, checked_updater(updater))
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
-        """Update the stored values with an optimizer (see `gk.optim`), from the pushed gradients, equally in all
-        processes.
+        """Update the stored values with an optimizer (see `gk.optim`), from the pushed gradients.
 
         Collective: every process calls it. Raises RanksDiffer if they pass different optimizers.
         """

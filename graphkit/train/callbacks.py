@@ -69,8 +69,9 @@ class Callback:
         """
 
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Called when `fit` ends, also after an error or an interrupt, if `on_fit_begin` was called. The last
-        checkpoint is written before.
+        """Called when `fit` ends, also after an error or an interrupt, if `on_fit_begin` was called.
+
+        The last checkpoint is written before.
 
         numbers: epoch, updates, finished (whether the run is complete), stopped (why it ended early, or None).
         """

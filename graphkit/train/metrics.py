@@ -109,10 +109,9 @@ class Accuracy(_Average):
 
 @typed_constructor("gk.metrics")
 class TopK(_Average):
-    """Share of samples whose target class is among the `k` largest outputs. Of equal outputs, the lower class comes
-    first.
+    """Share of samples whose target class is among the `k` largest outputs.
 
-    Outputs are [..., classes], targets are ints [...].
+    Of equal outputs, the lower class comes first. Outputs are [..., classes], targets are ints [...].
     """
 
     def __init__(self, k: int = 5, probabilities: bool = False) -> None:

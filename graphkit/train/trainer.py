@@ -631,12 +631,12 @@ class Trainer:
 
     @typed("Trainer.save")
     def save(self, folder: str | Path) -> None:
-        """Write the model (`model.json`, weights) and a checkpoint to resume from. Each replaces the previous one when
-        it is complete.
+        """Write the model (`model.json`, weights) and a checkpoint to resume from.
 
-        The model is in inference mode, and has the moving averages if there are any. The checkpoint contains both
-        weights and averages. Every rank must call `save` if ranks store different parts: in a pipeline, with
-        shard_optimizer, with servers, and with gradient compression. Rank 0 writes.
+        Each replaces the previous one when it is complete. The model is in inference mode, and has the moving averages
+        if there are any. The checkpoint contains both weights and averages. Every rank must call `save` if ranks store
+        different parts: in a pipeline, with shard_optimizer, with servers, and with gradient compression. Rank 0
+        writes.
         """
         with self._working():
             saving.save(self, folder)
@@ -656,8 +656,7 @@ class Trainer:
 
     @typed("Trainer.resume")
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
-        """Restore the checkpoint of a folder: weights, optimizer states, random state, and the position at which `fit`
-        continues.
+        """Restore the checkpoint of a folder: weights, optimizer states, random state, and the position of `fit`.
 
         The number of processes may have changed, unless the checkpoint is within an epoch and contains carried state.
         The residuals of gradient compression are then divided equally. If this trainer does not compress, they are

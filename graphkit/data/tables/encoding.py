@@ -45,11 +45,10 @@ class CategoryColumn:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become inputs: float32 `x` [rows, numbers] and int64 `categories` [rows, columns]. With "onehot", all is
-    in x.
+    """How rows become inputs: float32 `x` [rows, numbers] and int64 `categories` [rows, columns].
 
-    x contains the numbers in the order of the columns, each followed by its flag. With "onehot", a column for each
-    value of each category follows; for an unknown value, all of them are 0.
+    With "onehot", all is in x. x contains the numbers in the order of the columns, each followed by its flag. With
+    "onehot", a column for each value of each category follows; for an unknown value, all of them are 0.
     """
 
     numbers: tuple[NumberColumn, ...]

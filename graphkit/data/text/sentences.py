@@ -21,8 +21,9 @@ _POOL = 32
 
 @typed_constructor("gk.data")
 class Sentences(Dataset):
-    """Sentences with labels. Inputs: x int64 [N, T], numbers of tokens padded with 0; lengths int64 [N]. Targets: int64
-    [N].
+    """Sentences with labels.
+
+    Inputs are x int64 [N, T], numbers of tokens padded with 0, and lengths int64 [N]. Targets are int64 [N].
 
     T is the length of the longest sentence in the batch, rounded up to a multiple of `bucket`, so that few sizes occur.
     Shuffled batches contain sentences of similar length. Sentences longer than `length` are cut off.
@@ -66,11 +67,11 @@ def load(
     path: Path, *, test_fraction: float | None = 0.1, seed: int = 0, vocabulary: Vocabulary | None = None,
     level: str = "word", min_count: int = 1, size: int | None = None, length: int = 128, bucket: int = 8,
 ) -> Splits | Sentences:  # fmt: skip
-    """Load (train, test) of the sentences in a folder, stratified by class; with test_fraction None, all as one data
-    set.
+    """Load (train, test) of the sentences in a folder, stratified by class.
 
-    The vocabulary is built only from the training part, unless one is given (level, min_count, size: see
-    Vocabulary.build). length, bucket: see Sentences. Raises InputError, which names the folder or the file.
+    With test_fraction None, all sentences are one data set.     The vocabulary is built only from the training part,
+    unless one is given (level, min_count, size: see Vocabulary.build). length, bucket: see Sentences. Raises
+    InputError, which names the folder or the file.
     """
     files = _class_files(path)
     classes = sorted(files)

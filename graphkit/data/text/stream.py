@@ -80,12 +80,11 @@ def load(
     path: Path, *, test_fraction: float | None = 0.1, seed: int = 0, vocabulary: Vocabulary | None = None,
     level: str = "char", min_count: int = 1, size: int | None = None, length: int = 35,
 ) -> Splits | TokenStream:  # fmt: skip
-    """Load (train, test): the beginning and the end of a text file, in tokens; with test_fraction None, all as one data
-    set.
+    """Load (train, test): the beginning and the end of a text file, in tokens.
 
-    The vocabulary is built only from the training part, unless one is given (level, min_count, size: see
-    Vocabulary.build). length: of a batch, see TokenStream. The seed does not change where the text is cut. Raises
-    InputError, which names the file.
+    With test_fraction None, the whole text is one data set.     The vocabulary is built only from the training part,
+    unless one is given (level, min_count, size: see Vocabulary.build). length: of a batch, see TokenStream. The seed
+    does not change where the text is cut. Raises InputError, which names the file.
     """
     text = read_text(path)
     cut = len(text) if test_fraction is None else round(len(text) * (1 - _fraction(test_fraction)))

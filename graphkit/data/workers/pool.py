@@ -23,8 +23,9 @@ _LATEST = 8
 
 
 class Workers:
-    """`count` processes that make samples of lazy data sets. Several data sets can use them, one after another or at
-    once.
+    """`count` processes that make samples of lazy data sets.
+
+    Several data sets can use them, one after another or at once.
 
     One worker makes each batch, directly in memory that it shares with this process, so the batch is not copied. You
     may keep and change the arrays of a batch: the memory is reused when no array, and no view of one, is left. If you

@@ -154,10 +154,10 @@ class Engine:
         self._call(self._native.cancel)
 
     def close(self, seconds: float = EXIT_SECONDS) -> bool:
-        """Cancel, accept no more operations, and wait for running ones; return False if that takes longer than
-        `seconds`.
+        """Cancel pending operations, accept no more, and wait for running ones.
 
-        Operations that still run then end by themselves, and their workers with them. It may be called again.
+        Returns False if that takes longer than `seconds`. Operations that still run then end by themselves, and their
+        workers with them. It may be called again.
         """
         ended = bool(self._call(self._native.close, seconds))
         if _recorded is not None:

@@ -262,10 +262,9 @@ _switch = threading.Lock()
 @typed("gk.profile")
 @contextlib.contextmanager
 def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None = None) -> Iterator[Profile]:
-    """Record all runs of compiled models, in any thread, and all operations of dependency engines, inside a `with`
-    block.
+    """Record all runs of compiled models, and all operations of dependency engines, in a `with` block.
 
-    No run may continue beyond the block.
+    Runs of all threads are recorded. No run may continue beyond the block.
 
     Args:
         path: File for the trace. It is written after the last recorded run, or at the end of the block, also if the
