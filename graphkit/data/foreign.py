@@ -89,7 +89,7 @@ class MapDataset(LazyDataset):
 class Iterated:
     """Data from an iterable, which decides their order and length.
 
-    Every epoch iterates it, or calls the function, again.     To resume within an epoch, the batches that were done are
+    Every epoch iterates it, or calls the function, again. To resume within an epoch, the batches that were done are
     skipped. This is exact only if the order is the same again.
     """
 

@@ -248,7 +248,7 @@ class AdversarialTrainer:
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint, completely or not at all, even into the folder of another run.
 
-        After a resume, an interrupted epoch is repeated.         Raises RuntimeFailure if the disk fails.
+        After a resume, an interrupted epoch is repeated. Raises RuntimeFailure if the disk fails.
         """
         with RunFolder(folder) as held:
             adversarial_saving.write(self, self._store, self._executor.rng, held.path)
@@ -256,7 +256,7 @@ class AdversarialTrainer:
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Restore both networks, slots, random state, seed and `epochs` from a folder's checkpoint.
 
-        If it fails, nothing changes.         Raises UsageError if there is none, InvalidModel if it is damaged or does
+        If it fails, nothing changes. Raises UsageError if there is none, InvalidModel if it is damaged or does
         not match the networks or optimizers, and UnsafeModel if a file is a symbolic link out of the folder, unless
         `trusted`.
         """

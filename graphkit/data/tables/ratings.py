@@ -41,7 +41,7 @@ def is_ratings(folder: Path) -> bool:
 def load(path: Path, *, test_fraction: float | None = 0.2, seed: int = 0, held_out: str = "random") -> Splits | Ratings:
     """Load (train, test) of a file of ratings, or of the one in a folder.
 
-    With test_fraction None, all ratings are one data set.     A line contains a user, an item, a rating and optionally
+    With test_fraction None, all ratings are one data set. A line contains a user, an item, a rating and optionally
     a time, separated by tabs, `::` or commas. held_out: with "random", the test part consists of random ratings; with
     "last", of the latest rating of each user (leave one out, as in He et al., Neural Collaborative Filtering, 2017).
     Raises InputError, which names the file.

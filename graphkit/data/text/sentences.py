@@ -69,7 +69,7 @@ def load(
 ) -> Splits | Sentences:  # fmt: skip
     """Load (train, test) of the sentences in a folder, stratified by class.
 
-    With test_fraction None, all sentences are one data set.     The vocabulary is built only from the training part,
+    With test_fraction None, all sentences are one data set. The vocabulary is built only from the training part,
     unless one is given (level, min_count, size: see Vocabulary.build). length, bucket: see Sentences. Raises
     InputError, which names the folder or the file.
     """

@@ -82,7 +82,7 @@ def load(
 ) -> Splits | TokenStream:  # fmt: skip
     """Load (train, test): the beginning and the end of a text file, in tokens.
 
-    With test_fraction None, the whole text is one data set.     The vocabulary is built only from the training part,
+    With test_fraction None, the whole text is one data set. The vocabulary is built only from the training part,
     unless one is given (level, min_count, size: see Vocabulary.build). length: of a batch, see TokenStream. The seed
     does not change where the text is cut. Raises InputError, which names the file.
     """
