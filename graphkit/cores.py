@@ -1,4 +1,4 @@
-"""How many cores this process may use: by its affinity, and by the quotas of the control groups that it is in."""
+"""CPU cores that this process may use, by its affinity and by the quotas of its control groups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FEW = 4
 
 
 def allowed_cores() -> int:
-    """The cores that this process may keep busy, at least one.
+    """Return the number of cores that this process can keep busy, at least one.
 
-    A container of 1.5 cores on a machine of 64 may run on each of them, but is stopped when it has had its share of a
-    period: of such a quota, a part counts as a core.
+    A container limited to 1.5 cores of a machine with 64 can run on each of them, but is throttled after its share of a
+    period. For such quotas, a fraction counts as a whole core.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()
@@ -24,15 +24,16 @@ def allowed_cores() -> int:
 
 
 def loading_workers() -> int:
-    """How many processes make samples beside a program that computes: one for every two cores, 1 to 16."""
+    """Return the default number of worker processes that make samples: one for every two cores, from 1 to 16."""
     return max(1, min(16, allowed_cores() // 2))
 
 
 def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None = None) -> list[int]:
-    """The cores that this process may run on, those nearest to the calling thread first.
+    """Return the cores that this process may run on, nearest to the calling thread first.
 
-    Cores of its memory node (NUMA) come before those of others, and within a node one hardware thread of each core
-    before the second ones. Without that knowledge they come by number. `running_on` stands for the core of the thread.
+    Cores of its memory node (NUMA) come before those of others. Within a node, the first hardware thread of each core
+    comes before the second ones. If the topology is unknown, cores are sorted by number. `running_on` replaces the core
+    of the thread.
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
@@ -49,7 +50,8 @@ def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None =
 
 
 def neighbours(some: Iterable[int], system: Path = Path("/sys/devices/system")) -> list[int]:
-    """Those cores, each beside the ones that it shares most with: hardware threads of a core, cores of a NUMA node."""
+    """Return these cores so that those that share most are adjacent: hardware threads of a core, cores of a NUMA
+    node."""
     nodes = [_listed(folder / "cpulist") for folder in (system / "node").glob("node[0-9]*")]
 
     def place(core: int) -> tuple[int, int, int]:
@@ -61,13 +63,13 @@ def neighbours(some: Iterable[int], system: Path = Path("/sys/devices/system")) 
 
 
 def _running_on() -> int | None:
-    """The core of the calling thread at this moment: field 39 of proc(5)'s stat, counted behind the name."""
+    """The current core of the calling thread: field 39 of proc(5)'s stat, counted after the name."""
     fields = (_text(Path("/proc/thread-self/stat")) or "").rpartition(")")[2].split()
     return int(fields[36]) if len(fields) > 36 else None
 
 
 def _listed(path: Path) -> set[int]:
-    """The numbers of a list of ranges, "0-3,8"; none where there is no such file."""
+    """The numbers of a list of ranges such as "0-3,8"; none if there is no such file."""
     found: set[int] = set()
     for part in (_text(path) or "").split(","):
         first, _, last = part.partition("-")
@@ -77,7 +79,7 @@ def _listed(path: Path) -> set[int]:
 
 
 def cgroup_quota(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The least quota, in cores, of the control groups that this process is in, or None where there is none.
+    """Return the smallest quota, in cores, of this process's control groups; None without a quota.
 
     Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us), as in Linux's Documentation/admin-guide/cgroup-v2.rst
     and Documentation/scheduler/sched-bwc.rst.
@@ -87,9 +89,9 @@ def cgroup_quota(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/
 
 
 def _folders(proc: Path, mounted: Path) -> Iterator[Path]:
-    """The folders of the groups that limit this process, from the innermost one outwards.
+    """The folders of the groups that limit this process, from the innermost outwards.
 
-    Inside of a container, whose path may be that on the host, the outermost folder is the container's own.
+    Inside a container, whose path may be that on the host, the outermost folder is the container's own.
     """
     for line in (_text(proc) or "").splitlines():
         _, _, named = line.partition(":")

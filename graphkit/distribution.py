@@ -38,7 +38,7 @@ def version() -> str:
     """
     found = _installed()
     if found is None:
-        raise MissingDependency(f"this graphkit has no version, since it is not installed: {how_to_install()}")
+        raise MissingDependency(f"this graphkit has no version, because it is not installed: {how_to_install()}")
     return found.version
 
 

@@ -1,7 +1,7 @@
-"""Every exception that graphkit raises on purpose, with the exit code that the command line gives it.
+"""Every exception that graphkit raises on purpose, with its exit code on the command line.
 
-Exit codes: 1 a check failed (or code of the caller), 2 usage, 3 unsupported operator, 4 invalid or unsafe model,
-5 runtime failure.
+Exit codes: 1 a check failed (or code of the user), 2 usage, 3 unsupported operator, 4 invalid or unsafe model, 5
+runtime failure.
 """
 
 from __future__ import annotations
@@ -11,69 +11,69 @@ from collections.abc import Iterable
 
 
 class GraphkitError(Exception):
-    """Base of all errors; `exit_code` is the process status of the command line."""
+    """Base class of all errors. `exit_code` is the exit code of the command line."""
 
     exit_code = 5
 
 
 class CheckFailed(GraphkitError):
-    """A proof did not hold: outputs differ, a gradient is wrong."""
+    """A check failed: outputs differ, or a gradient is wrong."""
 
     exit_code = 1
 
 
 class UserCodeError(CheckFailed):
-    """Python code of the caller's that a command runs raised something; the message says what, and the line."""
+    """Python code of the user raised an exception in a command. The message gives the exception and the line."""
 
 
 class UsageError(GraphkitError):
-    """The call is wrong: an unknown name, a bad option, an input that does not fit the declared type."""
+    """A call is wrong: an unknown name, an invalid option, an input that does not match the declared type."""
 
     exit_code = 2
 
 
 class InputError(UsageError):
-    """A fed array does not fit the graph's input: name, rank, dtype, dimension or value."""
+    """A fed array does not match the graph's input: its name, rank, dtype, size or value."""
 
 
 class DamagedSample(InputError):
-    """A sample of a data set cannot be read: the message names the file, or the record, and what is wrong with it."""
+    """A sample of a data set cannot be read. The message names the file or the record, and says what is wrong."""
 
 
 class PassOrderError(UsageError):
-    """Graph passes in an order that their declarations rule out; the message names the pass and what it lacks."""
+    """Graph passes are in an order that they do not allow. The message names the pass and what it needs."""
 
 
 class NotAnArray(UsageError, TypeError):
-    """numpy was asked to compute with a graph value, which has no elements before the graph runs."""
+    """numpy was called with a graph value, which has no elements before the graph runs."""
 
 
 class UnsupportedError(GraphkitError):
-    """Something valid that graphkit (or the export target) cannot do; names the operators."""
+    """Something valid that graphkit or the export target cannot do. The message names the operators."""
 
     exit_code = 3
 
 
 class UnsupportedOperator(UnsupportedError):
-    """Operators without an implementation here; lists all of them at once."""
+    """Operators are not implemented. The message lists all of them."""
 
 
 class MissingGradient(UnsupportedError):
-    """Operators on the differentiated path that have no gradient rule; lists all of them at once."""
+    """Operators on the differentiated path have no gradient. The message lists all of them."""
 
 
 class InvalidModel(GraphkitError):
-    """A file or a graph that is not well formed."""
+    """A file or a graph is not well formed."""
 
     exit_code = 4
 
 
 class UnsafeModel(InvalidModel):
-    """A file that asks for something it must not have, such as data outside its own folder."""
+    """A file refers to something that it must not access, such as data outside its own folder."""
 
 
 class TypeMismatch(InvalidModel):
-    """Operand types or shapes do not fit an operator; the message names the node."""
+    """Operand types or shapes do not match an operator. The message names the node."""
 
 
 class RuntimeFailure(GraphkitError):
@@ -81,51 +81,52 @@ class RuntimeFailure(GraphkitError):
 
 
 class RanksDiffer(RuntimeFailure):
-    """The ranks of a job have different settings or states; every rank raises it, and the message names all sides."""
+    """The ranks of a job have different settings or states. Every rank raises it; the message gives all values."""
 
 
 class NotFinite(RuntimeFailure):
-    """A value that must be finite is NaN or infinite; the message says what made it."""
+    """A value that must be finite is NaN or infinite. The message says what produced it."""
 
 
 class WorkerError(RuntimeFailure):
-    """A process that makes samples failed, was ended or does not go on; the message names data set and sample."""
+    """A worker process failed, was killed or hangs. The message names data set and sample."""
 
 
 class ReferenceEnded(RuntimeFailure):
-    """The process of another engine, to compare with, has ended before it gave its results; the message says how."""
+    """The process of the engine to compare with ended before it returned its results. The message says how."""
 
 
 class OutOfMemory(RuntimeFailure, MemoryError):
-    """Memory that is not there, or more than can be counted; the message names who asked, and for how much."""
+    """Memory cannot be allocated, or a size is too large to count. The message says for what, and how much."""
 
 
 class LimitReached(RuntimeFailure):
-    """A run took longer, or a loop more iterations, than it may; the message says which limit, and where."""
+    """A run took longer, or a loop more iterations, than allowed. The message gives the limit and the place."""
 
 
 class FileChanged(RuntimeFailure):
-    """A file whose weights are read when they are needed was written meanwhile; the message names it."""
+    """A file changed after loading, and its weights, which are read later, are no longer valid. The message names
+    it."""
 
 
 class Cancelled(RuntimeFailure):
-    """An operation was taken back before it ran."""
+    """An operation was cancelled before it ran."""
 
 
 class MissingDependency(RuntimeFailure):
-    """An optional package is needed and is not installed; the message says what to install."""
+    """An optional package is needed but not installed. The message says what to install."""
 
 
 class GraphkitWarning(UserWarning):
-    """Base of all warnings: nothing is wrong with the result, and something is with what was given."""
+    """Base class of all warnings: the result is right, but something about the input is not."""
 
 
 class FileWarning(GraphkitWarning):
-    """A file breaks a rule of its format where its meaning is still clear; the message says how it was read."""
+    """A file breaks a rule of its format, but has only one possible meaning. The message says how it was read."""
 
 
 class DeclarationWarning(FileWarning):
-    """A file declares a shape that a tensor does not have; the declaration is ignored."""
+    """A file declares a shape that a tensor does not have. The declaration is ignored."""
 
 
 # What Python and numpy raise for a value that does not fit what is done with it.
@@ -136,13 +137,13 @@ _TOO_LARGE = ("array is too big", "Maximum allowed", "maximum supported", "itera
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an exception means that an array is larger than memory, or than a size can be."""
+    """Return whether an exception means that an array is larger than memory, or than any array can be."""
     too_large = isinstance(error, ValueError) and any(text in str(error) for text in _TOO_LARGE)
     return too_large or isinstance(error, MemoryError)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the closest known name, or a short list of what exists."""
+    """Return `"; did you mean 'x'?"` for the closest known name, or a short list of the known names."""
     known = [k for k in known if isinstance(k, str)]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if isinstance(name, str) else []
     if close:

@@ -1,6 +1,6 @@
-"""Public functions whose arguments are held against their annotations: a wrong one is a named error.
+"""Check the arguments of public functions against their annotations; a wrong argument is an error that names it.
 
-Annotations of a few forms are checked: numbers, texts, paths, functions, sequences, mappings and the classes of
+Annotations of a few forms are checked: numbers, strings, paths, functions, sequences, mappings and the classes of
 `_CLASSES`, joined by `|`. An annotation of any other form allows everything.
 """
 
@@ -64,10 +64,10 @@ _Kinds = tuple[_Kind, ...] | None
 
 
 def typed(owner: str) -> Callable[[Function], Function]:
-    """Decorate a public function or method: arguments of a wrong type, unknown and missing ones raise UsageError.
+    """Decorate a public function or method: a wrong type, an unknown or a missing argument raises UsageError.
 
     Args:
-        owner: How messages call it, such as `gk.grad`.
+        owner: Name of the function in messages, such as `gk.grad`.
     """
 
     def decorate(function: Function) -> Function:
@@ -104,7 +104,7 @@ def typed(owner: str) -> Callable[[Function], Function]:
 
 
 def typed_constructor(package: str) -> Callable[[type[Class]], type[Class]]:
-    """Decorate a public class: its constructor is `typed`. package: stands before its name in messages."""
+    """Decorate a public class, so that its constructor is `typed`. package: prefix of its name in messages."""
 
     def decorate(cls: type[Class]) -> type[Class]:
         setattr(cls, "__init__", typed(f"{package}.{cls.__name__}")(cls.__init__))  # noqa: B010 - mypy refuses a method
@@ -121,7 +121,7 @@ def _check_complete(owner: str, signature: inspect.Signature, args: Any, options
 
 
 def signature_text(signature: inspect.Signature) -> str:
-    """The names of a function's arguments, those with a default in brackets."""
+    """Return the names of a function's arguments; those with a default are in brackets."""
     shown = [
         name if parameter.default is parameter.empty else f"[{name}]"
         for name, parameter in signature.parameters.items()
@@ -131,7 +131,7 @@ def signature_text(signature: inspect.Signature) -> str:
 
 
 def check_argument(owner: str, name: str, annotation: str, value: Any) -> None:
-    """Raise UsageError if the value of an argument is none of what the annotation, such as `int | None`, allows."""
+    """Raise UsageError if the annotation, such as `int | None`, does not allow the value of an argument."""
     _check(owner, name, _parsed(annotation), value)
 
 
@@ -144,12 +144,12 @@ def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:
     if any(kind.name == "Value" for kind in kinds) and (
         hasattr(value, "__array__") or isinstance(value, (list, float))
     ):
-        hint = "; gk.constant(array) makes a graph value of an array, gk.input(name, shape) one that is fed later"
-    raise UsageError(f"{owner}: {name} is {wanted}, not {_odd(kinds, value)}{hint}")
+        hint = "; gk.constant(array) makes a graph value from an array, gk.input(name, shape) creates an input"
+    raise UsageError(f"{owner}: {name} must be {wanted}, not {_odd(kinds, value)}{hint}")
 
 
 def _odd(kinds: tuple[_Kind, ...], value: Any) -> str:
-    """What an argument is; of a list or dict of the right form, the element that does not fit."""
+    """Describe an argument; for a list or dict of the right form, describe the element that does not fit."""
     for kind in kinds:
         if kind.name in _LISTS and kind.inner and isinstance(value, (list, tuple)):
             odd = next((item for item in value if not _any_fits(kind.inner[0], item)), None)
@@ -168,7 +168,7 @@ def _odd(kinds: tuple[_Kind, ...], value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """What an argument is, for a message: `an array of float32[8, 4]`, `'text'`, `None`, `a function`."""
+    """Describe a value for a message: `an array of float32[8, 4]`, `'text'`, `None`, `a function`."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} of {value.dtype}{list(value.shape)}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
@@ -185,7 +185,7 @@ def shown(value: Any) -> str:
 
 @functools.cache
 def _parsed(annotation: Any) -> _Kinds:
-    """The alternatives of an annotation in its written form; None if it allows everything."""
+    """The alternatives of an annotation given as a string; None if it allows everything."""
     if not isinstance(annotation, str) or not annotation:
         return None
     found: list[_Kind] = []
@@ -202,7 +202,7 @@ def _parsed(annotation: Any) -> _Kinds:
 
 
 def _divided(text: str, separator: str) -> list[str]:
-    """The parts of a text between separators that are outside of brackets."""
+    """Split a text at separators that are outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -302,7 +302,7 @@ _LISTS = ("Sequence", "Iterable", "Collection", "list")
 _MANY = {
     "int": "integers",
     "float": "numbers",
-    "str": "texts",
+    "str": "strings",
     "bool": "switches",
     "Value": "graph values",
     "DimExpr": "dimensions",
@@ -312,7 +312,7 @@ _WORDS = {
     "bool": "True or False",
     "int": "an integer",
     "float": "a number",
-    "str": "a text",
+    "str": "a string",
     "bytes": "bytes",
     "Path": "a path",
     "PathLike": "a path",
@@ -326,5 +326,5 @@ def _described(kind: _Kind) -> str:
     if kind.name in _WORDS:
         return _WORDS[kind.name]
     several = [" or ".join(_MANY.get(k.name, _described(k)) for k in kinds) for kinds in kind.inner if kinds]
-    what = "a dict by name" if kind.name in ("Mapping", "dict") else "a list"
+    what = "a dict" if kind.name in ("Mapping", "dict") else "a list"
     return f"{what} of {several[-1]}" if several else what

@@ -1,4 +1,4 @@
-"""Sizes, amounts and tables as text."""
+"""Format sizes, amounts and tables as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_TEXT = {code: escape for code, escape in _COMMANDS.items() if chr(code) not 
 
 
 def printable(text: str, line: bool = False) -> str:
-    """Anybody's text as a terminal may show it, control characters escaped. line: ends of lines as well."""
+    """Escape the control characters of a text from an unknown source, for a terminal. line: escape line ends, too."""
     return text.translate(_COMMANDS if line else _OF_TEXT)
 
 
@@ -50,20 +50,20 @@ def short_repr(item: object, facts: Callable[[], Iterable[str]]) -> str:
 
 
 def listed(items: Iterable[Any], count: int, most: int = 3) -> str:
-    """The first of `count` items: `a, b, c and 97 more`."""
+    """List the first of `count` items: `a, b, c and 97 more`."""
     shown = ", ".join(str(item) for item in itertools.islice(items, most))
     return shown if count <= most else f"{shown} and {count - most} more"
 
 
 def settings(item: object) -> Iterator[str]:
-    """`name=value` of the public attributes that are numbers, texts, switches or None, for `short_repr`."""
+    """Return `name=value` of the public attributes that are numbers, strings, bools or None, for `short_repr`."""
     for name, value in list(vars(item).items()):
         if not name.startswith("_") and (value is None or isinstance(value, (bool, int, float, str))):
             yield f"{name}={value!r}"
 
 
 def human(size: int) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Format bytes: 1536 -> '1.5 KiB'."""
     size = int(size)
     if size < 1024:
         return f"{size} B"
@@ -72,19 +72,19 @@ def human(size: int) -> str:
 
 
 def si(count: int) -> str:
-    """8178368512 -> '8.18 G'."""
+    """Format an amount: 8178368512 -> '8.18 G'."""
     power = min((len(str(int(count))) - 1) // 3, 6)
     return f"{count / 1000**power:.3g} {'kMGTPE'[power - 1]}" if power else str(int(count))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, whose cells stand in columns; the first row has as many as there are."""
+    """Return a line for each row, with aligned columns. The first row has the largest number of cells."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Left-aligned columns under a ruled head."""
+    """Format a table with left-aligned columns and a ruled header."""
     table = [list(head), *map(list, rows)]
     ruled = ["-" * max(len(row[i]) for row in table) for i in range(len(head))]
     return "\n".join(aligned([table[0], ruled, *table[1:]]))

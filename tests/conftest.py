@@ -81,7 +81,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def only_onednn_is_missing(error: BaseException) -> str:
     """Why a failure under GRAPHKIT_STRICT counts as a skipped test; "" if something else than oneDNN is missing."""
-    found = re.search(r"GRAPHKIT_STRICT=1, and nodes without a native kernel: (.*)", str(error))
+    found = re.search(r"GRAPHKIT_STRICT=1, but these nodes have no native kernel: (.*)", str(error))
     if found is None or _has_onednn() or set(re.findall(r"\((\w+)\)", found[1])) - _OF_ONEDNN:
         return ""
     return "built without oneDNN"

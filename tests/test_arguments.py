@@ -175,7 +175,7 @@ def test_public_functions_raise_named_errors(value, tmp_path, monkeypatch):
 
 def test_an_array_in_a_layer_says_how_to_make_a_value():
     with pytest.raises(
-        UsageError, match=r"gk.nn.linear: x is a graph value, not ndarray of float32\[8, 4\]; gk.constant"
+        UsageError, match=r"gk.nn.linear: x must be a graph value, not ndarray of float32\[8, 4\]; gk.constant"
     ):
         gk.nn.linear(X, 3)
 
@@ -193,7 +193,7 @@ def test_numbers_and_arrays_of_other_libraries_are_arguments():
     assert executor.rng == (1, 2)
     words = gk.data.Vocabulary.build(["a b c"])
     assert words.decode(words.encode("c a")) == words.decode(words.encode("c a").tolist()) == "c a"
-    with pytest.raises(UsageError, match="numbers is a list of integers"):
+    with pytest.raises(UsageError, match="numbers must be a list of integers"):
         words.decode(np.array([1.5]))
     with pytest.raises(UsageError, match=r"missing a required argument: 'texts'; it takes \(texts, "):
         gk.data.Vocabulary.build()
@@ -204,7 +204,7 @@ def test_unknown_and_missing_arguments_are_named():
         trainer().fit((X, LABELS), epoch=3)
     with pytest.raises(UsageError, match=r"gk.nn.linear: missing a required argument: 'units'"):
         gk.nn.linear(gk.input("x", ["N", 4]))
-    with pytest.raises(UsageError, match="freeze is a text or a list of texts, not a list with 3"):
+    with pytest.raises(UsageError, match="freeze must be a string or a list of strings, not a list with 3"):
         trainer(freeze=["a", 3])
 
 
@@ -218,7 +218,7 @@ def test_memory_is_a_number_or_a_text():
 
 @pytest.mark.parametrize("metric", [lambda output, target: 1.0, gk.metrics.Accuracy, 3])
 def test_a_metric_is_a_name_or_an_object(metric):
-    with pytest.raises(UsageError, match=r"a metric is a name \(accuracy, .*update\(output, target\)"):
+    with pytest.raises(UsageError, match=r"a metric must be a name \(accuracy, .*update\(output, target\)"):
         trainer().evaluate((X, LABELS), [metric])
 
 
@@ -253,7 +253,7 @@ def test_whole_numbers_in_lists_become_the_type_of_the_input():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (X, "one pair .inputs, targets., or a data set; ndarray of float32"),
+        (X, "one pair .inputs, targets., or a data set, not ndarray of float32"),
         ((None, LABELS), "an input must be an array or nested lists of numbers, not None"),
         (((i for i in X), LABELS), r"an array, not a generator; use np.array\(list"),
         (("x", "y"), "holds texts, not numbers"),

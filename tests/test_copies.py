@@ -117,9 +117,9 @@ def test_a_part_of_a_graph_is_not_pickled(part):
     ("make", "message"),
     [
         (lambda: chain(1).compile(threads=1), "pickle the Model, and compile"),
-        (lambda: gk.Trainer(chain(1), "mse", threads=1), "save.folder. it"),
-        (lambda: gk.kvstore.create(), "create.. one where it is used"),
-        (lambda: Engine(workers=1), "make another one"),
+        (lambda: gk.Trainer(chain(1), "mse", threads=1), "call save.folder."),
+        (lambda: gk.kvstore.create(), "call create.. in each process"),
+        (lambda: Engine(workers=1), "create another one"),
     ],
     ids=["Executor", "Trainer", "KVStore", "Engine"],
 )

@@ -156,7 +156,7 @@ def test_an_output_called_loss_may_be_what_is_trained() -> None:
 
 @pytest.mark.parametrize("name", ["learning_rate", "batch_weight", "total_weight", "optimizer_step", "finite"])
 def test_names_of_a_step_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"has an (in|out)put '{name}', as a step of training has: rename it"):
+    with pytest.raises(UsageError, match=f"has an (in|out)put '{name}', a name that training uses itself: rename it"):
         gk.Trainer(classifier(name, "w", "y"))
     with pytest.raises(UsageError, match=f"has an output '{name}'"):
         gk.Trainer(classifier("x", "w", name))

@@ -38,18 +38,18 @@ def test_what_fits(annotation: str, values: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("annotation", "value", "message"),
     [
-        ("int", True, "f: x is an integer, not True"),
-        ("int | None", 1.5, "x is an integer or None, not 1.5"),
-        ("None | int", "a", "x is an integer or None, not 'a'"),
-        ("float", "1", "x is a number, not '1'"),
-        ("Sequence[int]", [1, "b"], "x is a list of integers, not a list with 'b'"),
-        ("Sequence[str]", "abc", "x is a list of texts, not 'abc'"),
-        ("Sequence[str]", (i for i in "a"), "x is a list of texts, not a generator"),
-        ("Mapping[str, float]", {"a": None}, "x is a dict by name of numbers, not a dict with 'a': None"),
-        ("str", np.ones((2, 3)), r"x is a text, not ndarray of float64\[2, 3\]"),
-        ("tuple[int, int]", (1, None), "x is a list of integers, not"),
-        ("Callable[[int], int]", 3, "x is a function, not 3"),
-        ("Value", 2.0, r"x is a graph value, not 2.0; gk.constant\(array\)"),
+        ("int", True, "f: x must be an integer, not True"),
+        ("int | None", 1.5, "x must be an integer or None, not 1.5"),
+        ("None | int", "a", "x must be an integer or None, not 'a'"),
+        ("float", "1", "x must be a number, not '1'"),
+        ("Sequence[int]", [1, "b"], "x must be a list of integers, not a list with 'b'"),
+        ("Sequence[str]", "abc", "x must be a list of strings, not 'abc'"),
+        ("Sequence[str]", (i for i in "a"), "x must be a list of strings, not a generator"),
+        ("Mapping[str, float]", {"a": None}, "x must be a dict of numbers, not a dict with 'a': None"),
+        ("str", np.ones((2, 3)), r"x must be a string, not ndarray of float64\[2, 3\]"),
+        ("tuple[int, int]", (1, None), "x must be a list of integers, not"),
+        ("Callable[[int], int]", 3, "x must be a function, not 3"),
+        ("Value", 2.0, r"x must be a graph value, not 2.0; gk.constant\(array\)"),
     ],
 )
 def test_what_does_not_fit(annotation: str, value: Any, message: str) -> None:
@@ -65,7 +65,7 @@ def f(x: int, *, y: Sequence[str] = (), name: str = "f", **rest: Mapping[str, in
 def test_calls_are_checked_and_passed_on() -> None:
     assert f(3, y=["a"], other={"b": 1}) == (3, ["a"], "f", {"other": {"b": 1}})
     assert f.__name__ == "f"
-    with pytest.raises(UsageError, match=r"gk.f 'n': other is a dict by name of integers, not a dict with 'b': 'c'"):
+    with pytest.raises(UsageError, match=r"gk.f 'n': other must be a dict of integers, not a dict with 'b': 'c'"):
         f(3, name="n", other={"b": "c"})
     with pytest.raises(UsageError, match=r"gk.f: missing a required argument: 'x'; it takes \(x, \[y\], \[name\]"):
         f()

@@ -1,6 +1,6 @@
-"""Data sets: the handwritten digits that come with the package, files from disk, pictures, text, reproducible batches.
+"""Data sets: digits of the package, arrays, tables, pictures and text from files, and reproducible batches.
 
-Names load when they are first used: the processes that make samples import no more than their data set needs.
+Names are imported when they are first used, so worker processes import only what their data set needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches in an order that a seed decides, that can be resumed, and that ranks share without talking."""
+"""Batches in a reproducible order that can be resumed, and that ranks can share without communication."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's part of a batch; unpacks to (inputs, targets).
+    """One rank's part of a batch. It unpacks to (inputs, targets).
 
-    `size` counts its samples, `global_size` those of all ranks together; `replaced`, of its samples, those that stand
-    in for damaged ones.
+    `size` is its number of samples, `global_size` that of all ranks together. `replaced` counts its samples that
+    replace damaged ones.
     """
 
     inputs: Any
@@ -45,16 +45,17 @@ class Batch:
 
 
 class Batches:
-    """The batches of one epoch after another; each `for` loop runs to the end of the current epoch.
+    """Iterates over the batches of one epoch after another; each `for` loop runs to the end of the current epoch.
 
-    Epoch e visits the samples in the order of `dataset.order(seed, e, ...)`, a permutation that they decide alone (in
-    their own order without `shuffle`). `batch_size` is what one rank gets: a global batch is the next
-    batch_size * ranks samples, and rank r takes the r-th of `ranks` consecutive parts of it, so that two ranks with 32
-    see what one with 64 sees. The last batch of an epoch is shorter, its parts differing by one sample at most (and
-    empty on some ranks when there are fewer samples than ranks), or left out with `drop_last`.
+    Epoch e visits the samples in the order of `dataset.order(seed, e, ...)`, a permutation that depends only on these
+    arguments. Without `shuffle` it visits them in their own order. `batch_size` counts the samples of one rank. A
+    global batch is the next batch_size * ranks samples; rank r takes the r-th of `ranks` consecutive parts of it. So
+    two ranks with batch_size 32 see the same samples as one rank with 64. The last batch of an epoch may be shorter.
+    Its parts then differ by at most one sample, and some are empty if there are fewer samples than ranks. `drop_last`
+    omits it.
 
-    `position` is (epoch, index of the next batch); setting it resumes there. `len` counts an epoch's batches. offset:
-    leave out so many samples at the beginning of every epoch's order; batches count from there.
+    `position` is (epoch, index of the next batch); set it to resume there. `len` is the number of batches of an epoch.
+    `offset` is the number of samples to omit at the beginning of every epoch's order; batches are counted from there.
     """
 
     def __init__(
@@ -82,10 +83,13 @@ class Batches:
         self.rank, self.ranks = rank, ranks
         self.offset = offset
         if not 0 <= offset <= len(dataset):
-            raise UsageError(f"{dataset.name}: there is no sample {offset} of {len(dataset)} to begin at")
+            raise UsageError(
+                f"{dataset.name}: offset must be from 0 to the number of samples, {len(dataset)}, not {offset}"
+            )
         if not len(self) and offset < len(dataset):
             raise UsageError(
-                f"{dataset.name}: drop_last leaves no batch: {len(dataset)} samples, {batch_size * ranks} in a batch"
+                f"{dataset.name}: drop_last leaves no batch: there are {len(dataset)} samples, and a batch has "
+                f"{batch_size * ranks}"
             )
         self.position = (epoch, start)
 
@@ -95,14 +99,14 @@ class Batches:
 
     @property
     def position(self) -> tuple[int, int]:
-        """(epoch, index): the next batch. At the end of an epoch, the first batch of the next one."""
+        """(epoch, index) of the next batch. At the end of an epoch, this is the first batch of the next one."""
         return self._epoch, self._index
 
     @position.setter
     def position(self, value: tuple[int, int]) -> None:
         epoch, index = value
         if epoch < 0 or not 0 <= index <= len(self):
-            raise UsageError(f"{self.dataset.name}: there is no batch {index} of {len(self)} in epoch {epoch}")
+            raise UsageError(f"{self.dataset.name}: epoch {epoch} has {len(self)} batches; there is no batch {index}")
         self._epoch, self._index = (int(epoch) + 1, 0) if index == len(self) else (int(epoch), int(index))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -116,7 +120,7 @@ class Batches:
             yield self._batch(indices, index, epoch)
 
     def order(self, epoch: int) -> np.ndarray:
-        """int64 [samples]: the order in which an epoch visits the samples."""
+        """Return the order in which an epoch visits the samples, int64 [samples]."""
         if not self.shuffle:
             return np.arange(len(self.dataset))
         return self.dataset.order(self.seed, epoch, self.batch_size * self.ranks)
@@ -127,7 +131,7 @@ class Batches:
         return Batch(inputs, targets, len(part), size)
 
     def _part(self, indices: np.ndarray, index: int) -> tuple[np.ndarray, int]:
-        """Which samples of an epoch's order are this rank's part of a batch, and how many the whole batch has."""
+        """The samples of an epoch's order that this rank takes of a batch, and the size of the whole batch."""
         width = self.batch_size * self.ranks
         whole = indices[index * width : (index + 1) * width]
         low, high = (len(whole) * r // self.ranks for r in (self.rank, self.rank + 1))

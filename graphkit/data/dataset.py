@@ -31,17 +31,24 @@ Axes: TypeAlias = Mapping[str, int | None]
 
 
 class Dataset:
-    """Samples along the first axis of every array, or along the axis that `axes` gives for an input.
+    """A data set in memory, with samples along the first axis of every array, or along another one (see `axes`).
 
-    `inputs`: one array (or nested lists of numbers), a tuple or list of arrays, or a dict by input name; `targets`:
-    an array, a dict by name, or None; `names`: the inputs' names where `inputs` does not give them (default "x", or
-    "x0", "x1", ...). `classes`: what integer targets mean. `name` says in errors where the data come from. `axes`:
-    the axis that counts samples by input name, as recurrent states [layers, N, units] need it; None gives every batch
-    the whole array (a sampling rate).
-    Raises InputError when lengths differ, there is no sample, or a floating-point array holds NaN.
+    Args:
+        inputs: One array (or nested lists of numbers), a tuple or list of arrays, or a dict by input name.
+        targets: An array, a dict by name, or None.
+        names: Names of the inputs, if `inputs` is not a dict (default: "x", or "x0", "x1", ...).
+        classes: Names of the classes that integer targets number.
+        name: Name of the data in error messages.
+        axes: By input name, the axis that counts samples, for example 1 for recurrent states [layers, N, units]. With
+            None, every batch gets the whole array, such as a sampling rate.
 
-    `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream), `preprocess` what pictures went
-    through (see Pictures), `encoding` what became of the columns of a table (see TableData); other data have none.
+    Raises:
+        InputError: Lengths differ, there is no sample, or a floating-point array contains NaN.
+
+    Attributes:
+        vocabulary: Of text: which token each number represents (see Sentences, TokenStream), else None.
+        preprocess: Of pictures: how they are preprocessed (see Pictures), else None.
+        encoding: Of tables: how columns are encoded (see TableData), else None.
     """
 
     vocabulary: Vocabulary | None = None
@@ -75,18 +82,18 @@ class Dataset:
             label: array.shape[axis] for label, array in self._labelled() if (axis := self._axis(label)) is not None
         }
         if not lengths:
-            raise InputError(f"{name}: no array has an axis of samples")
+            raise InputError(f"{name}: no array has an axis that counts samples")
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{label} has {length}" for label, length in lengths.items())
             hint = next((
-                f"; where another axis of {label!r} counts samples, say which, axes={{{label!r}: 1}} (--batch-axis "
-                f"{label}=1), or None (none) where none does"
+                f"; if another axis of {label!r} counts samples, pass axes={{{label!r}: 1}} (--batch-axis "
+                f"{label}=1); if none does, pass None (--batch-axis {label}=none)"
                 for label, length in lengths.items()
                 if label != "targets" and length != lengths.get("targets", len(self))
             ), "")  # fmt: skip
             raise InputError(f"{name}: every array needs one row per sample: {listed}{hint}")
         if not len(self):
-            raise InputError(f"{name}: there is no sample")
+            raise InputError(f"{name}: the data set has no samples")
 
     def _labelled(self) -> list[tuple[str, np.ndarray]]:
         if isinstance(self.targets, dict):
@@ -95,7 +102,7 @@ class Dataset:
 
     @property
     def _labels(self) -> np.ndarray | None:
-        """Integer targets; None where targets are something else."""
+        """Integer targets; None if targets are not integers."""
         return self.targets if isinstance(self.targets, np.ndarray) and self.targets.dtype.kind in "iu" else None
 
     def _axis(self, label: str) -> int | None:
@@ -107,7 +114,7 @@ class Dataset:
 
     @property
     def inputs(self) -> Any:
-        """The array when there is one, else a dict by name: what Trainer.step takes."""
+        """The array if there is one input, else a dict by name, as Trainer.step takes them."""
         return self._given(self.arrays)
 
     def _given(self, arrays: dict[str, np.ndarray]) -> Any:
@@ -115,14 +122,14 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample of the first input."""
+        """Shape of one sample of the first input."""
         label, array = next(iter(self.arrays.items()))
         axis = self._axis(label)
         return array.shape if axis is None else array.shape[:axis] + array.shape[axis + 1 :]
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes integer targets distinguish; None for other targets."""
+        """Number of classes of integer targets; None for other targets."""
         if self.classes is not None:
             return len(self.classes)
         labels = self._labels
@@ -132,31 +139,32 @@ class Dataset:
         return next(int(a.shape[axis]) for label, a in self._labelled() if (axis := self._axis(label)) is not None)
 
     def take(self, index: Any) -> tuple[Any, Any]:
-        """(inputs, targets) of the samples at `index`, a slice or an integer array, each in the form it was given."""
+        """Return (inputs, targets) of the samples at `index`, a slice or an integer array, in the form they were
+        given."""
         inputs = self._given({name: _part(array, self._axis(name), index) for name, array in self.arrays.items()})
         if isinstance(self.targets, dict):
             return inputs, {name: array[index] for name, array in self.targets.items()}
         return inputs, None if self.targets is None else self.targets[index]
 
     def subset(self, index: Any, name: str | None = None) -> Dataset:
-        """The samples at `index` as a Dataset of their own."""
+        """Return a Dataset of the samples at `index`."""
         try:
             inputs, targets = self.take(index)
         except (IndexError, TypeError) as error:
-            raise UsageError(f"{self.name}: an index is a slice or integers below {len(self)}: {error}") from None
+            raise UsageError(f"{self.name}: an index must be a slice or integers below {len(self)}: {error}") from None
         return Dataset(
             inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name,
             axes=self.axes,
         )  # fmt: skip
 
     def joined(self, other: Dataset, name: str) -> Dataset:
-        """These samples and then those of `other`, which has the same arrays, as one data set of that name."""
+        """Return a data set with these samples, then those of `other`, which must have the same arrays."""
         if (
             self.names != other.names
             or self.classes != other.classes
             or (self.targets is None) != (other.targets is None)
         ):
-            raise InputError(f"{name}: train and test do not hold the same arrays")
+            raise InputError(f"{name}: train and test do not contain the same arrays")
         try:
             arrays = {
                 label: array if (axis := self._axis(label)) is None
@@ -165,17 +173,17 @@ class Dataset:
             }  # fmt: skip
             targets = None if self.targets is None else _joined(self.targets, other.targets)
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{name}: train and test do not fit each other: {error}") from None
+            raise InputError(f"{name}: train and test cannot be joined: {error}") from None
         names = self.names if self._single else None
         return Dataset(self._given(arrays), targets, names, classes=self.classes, name=name, axes=self.axes)
 
     def renumbered(self, classes: Sequence[str]) -> Dataset:
-        """The same samples with targets that number `classes`; InputError for a class that is not among them."""
+        """Return the same samples with targets numbered as in `classes`. Raises InputError for a class not in it."""
         if self.classes is None or self.classes == tuple(classes) or self.targets is None:
             return self
         if missing := [name for name in self.classes if name not in classes]:
             raise InputError(
-                f"{self.name}: class {missing[0]!r} is none of {', '.join(map(repr, list(classes)[:8]))}"
+                f"{self.name}: class {missing[0]!r} is not one of {', '.join(map(repr, list(classes)[:8]))}"
                 + (", ..." if len(classes) > 8 else "")
             )
         places = {name: i for i, name in enumerate(classes)}
@@ -185,7 +193,7 @@ class Dataset:
         return renamed
 
     def sample_names(self) -> Sequence[str] | None:
-        """What each sample is called, such as the path of its file below a folder; None if samples have no names."""
+        """Name of each sample, such as the path of its file below a folder. None if samples have no names."""
         return None
 
     @typed("Dataset.split")
@@ -195,21 +203,21 @@ class Dataset:
         """Divide the samples into (train, test), both in the original order.
 
         Args:
-            test_fraction: The share that is held out for the test.
+            test_fraction: Share of the samples in the test part.
             seed: Chooses the samples.
-            stratify: With integer targets of one number per sample, each class is split in that proportion.
-            by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays on its side
-                when others are added or removed, but for a class of which the hash leaves a side empty, and the share
-                is `test_fraction` on average, more for small classes: see `order.split_by_name`. By position,
-                round(test_fraction * n) samples are held out.
+            stratify: If targets are one integer per sample, divide each class in that proportion.
+            by: "name" or "position" (default: by name, if the samples have names). By name, a sample stays in its part
+                when others are added or removed. (Exception: a class for which the hash would leave a part empty.) The
+                share is then `test_fraction` on average, and more for small classes: see `order.split_by_name`. By
+                position, the test part has exactly round(test_fraction * n) samples.
         """
         labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
         names = self.sample_names()
         if by not in (None, *SPLITS_BY):
-            raise UsageError(f"{self.name}: samples are split by {' or '.join(map(repr, SPLITS_BY))}, not {by!r}")
+            raise UsageError(f"{self.name}: samples can be split by {' or '.join(map(repr, SPLITS_BY))}, not {by!r}")
         if by == "name" and names is None:
-            raise UsageError(f"{self.name}: the samples have no names to be split by")
+            raise UsageError(f"{self.name}: the samples have no names; use by='position'")
         names = None if by == "position" else names
         if names is not None and self.classes is None and labels is not None:
             # Without names of classes, many different integers are numbers to predict.
@@ -218,16 +226,17 @@ class Dataset:
         return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))
 
     def order(self, seed: int, epoch: int, width: int) -> np.ndarray:
-        """int64 [samples]: in which order a shuffled epoch visits the samples, in batches of `width` (all ranks')."""
+        """Return the order of a shuffled epoch, int64 [samples]. width: batch size over all ranks."""
         return order.permutation(len(self), seed, epoch)
 
     @property
     def orders_samples(self) -> bool:
-        """Whether an epoch visits the samples in one order, whatever the size of its batches."""
+        """Whether the order of an epoch does not depend on the batch size."""
         return type(self).order is Dataset.order and type(self).batches is Dataset.batches
 
     def batches(self, batch_size: int, **options: Any) -> Batches:
-        """Batches of this data set; options: those of `Batches` (seed, epoch, start, shuffle, rank, ranks, ...)."""
+        """Return Batches of this data set. options: those of `Batches` (seed, epoch, start, shuffle, rank, ranks,
+        ...)."""
         return Batches(self, batch_size, **options)
 
     def __repr__(self) -> str:
@@ -241,7 +250,7 @@ class Dataset:
 
 
 class Splits(NamedTuple):
-    """What to train on, and what to test on."""
+    """A training part and a test part."""
 
     train: Dataset
     test: Dataset
@@ -250,7 +259,7 @@ class Splits(NamedTuple):
 def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, np.ndarray]:
     if isinstance(inputs, Mapping):
         if names is not None:
-            raise UsageError(f"{source}: names= is for inputs without names; a dict has its own")
+            raise UsageError(f"{source}: names= is only for inputs without names; the keys of a dict are the names")
         found = {str(key): array_of(f"{source}: input {key!r}", value) for key, value in inputs.items()}
     else:
         given = inputs if holds_arrays(inputs) else [inputs]
@@ -261,7 +270,7 @@ def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, n
             raise UsageError(f"{source}: {len(arrays)} inputs need as many different names, not {list(names)}")
         found = dict(zip(names, arrays, strict=True))
     if not found:
-        raise InputError(f"{source}: there is no input array")
+        raise InputError(f"{source}: at least one input array is required")
     return found
 
 
@@ -278,7 +287,7 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:
-    """The samples at `index` along an axis; everything where no axis counts samples."""
+    """The samples at `index` along an axis; the whole array if no axis counts samples."""
     return array if axis is None else array[(*[slice(None)] * axis, index)]
 
 
@@ -289,11 +298,12 @@ def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None
         raise InputError(f"{source}: {label} holds {held}, not numbers{number}")
     if array.ndim == 0 and axis is not None:
         raise InputError(
-            f"{source}: {label} is a single number; the first axis counts samples, unless axes={{{label!r}: None}} "
+            f"{source}: {label} is a single number, but the first axis must count samples, unless "
+            f"axes={{{label!r}: None}} "
             f"(--batch-axis {label}=none)"
         )
     if axis is not None and not 0 <= axis < array.ndim:
-        raise InputError(f"{source}: {label} has the shape {list(array.shape)}: there is no axis {axis} of samples")
+        raise InputError(f"{source}: {label} has shape {list(array.shape)}, and no axis {axis} to count samples")
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         array = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0)
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))

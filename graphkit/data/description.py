@@ -1,4 +1,4 @@
-"""What a model's numbers mean, from the data it is trained on: names of classes, vocabulary, preprocessing."""
+"""Class names, vocabulary, preprocessing and column encodings of data, in the metadata of a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from graphkit.signatures import typed
 
 @typed("gk.data.described")
 def described(model: Model, data: Dataset) -> Model:
-    """The model with class names, vocabulary, preprocessing, columns of `data` in its metadata, where there are any.
+    """Return the model with class names, vocabulary, preprocessing and column encodings of `data` in its metadata.
 
-    Names in the metadata go into every file that is written of the model, JSON and ONNX. Those of a data set with more
-    classes than a model of one output gives are left out.
+    The metadata is part of every JSON and ONNX file that is written. If the data set has more classes than the model's
+    only output, class names are omitted.
     """
     meta = dict(model.meta)
     if data.vocabulary is not None:
@@ -33,22 +33,22 @@ def described(model: Model, data: Dataset) -> Model:
 
 
 def preprocessing_of(meta: Mapping[str, str]) -> Preprocess | None:
-    """What pictures go through, by the metadata of a model; None where they do not say it.
+    """Return the preprocessing of pictures from the metadata of a model; None if there is none.
 
-    Raises InvalidModel for metadata that are damaged.
+    Raises InvalidModel if the metadata is damaged.
     """
     return Preprocess.from_json(meta[PREPROCESSING]) if PREPROCESSING in meta else None
 
 
 def encoding_of(meta: Mapping[str, str]) -> Encoding | None:
-    """What the columns of a table become, by the metadata of a model; None where they do not say it.
+    """Return the encoding of table columns from the metadata of a model; None if there is none.
 
-    Raises InputError for metadata that are damaged.
+    Raises InputError if the metadata is damaged.
     """
     return Encoding.from_json(meta[COLUMNS]) if COLUMNS in meta else None
 
 
 def _gives(model: Model, count: int) -> bool:
-    """Whether an output tells so many classes apart: by one number for each, or by one for two."""
+    """Whether an output can distinguish so many classes: one number for each, or one number for two."""
     sizes = [kind.shape[-1] for kind in model.output_types.values() if isinstance(kind, TensorType) and kind.shape]
     return not sizes or any(not isinstance(s, int) or s >= count or (s == 1 and count == 2) for s in sizes)

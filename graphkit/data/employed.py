@@ -1,4 +1,4 @@
-"""Data sets for which worker processes are started, for as long as something runs."""
+"""Start worker processes for data sets, and end them after use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from graphkit.errors import UsageError
 
 @contextlib.contextmanager
 def employed(workers: int | Workers | None, *data: Any) -> Iterator[list[Any]]:
-    """The data sets, of which the lazy ones share `workers`; processes that are started here end with the block.
+    """Context of data sets whose lazy ones share `workers`. Processes that are started here end with the block.
 
-    None: each has the workers that it has already. Raises UsageError for workers where no data set is lazy.
+    With None, each data set keeps its own workers. Raises UsageError for workers if no data set is lazy.
     """
     if workers is None:
         yield list(data)
@@ -25,8 +25,8 @@ def employed(workers: int | Workers | None, *data: Any) -> Iterator[list[Any]]:
     if pool.count and not any(lazy):
         names = " and ".join(found.name for found in data if found is not None)
         raise UsageError(
-            f"workers={pool.count}: samples of {names} are not made one by one; workers are for lazy data sets, and "
-            "for objects with a length and items"
+            f"workers={pool.count}: {names} cannot use workers; they are for lazy data sets, and for objects with a "
+            "length and items"
         )
     with contextlib.nullcontext() if pool is workers else pool:
         pool.start()

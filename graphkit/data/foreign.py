@@ -1,4 +1,4 @@
-"""Data as other libraries have them: objects with a length and items, iterables of samples or batches, generators."""
+"""Data in the form of other libraries: objects with a length and items, iterables of samples or batches, generators."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ from graphkit.text import short_repr
 
 @typed("gk.data.as_dataset")
 def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated:
-    """What `fit` and `evaluate` were given, as something that has batches. ranks: of the model's inputs, by name.
+    """Convert the data given to `fit` or `evaluate` to an object that has batches.
 
-    A Dataset; (inputs, targets); an object with `__len__` and `__getitem__`, whose items are samples; an iterable, or a
-    function that returns one, whose items are samples or batches: an item whose first array has the rank of the first
-    input is a batch, with one axis less a sample. A sample or batch is (inputs, targets), or a dict by name in which
-    all that is no input is a target. Raises InputError for anything else.
+    Accepted are a Dataset; a pair (inputs, targets); an object with `__len__` and `__getitem__`, whose items are
+    samples; an iterable, or a function that returns one, whose items are samples or batches. An item is a batch if its
+    first array has the rank of the first input, and a sample if it has one axis less. A sample or batch is a pair
+    (inputs, targets), or a dict by name. In a dict, every array that is not an input is a target.
+
+    Args:
+        data: See above.
+        ranks: The ranks of the model's inputs, by name.
+
+    Raises:
+        InputError: The data have another form.
     """
     if isinstance(data, (Dataset, Iterated)):
         return data
@@ -33,7 +40,7 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
         return Dataset(*data)
     if isinstance(data, (np.ndarray, Mapping, str, bytes)) or hasattr(data, "__array__"):
         raise InputError(
-            f"data for training are one pair (inputs, targets), or a data set; {shown(data)} is given by itself"
+            f"data for training must be one pair (inputs, targets), or a data set, not {shown(data)} alone"
         )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return MapDataset(data, tuple(ranks))
@@ -43,8 +50,9 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
     if hasattr(data, "__iter__"):
         return Iterated(data, ranks)
     raise InputError(
-        f"{shown(data)} is no data set: data are a pair (inputs, targets), a Dataset, an object with __len__ and "
-        "__getitem__, or an iterable"
+        "data must be a pair (inputs, targets), a Dataset, an object with __len__ and __getitem__, or an iterable, "
+        "not "
+        f"{shown(data)}"
     )
 
 
@@ -57,14 +65,15 @@ def _check_takes_nothing(function: Callable[..., Any]) -> None:
     if any(
         p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values()
     ):
-        raise InputError(f"data are {shown(function)} that needs arguments; a function that makes data takes none")
+        raise InputError(
+            f"data is {shown(function)} that needs arguments; a function that returns data must not need any"
+        )
 
 
 class MapDataset(LazyDataset):
-    """Samples of an object with `__len__` and `__getitem__`, fetched when their batch is made.
+    """Samples of an object with `__len__` and `__getitem__`. They are fetched when their batch is created.
 
-    Only items from 0 to before its length are asked for. inputs: the names that belong to inputs where a sample is a
-    dict.
+    Only items from 0 to the length minus 1 are fetched. inputs: if a sample is a dict, the names that belong to inputs.
     """
 
     def __init__(self, data: Any, inputs: tuple[str, ...] = ()):
@@ -78,10 +87,10 @@ class MapDataset(LazyDataset):
 
 
 class Iterated:
-    """An iterable whose order, and length, are its own; every epoch iterates it again, or calls the function anew.
+    """Data from an iterable, which decides their order and length.
 
-    A position within an epoch is reached by leaving out as many batches as were done, which is the same place only if
-    the order is the same again.
+    Every epoch iterates it, or calls the function, again. To resume within an epoch, the batches that were done are
+    skipped. This is exact only if the order is the same again.
     """
 
     orders_samples = False
@@ -93,9 +102,9 @@ class Iterated:
         self._rank = next(iter(ranks.values()), None)
 
     def batches(self, batch_size: int, *, start: int = 0, ranks: int = 1, epoch: int = 0, **_: Any) -> Iterator[Batch]:
-        """The batches of an epoch from the `start`-th on. batch_size: of batches that are made here, of samples."""
+        """Return the batches of an epoch from batch `start`. batch_size: of batches that are assembled from samples."""
         if ranks > 1:
-            raise UsageError(f"{self.name}: an iterable cannot be shared by {ranks} processes; give data with a length")
+            raise UsageError(f"{self.name}: {ranks} processes cannot share an iterable; pass data with a length")
         return self._batches(batch_size, start, epoch)
 
     def _batches(self, batch_size: int, start: int, epoch: int) -> Iterator[Batch]:
@@ -105,8 +114,9 @@ class Iterated:
         first = next(items, None)
         if first is None:
             raise InputError(
-                f"{self.name}: nothing came in epoch {epoch + 1}; a generator runs once: give a function that returns "
-                "one, or an object that can be iterated again"
+                f"{self.name}: there were no data in epoch {epoch + 1}; a generator runs only once: pass a function "
+                "that "
+                "returns one, or an object that can be iterated again"
             )
         items = itertools.chain([first], items)
         made = items if self._are_batches(first[0]) else self._gathered(items, batch_size)
@@ -133,12 +143,14 @@ class Iterated:
 
 
 def _pair(source: str, item: Any, inputs: tuple[str, ...]) -> tuple[Any, Any]:
-    """(inputs, targets) of a sample or a batch."""
+    """(inputs, targets) of a sample or batch."""
     if isinstance(item, Mapping):
         given = {name: value for name, value in item.items() if name in inputs}
         if not given:
-            raise InputError(f"{source}: an item has {', '.join(map(repr, item))}, none of them an input of the model")
+            raise InputError(
+                f"{source}: an item has {', '.join(map(repr, item))}; none of these is an input of the model"
+            )
         return given, {name: value for name, value in item.items() if name not in inputs} or None
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return item[0], item[1]
-    raise InputError(f"{source}: an item is (inputs, targets) or a dict by name; {type(item).__name__} is given")
+    raise InputError(f"{source}: an item must be (inputs, targets) or a dict by name, not {type(item).__name__}")

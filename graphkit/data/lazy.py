@@ -1,4 +1,4 @@
-"""Samples that are made when their batch is: read, decoded, and in training changed at random."""
+"""Lazy data sets: samples that are read, decoded and randomly changed when their batch is created."""
 
 from __future__ import annotations
 
@@ -28,23 +28,31 @@ _IN_A_ROW = 1000
 
 @typed_constructor("gk.data")
 class LazyDataset(Dataset):
-    """`count` samples of which `sample` makes each when it is asked for. A subclass says how.
+    """A data set of `count` samples that are made on request. A subclass implements `sample`.
 
-    targets: int64 [count] or any array of that length, where they are known beforehand (`split` then divides by class);
-    None where samples tell them. classes, name: see Dataset. `augments` says whether batches in training have samples
-    that are changed at random; `take` never has. Raises InputError where there is no sample.
+    Set the class attribute `augments = True` if samples of training batches are changed at random. `take` never changes
+    them.
 
-    `configured` chooses, for this data set and what is made of it:
+    Args:
+        count: Number of samples.
+        targets: int64 [count] or another array of that length, if the targets are known in advance (`split` can then
+            divide by class). None if samples contain them.
+        classes: See Dataset.
+        name: See Dataset.
 
-    - workers: how many processes make samples, ahead of whoever takes the batches, or `Workers` that several data sets
-      share; 0 makes each batch when it is asked for. No bit of a batch depends on it;
-    - on_damaged: what becomes of a sample that raises DamagedSample. "raise" ends the epoch there. "skip" puts the next
-      sample of the data set that is whole in its place, so that batches keep their sizes and a run goes on where it
-      was; changes at random are those of the sample that is left out. `damaged` has the message of each by its number,
-      which is also a warning, once. More than 1,000 in a row are an error;
-    - shuffle_window: an epoch's order goes from block to block of samples that lie beside each other, and mixes so many
-      samples at a time (see `order.windowed`), for data that are read best from front to back. None: any sample may
-      follow any other.
+    Raises:
+        InputError: There are no samples.
+
+    `configured` sets these options of a data set and of its parts:
+
+    - workers: the number of processes that make samples in advance, or a `Workers` that several data sets share. With
+      0, each batch is made when it is requested. The bits of a batch do not depend on it.
+    - on_damaged: what happens if a sample raises DamagedSample. "raise" ends the epoch there. "skip" replaces it by the
+      next readable sample of the data set, so that batches keep their sizes and resuming stays exact. Random changes
+      are those of the damaged sample. `damaged` contains the message of each by its number; each is also reported once
+      in a warning. More than 1,000 damaged samples in a row are an error.
+    - shuffle_window: the number of samples that are mixed at a time, for data that are best read from front to back. An
+      epoch visits blocks of neighbouring samples (see `order.windowed`). With None, any sample may follow any other.
     """
 
     augments = False
@@ -54,7 +62,7 @@ class LazyDataset(Dataset):
 
     def __init__(self, count: int, targets: Any = None, *, classes: Sequence[Any] | None = None, name: str = "data"):
         if not count:
-            raise InputError(f"{name}: there is no sample")
+            raise InputError(f"{name}: the data set has no samples")
         self.name = name
         self.arrays, self.axes = {}, {}
         self.targets = None if targets is None else array_of(f"{name}: the targets", targets)
@@ -64,32 +72,41 @@ class LazyDataset(Dataset):
         self.damaged: dict[int, str] = {}
         self._pools = _Pools()
         if self.targets is not None and len(self.targets) != count:
-            raise InputError(f"{name}: {count} samples, and {len(self.targets)} targets")
+            raise InputError(f"{name}: {count} samples, but {len(self.targets)} targets")
 
     def sample(self, number: int, draw: np.random.Generator | None) -> tuple[Any, Any]:
-        """(inputs, target) of a sample: arrays, or dicts of them by name; a target of None is that of `targets`.
+        """Return (inputs, target) of a sample: arrays, or dicts of arrays by name.
 
-        draw: random numbers that belong to the seed, the epoch and this sample, for changes at random; None: no change.
-        Called in worker processes too: it depends on nothing but its arguments and what pickling keeps. Raises
-        DamagedSample, naming the file or the record, where the sample cannot be read.
+        It also runs in worker processes. It must depend only on its arguments and on what pickling keeps.
+
+        Args:
+            number: Number of the sample, from 0.
+            draw: Random generator for changes at random; it depends on the seed, the epoch and this sample. None: do
+                not change the sample.
+
+        Returns:
+            Inputs and target. If the target is None, that of `targets` is used.
+
+        Raises:
+            DamagedSample: The sample cannot be read. The message must name the file or record.
         """
         raise NotImplementedError
 
     def configured(
         self, *, workers: int | Workers | None = None, on_damaged: str | None = None, shuffle_window: int | None = None
     ) -> LazyDataset:
-        """The same samples with other choices; what is None stays as it is. Raises UsageError for what is none."""
+        """Return a data set of the same samples with other options. Options that are None stay unchanged."""
         found = copy.copy(self)
         if workers is not None:
             found.workers = workers
             found._pool(None)
         if on_damaged is not None:
             if on_damaged not in ("raise", "skip"):
-                raise UsageError(f"{self.name}: on_damaged is 'raise' or 'skip', not {on_damaged!r}")
+                raise UsageError(f"{self.name}: on_damaged must be 'raise' or 'skip', not {on_damaged!r}")
             found.on_damaged = on_damaged
         if shuffle_window is not None:
             if not isinstance(shuffle_window, int) or shuffle_window < 1:
-                raise UsageError(f"{self.name}: shuffle_window is a number of samples, not {shuffle_window!r}")
+                raise UsageError(f"{self.name}: shuffle_window must be a number of samples, not {shuffle_window!r}")
             found.shuffle_window = shuffle_window
         return found
 
@@ -98,7 +115,7 @@ class LazyDataset(Dataset):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the first input of the first sample."""
+        """Shape of the first input of the first sample."""
         return np.shape(leaves(self._whole(0, None, Making())[0])[0])
 
     def take(self, index: Any) -> tuple[Any, Any]:
@@ -108,7 +125,7 @@ class LazyDataset(Dataset):
         return found
 
     def made(self, places: np.ndarray, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]:
-        """(inputs, targets) of the samples at `places`. key: the seed and epoch of changes at random; None: none."""
+        """Return (inputs, targets) of the samples at `places`. key: seed and epoch of random changes; None for none."""
         if not len(places):
             inputs, targets = self.made(np.arange(1), None, Making())
             return without_samples(inputs), without_samples(targets)
@@ -118,7 +135,7 @@ class LazyDataset(Dataset):
         return rows.whole()
 
     def _whole(self, place: int, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]:
-        """The sample at a place, or the next one that is whole, if damaged ones are to be skipped."""
+        """The sample at a place, or the next readable one if damaged samples are skipped."""
         first = int(self._numbers[place])
         error: DamagedSample | None = None
         for further in range(min(len(self), _IN_A_ROW)):
@@ -136,15 +153,17 @@ class LazyDataset(Dataset):
                 continue
             making.replaced += error is not None
             return inputs, self.targets[at] if target is None and self.targets is not None else target
-        raise InputError(f"{self.name}: from sample {first} on, {further + 1} in a row are damaged; the last: {error}")
+        raise InputError(
+            f"{self.name}: {further + 1} samples in a row are damaged, from sample {first}; the last: {error}"
+        )
 
     def note(self, damaged: Sequence[tuple[int, str]]) -> None:
-        """Keep which samples are damaged, and warn of those that nobody was warned of."""
+        """Record damaged samples, and warn about those that are new."""
         for number, message in damaged:
             if number not in self.damaged:
                 self.damaged[number] = message
                 warnings.warn(
-                    f"{self.name}: the next whole sample stands in for sample {number}: {message}",
+                    f"{self.name}: sample {number} is replaced by the next readable one: {message}",
                     GraphkitWarning,
                     stacklevel=2,
                 )
@@ -166,10 +185,10 @@ class LazyDataset(Dataset):
         return type(self).order is LazyDataset.order and type(self).batches is LazyDataset.batches
 
     def batches(self, batch_size: int, *, workers: int | Workers | None = None, **options: Any) -> Batches:
-        """Batches of this data set; workers: as for `configured` (None: what that has chosen); see Dataset.batches.
+        """Return Batches of this data set. workers: as for `configured` (None: as configured). See Dataset.batches.
 
-        Arrays of a batch that workers made are in memory that they share with this process. It belongs to the arrays:
-        they may be kept, and written, and the memory is used for another batch when nothing looks at it any more.
+        If workers made a batch, its arrays are in memory shared with them. You may keep and change these arrays. The
+        memory is reused for another batch when no array refers to it.
         """
         return _LazyBatches(self, batch_size, self._pool(workers), **options)
 
@@ -180,7 +199,7 @@ class LazyDataset(Dataset):
         if isinstance(chosen, Workers):
             return chosen if chosen.count else None
         if not isinstance(chosen, int) or chosen < 0:
-            raise UsageError(f"{self.name}: workers is a number of processes, or Workers, not {chosen!r}")
+            raise UsageError(f"{self.name}: workers must be a number of processes, or gk.data.Workers, not {chosen!r}")
         if chosen and chosen not in self._pools:
             self._pools[chosen] = Workers(chosen)
         return self._pools.get(chosen)
@@ -194,14 +213,14 @@ class LazyDataset(Dataset):
 
 
 class _Pools(dict[int, "Workers"]):
-    """The workers of a data set by their number, which its parts share, and copies in other processes do not have."""
+    """The workers of a data set, by their number. Its parts share them; copies in other processes do not have them."""
 
     def __reduce__(self) -> Any:
         return _Pools, ()
 
 
 class _LazyBatches(Batches):
-    """Batches whose samples are changed at random where they are shuffled, which is in training."""
+    """Batches whose samples are changed at random if they are shuffled, as in training."""
 
     dataset: LazyDataset
 
@@ -240,5 +259,5 @@ class _LazyBatches(Batches):
 
 
 def _generator(seed: int, epoch: int, number: int) -> np.random.Generator:
-    """Philox4x64-10 with the key (seed, epoch), at a place of its own for each sample: 2^128 draws apart."""
+    """Philox4x64-10 with the key (seed, epoch); the streams of two samples are 2^128 draws apart."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=[0, 0, number, 0]))

@@ -1,4 +1,4 @@
-"""How a batch is made: who gives the memory of its arrays, and hears which sample it is at."""
+"""How a batch is made: where its arrays are allocated, and which sample is being made."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 class Making:
-    """One batch on its way. In the process that trains its arrays are numpy's own.
+    """A batch that is being made. In the training process, its arrays are ordinary numpy arrays.
 
-    damaged: (number, message) of each sample that was found to be damaged, in the order in which they were tried;
-    replaced: how many samples of the batch stand in for such ones.
+    damaged: (number, message) of each damaged sample, in the order in which they were tried. replaced: number of
+    samples of the batch that replace damaged ones.
     """
 
     def __init__(self) -> None:
@@ -17,8 +17,8 @@ class Making:
         self.replaced = 0
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array of the batch, whose first axis counts samples; its elements are not set."""
+        """Return an uninitialised array of the batch; its first axis counts samples."""
         return np.empty(shape, dtype)
 
     def begin(self, number: int) -> None:
-        """The sample of that number is made next."""
+        """Note that the sample of this number is made next."""

@@ -1,7 +1,7 @@
-"""Permutations that depend on a seed alone, on any machine and with any numpy.
+"""Permutations that depend only on a seed, on any machine and with any version of numpy.
 
-The order of n samples is the stable argsort of n raw 64-bit outputs of Philox4x64-10, a stream that numpy
-guarantees, with the key (seed, epoch) and counter 0.
+The order of n samples is the stable argsort of n raw 64-bit outputs of Philox4x64-10, a stream that numpy guarantees,
+with the key (seed, epoch) and counter 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCKS = 16
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """int64 [count]: the order in which epoch `epoch` visits the samples. seed and epoch: 0 to 2^64 - 2."""
+    """Return the order in which epoch `epoch` visits the samples, int64 [count]. seed and epoch: 0 to 2^64 - 2."""
     if not 0 <= epoch < _SPLIT:
         raise UsageError(f"epoch must be an integer from 0 to 2^64 - 2, not {epoch!r}")
     return _permutation(count, seed, epoch)
@@ -35,12 +35,12 @@ def _permutation(count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def windowed(count: int, seed: int, epoch: int, window: int) -> np.ndarray:
-    """int64 [count]: a shuffled order whose neighbours lie in few places, for samples read one after the other.
+    """Return a shuffled order int64 [count] whose neighbours lie in few places, for samples that are read sequentially.
 
-    The samples are cut into blocks of window / 16, rounded up, that stay together; the order of the blocks is
-    `permutation`, and each `window` samples of what comes out of it are shuffled among themselves. Whoever reads ahead
-    by a window has at most 17 places open. The keys by which windows are sorted are raw outputs of Philox4x64-10
-    with the key (seed, epoch) from the counter 2^192 on.
+    Blocks of window / 16 samples, rounded up, stay together. The order of the blocks is `permutation`; then each
+    `window` samples of the result are shuffled among themselves. A reader that reads one window ahead reads from at
+    most 17 places. The sort keys of windows are raw outputs of Philox4x64-10 with the key (seed, epoch), from counter
+    2^192 on.
     """
     block = -(-window // _BLOCKS)
     blocks = permutation(-(-count // block), seed, epoch)
@@ -53,11 +53,11 @@ def windowed(count: int, seed: int, epoch: int, window: int) -> np.ndarray:
 def split(
     count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices (train, test) with round(test_fraction * count) test samples.
+    """Return sorted indices (train, test) with round(test_fraction * count) test samples.
 
-    With `classes` (one label per sample) every class is split in that proportion: seats go to the classes by largest
-    remainder, and within a class to the first samples of the seeded permutation. More labels than test samples are
-    numbers to predict, not classes, and take no part.
+    With `classes` (one label per sample), every class is divided in that proportion. Largest remainders decide how many
+    test samples a class has. They are the first samples of the class in the seeded permutation. If there are more
+    different labels than test samples, the labels are treated as numbers to predict, and ignored.
     """
     order = _permutation(count, seed, _SPLIT)
     wanted = round(test_fraction * count)
@@ -80,12 +80,12 @@ def split(
 def split_by_name(
     names: Sequence[str], test_fraction: float, seed: int, classes: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide samples by their names, so that each stays on its side when others come or go.
+    """Divide samples by their names, so that each stays in its part when others are added or removed.
 
-    A sample is held out if the hash of seed and name, as a number in [0, 1), is below `test_fraction`: the share that
-    is held out differs from it as chance has it. With `classes` (one label per sample), a class of at least two samples
-    has one on each side: if the hash leaves a side empty, the sample whose hash is nearest to that side goes there. It
-    may go back when others come, and small classes hold out more than `test_fraction`.
+    A sample is in the test part if the hash of seed and name, as a number in [0, 1), is below `test_fraction`. The
+    share of the test part therefore varies at random. With `classes` (one label per sample), a class of at least two
+    samples has one in each part. If the hash leaves a part empty, the sample with the nearest hash goes there. It may
+    go back when others are added, and small classes have more than `test_fraction` in the test part.
 
     Returns:
         Sorted indices (train, test).
@@ -105,7 +105,7 @@ def split_by_name(
 
 
 def _place(name: str, seed: int) -> float:
-    """A number in [0, 1) that depends on the seed and the name alone."""
+    """A number in [0, 1) that depends only on the seed and the name."""
     digest = hashlib.sha256(f"{seed}\0".encode() + name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:6]) / (1 << 48)
 
@@ -114,19 +114,19 @@ def hold_out(
     source: str, count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None,
     names: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Divide samples into (train, test): by their names (see `split_by_name`), if they have any, else by `split`.
+    """Divide samples into (train, test): by name (see `split_by_name`) if they have names, else with `split`.
 
     Raises:
-        UsageError: The fraction is outside of (0, 1).
-        InputError: A part would have no sample. Both name the source.
+        UsageError: The fraction is not between 0 and 1.
+        InputError: A part would have no sample. Both errors name the source.
     """
     if not 0.0 < test_fraction < 1.0:
-        raise UsageError(f"{source}: test_fraction lies between 0 and 1, not {test_fraction!r}")
+        raise UsageError(f"{source}: test_fraction must be between 0 and 1, not {test_fraction!r}")
     if names is None:
         train, test = split(count, test_fraction, seed, classes)
     else:
         train, test = split_by_name(names, test_fraction, seed, classes)
     if not train.size or not test.size:
-        hint = "" if names is None else "; split='position' divides by the places of samples instead of their names"
+        hint = "" if names is None else "; split='position' divides by the positions of samples instead of their names"
         raise InputError(f"{source}: {count} samples cannot be split with test_fraction={test_fraction}{hint}")
     return train, test

@@ -1,4 +1,4 @@
-"""Batches that are loaded while others are in use."""
+"""Load batches in the background while earlier ones are used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Slot(NamedTuple):
-    """Where a worker puts the next item; nothing, when there is none left."""
+    """Where a worker puts the next item, or nothing if there is none left."""
 
     filled: Variable
     items: list[Any]
@@ -26,18 +26,24 @@ class _Slot(NamedTuple):
 
 @typed("gk.data.prefetch")
 def prefetch(batches: Iterable[T], depth: int = 2, *, engine: Engine | None = None) -> Iterator[T]:
-    """The items of `batches` in their order, loaded by a worker of a dependency engine ahead of whoever takes them.
+    """Iterate over `batches` in their order, loading items ahead on a background thread.
 
-    Up to `depth` items are ready or being made; 0 makes each when it is asked for, and so does a source whose items
-    take next to no time. One at a time is made, so that `batches` may be any iterable, a generator too; what making one
-    raises comes out in its place. Iterating ends the worker, also when it is given up early; with `engine` the work
-    goes on there, and its owner ends it.
+    Items are loaded one at a time, so `batches` may be any iterable, including a generator. If loading an item raises
+    an exception, it is raised at the position of that item. The thread ends with the iteration, also if you stop early.
+    A `position` of `batches` is ahead of the items that you have received. Without the native engine, there is no
+    background thread, and `depth` has no effect.
 
-    A `position` of `batches` is ahead of the items that were handed out. Without the native engine there are no
-    workers, and `depth` has no effect. Raises UsageError for a negative depth.
+    Args:
+        batches: Any iterable.
+        depth: Number of items that may be loaded ahead. With 0, each is loaded when it is requested. This is also the
+            case if loading takes almost no time.
+        engine: The dependency engine to use. It is not closed at the end.
+
+    Raises:
+        UsageError: `depth` is negative.
     """
     if depth < 0:
-        raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
+        raise UsageError(f"prefetch={depth}: the number of batches to load ahead must not be negative")
     if not depth or load_native() is None:
         return iter(batches)
     return _prefetched(iter(batches), depth, engine) if engine is not None else _on_own_engine(iter(batches), depth)

@@ -1,4 +1,4 @@
-"""Where data come from: what is asked for finds the source that reads it, and each source is a module of its own."""
+"""Sources of data: each kind of data is read by a module of its own, which is selected by the spec."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from graphkit.signatures import typed
 
 
 class Source(NamedTuple):
-    """One kind of data: KIND:PATH, a file with one of `suffixes`, or a folder that `recognises` knows.
+    """One kind of data: KIND:PATH, a file with one of `suffixes`, or a folder that `recognises` accepts.
 
-    loader and recognises: MODULE:FUNCTION in graphkit.data, imported when they are needed. A loader takes the path, and
-    by keyword what it has a choice of; it gives a Dataset, or Splits where there are two parts. One with a
-    `test_fraction` (None: one Dataset of everything) and a `seed` divides by itself.
+    loader and recognises: MODULE:FUNCTION in graphkit.data, imported when needed. A loader takes the path, and its
+    options as keywords. It returns a Dataset, or Splits if there are two parts. A loader with the keywords
+    `test_fraction` (None: one Dataset with all samples) and `seed` divides the data itself.
     """
 
     kind: str
@@ -71,45 +71,58 @@ def load(
     split: str | None = None,
     **options: Any,
 ) -> Splits:
-    """(train, test) of a data set. A set that comes in two parts keeps them; any other is split by `seed`.
+    """Load a data set and return (train, test).
 
-    `spec`:
+    If the data set has two parts, they are kept. Any other is divided by `seed`, stratified by class, in the original
+    order: see Dataset.split.
 
-    - "digits": 1,797 images of handwritten digits, float32 [1, 8, 8] in [0, 1] (1,438 train, 359 test by default);
-    - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1]. options:
-      augment, changes of the training part at random;
-    - a folder with train and test as .npz or .csv;
-    - file.npz: `x` and `y` (or `targets`, `labels`); other names are inputs of those names, but for `classes`, a list
-      of texts: the names of the classes; x_train, y_train, x_test, y_test are the two parts. float64 becomes float32,
-      everything else stays as it is;
-    - file.csv, file.tsv, file.parquet, or "table:FILE": a sample per row, in text below a header if the first line is
-      not numeric. The target is the column called y, target, label or class, else the last; whole numbers become int64,
-      text becomes classes in sorted order. Numbers are the input `x`, float32 [N, columns]; text becomes a column for
-      each value. options: target, columns, drop, categorical, categories, missing, indicator, scale, header, delimiter;
-      see docs/tables.md;
-    - "ratings:FOLDER", or the folder: MovieLens' u.data, ratings.dat or ratings.csv; "ratings:FILE": one of them under
-      any name; see Ratings. options: held_out;
-    - "images:FOLDER", or the folder: pictures, FOLDER/CLASS/a.png or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
-      validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. options: size, augment,
-      preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype;
-    - file.rec, or "records:FILE": the pictures of a record file of MXNet's; the same options. See docs/records.md;
-    - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files; the same options;
-    - "FILE.py:FUNCTION": what a function of your own makes of options that are its parameters: arrays by name as in an
-      .npz file, a Dataset, Splits, or (inputs, targets);
-    - "sentences:FOLDER": a sentence per line, NAME.pos and NAME.neg or a CLASS.txt for each class: see Sentences.
-      options: level, min_count, size, vocabulary, length, bucket;
-    - "text:FILE": tokens and the token that follows each: see TokenStream. The end of the file is the test part.
-      options: level, min_count, size, vocabulary, length.
+    `spec` is one of:
 
-    Of lazy data, whose samples are made when their batch is, options are also those of LazyDataset.configured: workers,
-    on_damaged, shuffle_window. Both parts share the workers.
+    - "digits": 1,797 images of handwritten digits, float32 [1, 8, 8] in [0, 1]; by default 1,438 to train and 359 to
+      test.
+    - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1]. Options:
+      augment (random changes of the training part).
+    - A folder with train and test as .npz or .csv.
+    - file.npz: `x` and `y` (or `targets`, `labels`). Other arrays are inputs of those names, except `classes`, the list
+      of class names. x_train, y_train, x_test, y_test are two parts. float64 becomes float32; everything else stays as
+      it is.
+    - file.csv, file.tsv, file.parquet, or "table:FILE": one sample per row. In text files, the first line is a header
+      if it is not numeric. The target is the column called y, target, label or class, else the last. Whole numbers
+      become int64, text becomes classes in sorted order. Numbers are the input `x`, float32 [N, columns]; each value of
+      a text column becomes a column. Options: target, columns, drop, categorical, categories, missing, indicator,
+      scale, header, delimiter; see docs/tables.md.
+    - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": one of them
+      under any name; see Ratings. Options: held_out.
+    - "images:FOLDER", or the folder: pictures FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
+      validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. Options: size, augment,
+      preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype.
+    - file.rec, or "records:FILE": the pictures of an MXNet record file, with the same options. See docs/records.md.
+    - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files, with the same options.
+    - "FILE.py:FUNCTION": the result of your function, whose parameters are the options: a dict of arrays as in an .npz
+      file, a Dataset, Splits, or (inputs, targets).
+    - "sentences:FOLDER": one sentence per line, in NAME.pos and NAME.neg, or in CLASS.txt for each class: see
+      Sentences. Options: level, min_count, size, vocabulary, length, bucket.
+    - "text:FILE": tokens, and the next token of each as its target: see TokenStream. The end of the file is the test
+      part. Options: level, min_count, size, vocabulary, length.
 
-    test_fraction is 0.2, and 0.1 for text. `axes` are those of Dataset: which axis counts the samples, for inputs
-    where it is not the first. Splits are stratified by class and keep the original order: see Dataset.split. Pictures
-    that are files are split by the names of the files, so that each stays on its side when others are added or
-    removed; split="position" divides them by their places in the folder, as data without names. A vocabulary is made
-    of the training part. Raises InputError, naming the file, for whatever cannot be read or is not finite, UsageError
-    for an option that the source does not have.
+    Lazy data, whose samples are made on request, also have the options of LazyDataset.configured: workers, on_damaged,
+    shuffle_window. Both parts share the workers.
+
+    A vocabulary is built from the training part only.
+
+    Args:
+        spec: See above.
+        test_fraction: Share of the test part (default: 0.2, and 0.1 for text).
+        seed: Chooses the samples of the test part.
+        axes: As for Dataset: the axis that counts the samples, for inputs where it is not the first.
+        split: "name" or "position". By default, pictures in files are divided by their file names, so that each stays
+            in its part when others are added or removed. "position" divides them by their position in the folder, like
+            data without names.
+        options: Options of the source.
+
+    Raises:
+        InputError: A file cannot be read, or contains numbers that are not finite. The message names the file.
+        UsageError: The source does not have an option.
     """
     options, choices = _divided(options)
     loader = _loader(os.fspath(spec), axes, options)
@@ -130,10 +143,14 @@ def read(
     like: Dataset | None = None,
     **options: Any,
 ) -> Dataset:
-    """All samples of a data set, unsplit; the train part first where there are two. Other arguments: as for `load`.
+    """Return all samples of a data set as one Dataset; if it has two parts, the training part comes first.
 
-    held_out=False leaves out the test part of a set that comes in two. like: data of the same kind, whose way from
-    cells to numbers is taken: those that a model was trained on, for what it is validated on.
+    Other arguments are those of `load`.
+
+    Args:
+        held_out: False leaves out the test part of a data set that has two parts.
+        like: Data of the same kind, whose encoding (vocabulary, classes, preprocessing) is used. Pass the data that a
+            model was trained on to read data for its validation.
     """
     options, choices = _divided(options)
     parts = _loader(os.fspath(spec), axes, options)(test_fraction=None, like=like)
@@ -143,28 +160,28 @@ def read(
 
 
 def takes(spec: str | os.PathLike[str], option: str) -> bool:
-    """Whether the source of a spec has that option."""
+    """Return whether the source of a spec has this option."""
     found, _ = _function(os.fspath(spec))
     return option in inspect.signature(found).parameters
 
 
 def runs_code(spec: str | os.PathLike[str]) -> bool:
-    """Whether reading this data runs a function of a file, FILE.py:FUNCTION."""
+    """Return whether reading this data runs a function of a Python file (FILE.py:FUNCTION)."""
     return _OF_PYTHON.fullmatch(os.fspath(spec)) is not None
 
 
 def comes_with_package(spec: str | os.PathLike[str]) -> bool:
-    """Whether this names data of the package: `digits`, or `built-in:digits` where a folder has that name."""
+    """Return whether this is a data set of the package: `digits`, or `built-in:digits` if a folder has that name."""
     return os.fspath(spec).removeprefix(_PREFIX) in _BUILT_IN
 
 
 def names() -> list[str]:
-    """The data sets that come with the package."""
+    """Return the names of the data sets that come with the package."""
     return list(_BUILT_IN)
 
 
 def _divided(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of the source, and those of LazyDataset.configured, with one Workers for all parts."""
+    """Separate the options of the source from those of LazyDataset.configured, with one Workers for all parts."""
     choices = {name: value for name, value in options.items() if name in _OF_LAZY and value is not None}
     if isinstance(choices.get("workers"), int):
         choices["workers"] = Workers(choices["workers"])
@@ -175,7 +192,7 @@ def _configured(data: Dataset, choices: dict[str, Any]) -> Dataset:
     if not choices:
         return data
     if not isinstance(data, LazyDataset):
-        raise UsageError(f"{data.name}: its samples are in memory; {', '.join(choices)} is for those that are not")
+        raise UsageError(f"{data.name}: {', '.join(choices)} is only for lazy data sets; these samples are in memory")
     return data.configured(**choices)
 
 
@@ -183,7 +200,8 @@ def _configured(data: Dataset, choices: dict[str, Any]) -> Dataset:
 
 
 def _loader(spec: str, axes: Axes | None, options: dict[str, Any]) -> Callable[..., Dataset | Splits]:
-    """What reads a spec, given the keywords of `_GIVEN` that it has. UsageError for an option that it has not."""
+    """The function that reads a spec, with those keywords of `_GIVEN` that it has. Raises UsageError for an unknown
+    option."""
     found, path = _function(spec)
     known = inspect.signature(found).parameters
     for name in options:
@@ -191,7 +209,7 @@ def _loader(spec: str, axes: Axes | None, options: dict[str, Any]) -> Callable[.
             hint = did_you_mean(name, [n for n in known if n not in _GIVEN])
             raise UsageError(f"{spec}: there is no option {name!r}{hint}")
     if axes and "axes" not in known:
-        raise InputError(f"{spec}: only inputs of an .npz file have a choice of axes")
+        raise InputError(f"{spec}: axes= (--batch-axis) is only for .npz files")
     fixed: dict[str, Any] = dict(options) | ({"axes": axes} if axes else {}) | ({} if path is None else {"path": path})
     return lambda **given: found(**fixed, **{name: value for name, value in given.items() if name in known})
 
@@ -208,13 +226,13 @@ def _function(spec: str) -> tuple[Callable[..., Dataset | Splits], Path | None]:
     if comes_with_package(spec):
         if spec in _BUILT_IN and path.exists():
             raise InputError(
-                f"{spec} is a data set of the package, and a file or folder here: write {_PREFIX}{spec} or ./{spec}"
+                f"{spec} is both a data set of the package and a file or folder here: write {_PREFIX}{spec} or ./{spec}"
             )
         return _imported(_BUILT_IN[spec.removeprefix(_PREFIX)]), None
     if path.is_dir():
         return _of_folder(path), path
     if kind in by_kind and (colon or not path.exists()):
-        raise InputError(f"{kind} needs a path: {kind}:PATH; it does not come with the package")
+        raise InputError(f"{kind} does not come with the package and needs a path: {kind}:PATH")
     if not path.exists():
         raise InputError(f"{spec}: no such file or folder, and no data set of that name{did_you_mean(spec, names())}")
     by_suffix = _by_suffix()
@@ -242,13 +260,13 @@ def _of_folder(folder: Path) -> Callable[..., Dataset | Splits]:
             return _pair(_imported(loader), suffix)
     held = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
     raise InputError(
-        f"{folder}: neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_by_suffix())} in it; it holds "
+        f"{folder}: found neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_by_suffix())}; it contains "
         f"{held}"
     )
 
 
 def _pair(loader: Callable[..., Any], suffix: str) -> Callable[..., Dataset | Splits]:
-    """What reads a train and a test file of one folder; its signature is the loader's."""
+    """A loader of a train and a test file in one folder, with the signature of the files' loader."""
 
     @functools.wraps(loader)
     def load_pair(path: Path, **options: Any) -> Dataset | Splits:
@@ -269,5 +287,5 @@ def _pair(loader: Callable[..., Any], suffix: str) -> Callable[..., Dataset | Sp
 
 def _whole(parts: Dataset | Splits, path: Path) -> Dataset:
     if isinstance(parts, Splits):
-        raise InputError(f"{path}: holds a train and a test part itself, in a folder that has one file for each")
+        raise InputError(f"{path}: contains a train and a test part, but its folder has one file for each part")
     return parts

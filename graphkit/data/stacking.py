@@ -1,4 +1,4 @@
-"""Samples put together to a batch: arrays, dicts of them by name, or tuples."""
+"""Combine samples to a batch: arrays, dicts of arrays by name, or tuples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Form: TypeAlias = tuple[str, ...] | int | str | None
 
 
 def arrays(values: Any) -> Any:
-    """The same with arrays of numpy for what is in it; a list of several inputs as a tuple."""
+    """Convert the contents to numpy arrays; a list of several inputs becomes a tuple."""
     if values is None:
         return None
     if isinstance(values, Mapping):
@@ -43,7 +43,7 @@ def form_of(values: Any) -> Form:
 
 
 def parted(values: Any, form: Form) -> list[Any]:
-    """The arrays of something of that form, one after the other."""
+    """Return the arrays of such a structure as a list."""
     if form is None:
         return []
     if isinstance(form, tuple):
@@ -52,7 +52,7 @@ def parted(values: Any, form: Form) -> list[Any]:
 
 
 def formed(parts: list[Any], form: Form) -> Any:
-    """What `parted` took apart."""
+    """Restore the structure that `parted` took apart."""
     if form is None:
         return None
     if isinstance(form, tuple):
@@ -61,11 +61,11 @@ def formed(parts: list[Any], form: Form) -> Any:
 
 
 class Rows:
-    """A batch of `count` samples that come one after the other; each is copied to its place at once.
+    """A batch of `count` samples that are added one by one; each is copied to its place at once.
 
-    The first one says what a sample is: its arrays, their names and shapes. Element types may differ, the batch has
-    their common one. empty: makes the arrays of the batch. Raises InputError, naming `source`, for a sample that does
-    not fit the first.
+    The first sample determines the arrays, their names and shapes. Element types may differ; the batch has their common
+    type. empty: allocates the arrays of the batch. Raises InputError, which names `source`, for a sample that does not
+    match the first.
     """
 
     def __init__(self, count: int, source: str, empty: Empty = np.empty):
@@ -84,32 +84,32 @@ class Rows:
         elif any(not _alike(a, b) for a, b in zip(forms, self._forms, strict=True)):
             expected = " and ".join(map(_told, self._forms))
             raise InputError(
-                f"{self._source}: samples of one batch are {expected}, and {' and '.join(map(_told, forms))}"
+                f"{self._source}: samples of one batch must be {expected}, but are {' and '.join(map(_told, forms))}"
             )
         values = [*parted(inputs, self._forms[0]), *parted(targets, self._forms[1])]
         for column, value in zip(self._columns, values, strict=True):
             if value.shape != column.shape:
                 shapes = f"{list(column.shape)} and {list(value.shape)}"
-                raise InputError(f"{self._source}: samples of one batch have the shapes {shapes}")
+                raise InputError(f"{self._source}: samples of one batch must have one shape, but have {shapes}")
             column.put(self._filled, value)
         self._filled += 1
 
     def whole(self) -> tuple[Any, Any]:
-        """(inputs, targets), each array with a first axis for the samples."""
+        """Return (inputs, targets); the first axis of each array counts samples."""
         found = [column.rows for column in self._columns]
         inputs = len(names_of(self._forms[0]))
         return formed(found[:inputs], self._forms[0]), formed(found[inputs:], self._forms[1])
 
 
 def names_of(form: Form) -> list[str]:
-    """What the arrays of that form are called; "" where they have no name."""
+    """Return the names of the arrays; "" if they have no names."""
     if form is None:
         return []
     return list(form) if isinstance(form, tuple) else [""] * (form if isinstance(form, int) else 1)
 
 
 def stacked(samples: list[tuple[Any, Any]], source: str) -> tuple[Any, Any]:
-    """A batch of samples, each array with a first axis for them."""
+    """Return a batch of samples; the first axis of each array counts them."""
     rows = Rows(len(samples), source)
     for inputs, targets in samples:
         rows.add(inputs, targets)
@@ -117,7 +117,7 @@ def stacked(samples: list[tuple[Any, Any]], source: str) -> tuple[Any, Any]:
 
 
 def without_samples(values: Any) -> Any:
-    """The same arrays with no sample in them."""
+    """Return the same arrays with 0 samples."""
     if values is None:
         return None
     if isinstance(values, Mapping):

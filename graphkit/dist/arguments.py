@@ -36,7 +36,7 @@ def checked_key(key: Any) -> Key:
         return str(key)
     if isinstance(key, numbers.Integral) and not isinstance(key, bool):
         return int(key)
-    raise UsageError(f"a key is an int or a string, not {described(key)}; several keys are a list or a tuple")
+    raise UsageError(f"a key must be an int or a string, not {described(key)}; pass several keys as a list or a tuple")
 
 
 def keys_of(key: Any, call: str | None = None) -> list[Key]:
@@ -83,7 +83,7 @@ def array_of(key: Key, value: Any, what: str = "value") -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise InputError(f"key {key!r}: its {what} is not an array: {error}") from None
     if found.dtype.hasobject:
-        raise InputError(f"key {key!r}: a {what} is an array or a number, not {described(value)}")
+        raise InputError(f"key {key!r}: a {what} must be an array or a number, not {described(value)}")
     return found.astype(found.dtype.newbyteorder("="), copy=False)
 
 
@@ -146,7 +146,7 @@ def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray]:
         raise UsageError(f"key {key!r}: an empty list of arrays to write to; leave `out` out to get a new array")
     for o in outs:
         if not isinstance(o, np.ndarray):
-            raise InputError(f"key {key!r}: its value is written to numpy arrays, not to {described(o)}")
+            raise InputError(f"key {key!r}: its value can only be written to numpy arrays, not to {described(o)}")
     return outs
 
 
@@ -155,7 +155,7 @@ def whole(name: str, value: Any, low: int | None = None, high: int | None = None
     fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not fits or (low is not None and value < low) or (high is not None and value > high):
         where = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
-        raise UsageError(f"{name} is an integer{where}, not {described(value)}")
+        raise UsageError(f"{name} must be an integer{where}, not {described(value)}")
     return int(value)
 
 

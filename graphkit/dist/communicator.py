@@ -1,4 +1,4 @@
-"""What the key-value store and the trainer ask of a group of processes."""
+"""The interface of a group of processes, for the key-value store and the trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.text import short_repr
 
 
 class Communicator(Protocol):
-    """A group of processes that do things together."""
+    """A group of processes that call collectives."""
 
     rank: int
     size: int
@@ -30,7 +30,7 @@ class Communicator(Protocol):
 
     @property
     def levels(self) -> Levels | None:
-        """What actions do inside of a host, and then between hosts; None where that saves nothing."""
+        """What collectives do inside of a host, and then between hosts; None if that saves nothing."""
         ...
 
     def post(
@@ -43,12 +43,14 @@ class Communicator(Protocol):
         later: bool = True,
         operation: str = "",
     ) -> Pending:
-        """Take part in a call with arrays of these types, once every process does; `action` is done then by all.
+        """Take part in a call with arrays of these types, once every process does; all then perform `action`.
 
-        Calls of equal names are done in their order. Of others those of higher priority are, where there is a choice.
-        later: a thread does it; else the caller that waits for the result. operation: names what the action does, if
-        calls of this name may do different things. Raises RuntimeFailure, naming ranks and steps, when the processes do
-        not go on together; so does waiting.
+        Calls with the same name are performed in their order. Of different calls that are ready, those with the highest
+        priority come first. Raises RuntimeFailure, which names ranks and steps, if the processes make different calls;
+        so does waiting.
+
+        later: a thread performs the action; otherwise the caller that waits for the result does. operation: names what
+        the action does, if calls of this name may do different things.
         """
         ...
 
@@ -61,33 +63,35 @@ class Communicator(Protocol):
         priority: int = 0,
         operation: str = "",
     ) -> Any:
-        """The same at once: what the action returns."""
+        """The same at once: return the result of the action."""
         ...
 
     def flush(self) -> None:
-        """Wait for all that was posted."""
+        """Wait for all pending operations."""
         ...
 
     # The collectives, which only actions call.
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The elementwise sum over all processes, in a new array of the same dtype and shape, or written into `out`."""
+        """Return the elementwise sum over all processes, in a new array of the same dtype and shape, or written to
+        `out`."""
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """The arrays of all processes, one behind the other along a new first axis; all pass one of the same type."""
+        """Return the arrays of all processes along a new first axis; all pass one of the same type."""
         ...
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        """This process's slice of the sum over all processes, from its bound to the next; the array is a vector."""
+        """Return this process's slice of the sum over all processes, from its bound to the next. The array is a
+        vector."""
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """The bytes of each process, of which there are so many by rank; they are at multiples of 8 in memory."""
+        """Gather bytes of all processes, whose numbers are given by rank; they lie at multiples of 8 in memory."""
         ...
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """The root's array, in a new array; all processes pass one of the same dtype and shape."""
+        """Return the root's array, in a new array; all processes pass one of the same dtype and shape."""
         ...
 
     @property
@@ -96,23 +100,23 @@ class Communicator(Protocol):
         ...
 
     def working(self) -> AbstractContextManager[None]:
-        """What takes long, and others may wait for, goes on meanwhile: this process has not stalled."""
+        """Context of long work that others may wait for: this process is not stalled."""
         ...
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        """Code of the user's runs meanwhile, which `code` names for errors: others do not wait for it for ever."""
+        """Context that runs the user's code, named by `code` in errors: others wait for it only for a limited time."""
         ...
 
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
-        """The others are awaited meanwhile: to go on, or only to be there."""
+        """Context in which this process waits for the others: to continue, or only to arrive."""
         ...
 
     def lost(self) -> str | None:
-        """Why another process is given up that was awaited for long enough; None as long as there is hope."""
+        """Return why another process is considered lost after the timeout; None if it is not."""
         ...
 
     def fail(self, reason: str) -> None:
-        """Nothing is done together from now on: whoever waits here, or comes to a call, is told the reason."""
+        """End all collectives: every process that waits here, or makes a call, gets the reason as an error."""
         ...
 
 
@@ -169,7 +173,7 @@ class LocalCommunicator:
 
     @property
     def messages(self) -> Messages:
-        raise UsageError("a local store has nobody to send messages to")
+        raise UsageError("a local store has no other process to send messages to")
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -184,7 +188,7 @@ class LocalCommunicator:
         return None
 
     def fail(self, reason: str) -> None:
-        raise UsageError(f"a local store has nobody to tell: {reason}")
+        raise UsageError(f"a local store has no other process to notify: {reason}")
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)

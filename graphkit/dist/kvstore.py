@@ -1,7 +1,7 @@
-"""KVStore: arrays by key, shared by the processes of a job (the interface of MXNet's).
+"""KVStore: arrays by key, shared by the processes of a job (MXNet's interface).
 
-`local` lives in one process. `dist_sync` sums what all processes push: every process pushes the same keys.
-`dist_async`, `dist_bounded` and `elastic` keep values on servers, which change them as pushes come.
+`local` uses one process. `dist_sync` sums what all processes push; every process pushes the same keys. `dist_async`,
+`dist_bounded` and `elastic` store values on servers, which update them as pushes arrive.
 """
 
 from __future__ import annotations
@@ -50,23 +50,32 @@ def create(
     strength: float | None = None,
     replicate: bool = False,
 ) -> KVStore:
-    """A store of one of TYPES, or by MXNet's names. All but `local` need MPI (MissingDependency says what to install).
+    """Create a KVStore. All types except `local` need MPI.
 
-    timeout: seconds after which a process that gives no sign ends the job, or one that has not come here (10 at least);
-    GRAPHKIT_RANK_TIMEOUT, 60, by default.
-    overlap: how sums get on while a process computes: "chained", one after the other, on a thread; "concurrent",
-    several at a time, as they become ready; "funnelled", not before somebody waits for them.
-    bucket_bytes: of gradients that are summed at once; as many as the measured latency of a sum asks for, by default.
+    `dist_async`, `dist_bounded` and `elastic` store values on the last `servers` processes of the job. In these
+    processes, the call serves the workers until all of them have ended, and then ends the process. A job can have only
+    one such store.
 
-    `dist_async`, `dist_bounded` and `elastic` keep values on the last `servers` processes of the job (default:
-    GRAPHKIT_SERVERS, 1): there, this call serves the others until they have ended, and ends the process with them. A
-    job has one of these stores.
-    staleness: of `dist_bounded`, how many steps a worker may be ahead of the slowest one; 3 by default.
-    period, strength: of `elastic`, updates between two exchanges of a worker with the centre, 10 by default, and how
-    far they move together in one, in (0, 1], over all workers: 0.9 by default. They are tau and beta of Zhang,
-    Choromanska and LeCun (NIPS 2015).
-    replicate: each server's state is on another one too, so that the job goes on when a server is lost and the launcher
-    of MPI was told to let it (docs/processes.md). It needs two servers, and functions on them that give the same twice.
+    Args:
+        type: One of TYPES, or a name of MXNet.
+        timeout: Seconds after which the job ends if a process sends no heartbeat, or has not called `create` (at least
+            10 for this). Default: GRAPHKIT_RANK_TIMEOUT, 60.
+        overlap: How all-reduces run while a process computes. "chained": one after another, on a thread. "concurrent":
+            several at a time, when they are ready. "funnelled": only when something waits for them.
+        bucket_bytes: Bytes of gradients that are all-reduced together. By default it is chosen from the measured
+            latency.
+        servers: Number of server processes (default: GRAPHKIT_SERVERS, 1).
+        staleness: For `dist_bounded`: how many steps a worker may be ahead of the slowest one (default: 3).
+        period: For `elastic`: updates between two exchanges of a worker with the centre variable (default: 10); tau of
+            Zhang, Choromanska and LeCun (NIPS 2015).
+        strength: For `elastic`: how far worker and centre move towards each other in an exchange, in (0, 1], over all
+            workers (default: 0.9); beta of the same paper.
+        replicate: Store the state of each server on another server, too, so that training survives the loss of one. The
+            MPI launcher must be configured for it (docs/processes.md). It needs at least two servers, and deterministic
+            functions on them.
+
+    Raises:
+        MissingDependency: MPI is needed and not installed. The message says what to install.
     """
     check_argument("gk.kvstore.create", "type", "str", type)
     type = _ALIASES.get(type, type)
@@ -91,7 +100,7 @@ def create(
     if not remote:
         return KVStore(type, communicator, bucket_bytes)
     if communicator.stores:
-        raise UsageError("a job has one store with servers, where keys are the same for all: use that one")
+        raise UsageError("a job can have only one store with servers: use the existing one")
     communicator.stores = True
     bound = _STALENESS if staleness is None else staleness
     elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
@@ -101,7 +110,7 @@ def create(
 def _check_options(
     type: str, servers: int | None, replicate: bool, staleness: int | None, period: int | None, strength: float | None
 ) -> None:
-    """Raise UsageError for what a store of such a type does not take."""
+    """Raise UsageError for options that this type of store does not have."""
     for name, given, low, types in (
         ("staleness", staleness, 0, ("dist_bounded",)),
         ("period", period, 1, ("elastic",)),
@@ -109,20 +118,22 @@ def _check_options(
     ):
         if given is not None:
             if type not in types:
-                raise UsageError(f"{name}={given!r}: {type!r} does not take it; it is for {', '.join(types)}")
+                raise UsageError(f"{name}={given!r}: {type!r} does not have this option; it is for {', '.join(types)}")
             whole(name, given, low)
     if strength is not None:
         if type != "elastic":
-            raise UsageError(f"strength={strength!r}: {type!r} does not take it; it is for elastic")
+            raise UsageError(f"strength={strength!r}: {type!r} does not have this option; it is for elastic")
         if isinstance(strength, bool) or not isinstance(strength, numbers.Real) or not 0 < strength <= 1:
-            raise UsageError(f"strength is a number above 0 and at most 1, not {strength!r}")
+            raise UsageError(f"strength must be a number above 0 and at most 1, not {strength!r}")
     many = config.SERVERS.get() if servers is None else servers
     if replicate and (type not in REMOTE or many < 2):
-        raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")
+        raise UsageError(
+            f"replicate=True needs at least two servers, and one of {', '.join(REMOTE)}; here {type!r} has {many}"
+        )
 
 
 def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
-    """A worker's store; a server does not come back from here."""
+    """A worker's store. On a server, this call does not return."""
     from graphkit.dist.job.ending import before_end, end_of_server
     from graphkit.dist.servers.post import WorkersPost, serve
     from graphkit.dist.servers.remote import RemoteStore
@@ -165,4 +176,4 @@ def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elasti
 
 
 def _nothing() -> None:
-    """Another worker sees to it."""
+    """Do nothing: another worker does it."""

@@ -1,4 +1,4 @@
-"""What a sum over processes costs: KVStore.pushpull beside MPI's own Allreduce, by turns in the same processes."""
+"""Measure all-reduces: KVStore.pushpull and MPI's own Allreduce, alternating in the same processes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _COMPARED = 1024
 
 
 def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -> dict[str, Any]:
-    """Times of sums of float32 arrays, one of each of `sizes` bytes; every process of a job calls this.
+    """Return times of all-reduces of float32 arrays, one for each of `sizes` bytes. Collective.
 
-    The result, the same in all of them: `processes`, `library` of MPI, and `rows` by size: `bytes`, `sent_bytes` of a
-    call of pushpull, and by engine (`mpi`, `graphkit`) `calls` in a round and `seconds` of a call, one for each round:
-    the slowest process's mean. Compression is of pushpull alone. Raises RuntimeFailure for a sum that is not right,
-    OutOfMemory, and MissingDependency without MPI.
+    The result is equal in all processes: `processes`, `library` of MPI, and `rows` by size. A row has `bytes`,
+    `sent_bytes` of a call of pushpull, and by engine (`mpi`, `graphkit`) the `calls` in a round and the `seconds` of a
+    call in each round, the mean of the slowest process. Compression applies only to pushpull. Raises RuntimeFailure if
+    a sum is wrong, OutOfMemory, and MissingDependency without MPI.
     """
     communicator = join()
     store = KVStore("dist_sync", communicator)
@@ -55,7 +55,7 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
     expected = _gathered(communicator, given[:_COMPARED]).sum(axis=0)
     for name, out in outs.items():
         if (name == "mpi" or not store.compresses) and not np.array_equal(out[:_COMPARED], expected):
-            raise RuntimeFailure(f"rank {store.rank}: {name}'s sum of {size} bytes is not the sum of the processes'")
+            raise RuntimeFailure(f"rank {store.rank}: the sum of {size} bytes by {name} is wrong")
     if not store.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
         raise RuntimeFailure(f"rank {store.rank}: the sums of {size} bytes by pushpull and by MPI differ")
     counts = {name: _calls_in_a_round(communicator, call) for name, call in calls.items()}

@@ -20,11 +20,11 @@ class Pass(NamedTuple):
 
 
 def one_forward_one_backward(stages: int, stage: int, batches: int) -> list[Pass]:
-    """The passes of one stage (0 is the first) for so many micro-batches.
+    """Return the passes of one stage (0 is the first) for this number of micro-batches.
 
-    Both directions go through the micro-batches in order. At no moment are more than `stages - stage` of them between
-    their forward and their backward pass. No order of the stages' work can come to a standstill, as long as a stage
-    waits forward for earlier stages only, and backward for later ones. Raises UsageError for a stage that there is not.
+    Both directions process the micro-batches in order. At most `stages - stage` of them are between their forward and
+    their backward pass at any time. The stages cannot deadlock, as long as forward passes wait only for earlier stages,
+    and backward passes only for later ones. Raises UsageError if there is no such stage.
     """
     if not 0 <= stage < stages:
         raise UsageError(f"a pipeline of {stages} stages has no stage {stage}")

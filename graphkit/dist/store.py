@@ -1,4 +1,4 @@
-"""Arrays by key, held alike by all processes of a job, which add up what they push."""
+"""Arrays by key with equal values in all processes of a job; pushed values are all-reduced."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ _LATENCIES, _TRIALS = 20, 5
 
 
 class KVStore:
-    """`push` adds up the values given for a key, here and in all processes, and stores or applies the sum.
+    """Arrays by key, shared by the processes of a job. Create one with `gk.kvstore.create`.
 
-    Without an updater the sum replaces the stored value; `set_updater(f)` calls f(key, sum, stored) instead, which
-    changes `stored` in place. Keys are ints or strings; a sequence of keys takes a sequence of values. `sent_bytes`
-    counts what this process has given to be summed, compressed as between hosts.
+    `push` sums the values given for a key in all processes. Without an updater, the sum replaces the stored value.
+    `set_updater(f)` calls f(key, sum, stored) instead, which changes `stored` in place. Keys are ints or strings; a
+    sequence of keys takes a sequence of values.
+
+    `sent_bytes` counts the bytes that this process has contributed to all-reduces, compressed as between hosts.
     """
 
     # Whether values live on servers, and each process pushes and pulls by itself.
@@ -91,7 +93,7 @@ class KVStore:
 
     @property
     def local_rank(self) -> int:
-        """The number of this process among those of the job on its host."""
+        """Number of this process among the processes of the job on its host."""
         return self._communicator.local
 
     @property
@@ -100,30 +102,31 @@ class KVStore:
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this process gave to be exchanged with other hosts; of a host's processes one does for all."""
+        """Bytes that this process exchanged with other hosts. One process of each host does it for all."""
         return self._communicator.sent_between_hosts
 
     @property
     def compresses(self) -> bool:
-        """Whether float32 arrays are sent in fewer bytes."""
+        """Whether float32 arrays are sent compressed."""
         return self._compressed is not None
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
-        """Create keys, once each; every process takes rank 0's value."""
+        """Create keys, each only once. Every process gets the value of rank 0. Collective."""
         pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "init")]
         for k, _ in pairs:
             if k in self._values:
-                raise UsageError(f"key {k!r} is initialised already")
+                raise UsageError(f"key {k!r} is already initialised")
         self._values.update(zip([k for k, _ in pairs], self._broadcast("init", pairs, 0), strict=True))
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
-        """Sum the value (or list of values, one per device) over processes into the store.
+        """Sum the value (or list of values, one per device) over all processes, into the store. Collective.
 
-        With several processes it returns at once, and the values may be changed then: a thread sees to the sums, those
-        of higher priority first, and `pull` waits for those of its key. What fails is raised there, or by `wait`.
+        With several processes, it returns at once, and you may change the values. A thread performs the all-reduces,
+        those of higher priority first; `pull` waits for those of its key. `pull` or `wait` raises the error of a failed
+        push.
 
-        Of a RowSparse, which all processes push to the key then, its rows alone travel; without an updater the other
-        rows become 0.
+        Of a RowSparse, only its rows are sent; all processes must then push a RowSparse to the key. Without an updater,
+        the other rows become 0.
         """
         priority = whole("push: priority", priority)
         for k, v in self._given(key, value, "push", known=True):
@@ -132,16 +135,17 @@ class KVStore:
             waiting.append(self._post(k, v, None, partial(self._keep, k), priority, later=True))
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
-        """Return a copy of the stored value; a list for a list of keys. Waits for what was pushed to the key before.
+        """Return a copy of the stored value, or a list for a list of keys. Waits for earlier pushes to the key.
 
         Args:
             key: One key, or a list of keys.
-            out: The array that the value is written to, or a list of arrays that all get it; for a list of keys, a
-                list with one of these for each key. It is returned then.
+            out: The array that the value is written to, or a list of arrays that all get it. For a list of keys, a list
+                with one of these for each key. It is then returned.
 
         Raises:
-            UsageError: A key is not initialised, or there are not as many arrays as keys.
-            InputError: An array has another shape than the value, a dtype that does not take it, or is read-only.
+            UsageError: A key is not initialised, or the numbers of keys and arrays differ.
+            InputError: An array has another shape than the value, has a dtype that cannot represent it, or is
+                read-only.
         """
         keys, outs = self._to_write(key, out)
         self.wait(keys)
@@ -161,11 +165,18 @@ class KVStore:
         return keys, outs
 
     def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
-        """Some rows of the stored value, a RowSparse with each of them once, by ascending index; waits as `pull` does.
+        """Return some rows of the stored value, as a RowSparse with each row once, by ascending index.
 
-        row_ids: a vector of integers; for a list of keys, one for each, and a list is returned. out: an array of the
-        shape of the whole value, or a list of arrays, of which these rows are written and no others; for a list of
-        keys, one of these for each key. Raises InputError where there is no such row.
+        Waits as `pull` does.
+
+        Args:
+            key: One key, or a list of keys; then a list is returned.
+            row_ids: A vector of integers; for a list of keys, one for each.
+            out: An array with the shape of the whole value, or a list of arrays, of which only these rows are written.
+                For a list of keys, one of these for each key.
+
+        Raises:
+            InputError: There is no such row.
         """
         keys, outs = self._to_write(key, out)
         found = self._rows_of(list(zip(keys, self._row_ids(key, keys, row_ids), strict=True)))
@@ -174,7 +185,7 @@ class KVStore:
         return found[0] if is_one(key) else found
 
     def _row_ids(self, key: Key | Sequence[Key], keys: Sequence[Key], given: Any) -> list[np.ndarray]:
-        """The rows of each key that are asked for, each once, ascending. Raises InputError for those that it lacks."""
+        """The requested rows of each key, each once, ascending. Raises InputError for rows that a key does not have."""
         vectors = [given] if is_one(key) else matched(keys, given, "vectors of row indices")
         return [wanted_rows(f"key {k!r}", self._stored(k).shape, v) for k, v in zip(keys, vectors, strict=True)]
 
@@ -184,7 +195,7 @@ class KVStore:
         return [RowSparse(indices, self._stored(key)[indices]) for key, indices in wanted]
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
-        """`push`, then `pull`. Without an updater the keys need no `init`, and nothing is kept."""
+        """Call `push`, then `pull`. Without an updater, the keys need no `init`, and nothing is stored."""
         if self._updater is not None:
             self._to_write(key, out)
             self.push(key, value, priority)
@@ -211,7 +222,7 @@ class KVStore:
         return outs.result(totals)
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
-        """Wait for what was pushed to a key, several, or all; raises the first error."""
+        """Wait for earlier pushes to a key, to several keys, or to all. Raises the first error."""
         keys = list(self._pushed) if key is None else keys_of(key)
         for k in keys:
             self._stored(k)
@@ -221,10 +232,10 @@ class KVStore:
                 made.wait()
 
     def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> Buckets:
-        """What carries the sums inside of a program; ordered: in the order of the ranks.
+        """Return the collectives that a program uses. ordered: sum in the order of the ranks.
 
-        device: of the program in this process. Where it and those of all others are cards that can, they sum among
-        themselves, unless `staged` says why they do not. With a device, every process has to call it.
+        device: device of the program in this process; every process must then make this call. If all processes have
+        GPUs with NCCL, the GPUs sum directly, unless `staged` gives a reason against it.
         """
         if self.num_workers == 1 or device is None:
             return Buckets(self, ordered, staged=staged)
@@ -236,13 +247,13 @@ class KVStore:
 
     @property
     def messages(self) -> Messages:
-        """Arrays from this process to another one, and back."""
+        """Messages that send arrays from this process to another one, and receive them."""
         return self._communicator.messages
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Come to where all processes come, with arrays of the same types; all that was pushed is there then.
+        """Wait until all processes have called it with arrays of the same types. All earlier pushes are then complete.
 
-        Raises RanksDiffer where their fingerprints differ, which travel with the call.
+        Raises RanksDiffer if the fingerprints that the processes send with the call differ.
         """
         self.wait()
         self._communicator.flush()
@@ -251,22 +262,22 @@ class KVStore:
         self.fingerprint.check(sums, self.num_workers)
 
     def compare(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Raise RanksDiffer in all processes unless `facts`, settings by name, are the same in all of them.
+        """Raise RanksDiffer in all processes unless `facts`, settings by name, are equal in all of them. Collective.
 
-        Every process has to call it. what: names the call in errors.
+        what: name of the call in errors.
         """
         compare(self._communicator, what, facts)
 
     @property
     def known_bucket_bytes(self) -> int | None:
-        """Bytes of a bucket as given, or as measured; None before they are measured."""
+        """Bytes of a bucket as given or measured; None before the measurement."""
         return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:
-        """How many bytes of gradients are best summed at once; the same in every process.
+        """Return how many bytes of gradients are all-reduced together; equal in every process.
 
-        As given; or so many that what a sum takes however small it is, as measured, is a small part of it. fixed:
-        measure nothing.
+        It is the given number, or one for which the measured latency is a small part of the time of an all-reduce.
+        fixed: do not measure.
         """
         if self._bucket_bytes is None and (fixed or self.num_workers == 1):
             return FIXED_BUCKET
@@ -275,7 +286,8 @@ class KVStore:
         return self._bucket_bytes
 
     def _measured_bucket(self) -> int:
-        """From the times of a small sum and a larger one: time = latency + bytes / bandwidth (Hockney, 1994)."""
+        """Bucket size from the times of a small and a larger all-reduce: time = latency + bytes / bandwidth
+        (Hockney, 1994)."""
         small, large = np.zeros(16, np.float32), np.zeros(1 << 18, np.float32)
         times = {}
         for array in (small, large):
@@ -297,10 +309,16 @@ class KVStore:
         ordered: bool = False,
         then: Callable[[np.ndarray], Any] | None = None,
     ) -> Pending:
-        """Begin the sum of an array over the processes into `out`, which may be the same; the array must not change.
+        """Start the all-reduce of an array into `out`, which may be the same array.
 
-        ordered: it is added up in the order of the ranks, whatever their number does to MPI's own order. then: called
-        with the sum. Nothing is kept; `wait` of the result returns when it is there.
+        The array must not change until `wait` of the result returns; the sum is then there. Nothing is stored.
+
+        Args:
+            key: Name of the operation.
+            array: The array.
+            out: Where the sum is written.
+            ordered: Sum in the order of the ranks, independent of MPI's own order.
+            then: Called with the sum.
         """
         action = self._sum(key, array, out, _itself if then is None else then, ordered=ordered, alone=True)
         return self._communicator.post(f"sum of {key}", [array], action, operation=self._operation(array, ordered))
@@ -308,7 +326,7 @@ class KVStore:
     def start_scattered_sum(
         self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
     ) -> Pending:
-        """Begin the sum of a vector over the processes; in this process's slice of it, the sum is written over it."""
+        """Start the reduce-scatter of a vector; the sum overwrites this process's slice of it."""
         if ordered:
             return self.start_sum(key, array, array, True, then)
         mine = slices.of_rank(self.rank)
@@ -323,7 +341,7 @@ class KVStore:
     def start_gather(
         self, key: str, mine: np.ndarray, slices: Slices, then: Callable[[Sequence[np.ndarray]], Any]
     ) -> Pending:
-        """Begin to bring every process's slice of a vector to all; `then` is called with the slices, by rank."""
+        """Start the all-gather of every process's slice of a vector; `then` is called with the slices, by rank."""
         self._sent_bytes += mine.nbytes
         sizes = [(end - begin) * mine.itemsize for begin, end in itertools.pairwise(slices.bounds)]
 
@@ -336,7 +354,7 @@ class KVStore:
         return self._communicator.post(f"gather {key}", [shown], gathered)
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
-        """The arrays of all processes, of one type, by rank along a new first axis."""
+        """Return the arrays of all processes, which have one type, by rank along a new first axis. Collective."""
         key = checked_key(key)
         array = array_of(key, array)
         self._sent_bytes += array.nbytes
@@ -345,9 +363,9 @@ class KVStore:
         return found
 
     def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
-        """Begin the sum of rows over the processes, which may be changed at once; `wait` of the result returns it.
+        """Start the sum of rows over all processes. You may change them at once; `wait` of the result returns the sum.
 
-        ordered: in the order of the ranks, wherever they are.
+        ordered: sum in the order of the ranks, on whichever hosts they are.
         """
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), _itself)
 
@@ -369,41 +387,42 @@ class KVStore:
         return then(placed(first, out))
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
-        """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
+        """Return the value of process `root`, or a list for a sequence of keys. Nothing is stored. Collective."""
         pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "broadcast")]
         root = whole(f"broadcast of {shown([k for k, _ in pairs])}: root", root, 0, self.num_workers - 1)
         found = self._broadcast(f"broadcast from rank {root} of", pairs, root)
         return found[0] if is_one(key) else found
 
     def barrier(self) -> None:
-        """Wait until every process has come here; what was pushed before is done then."""
+        """Wait until every process has called it. Earlier pushes are then complete."""
         self.wait()
         self._communicator.perform("barrier")
 
     def working(self) -> AbstractContextManager[None]:
-        """What takes long, and other processes may wait for, goes on meanwhile: this process has not stalled."""
+        """Context of long work that other processes may wait for; it tells them that this process is not stalled."""
         return self._communicator.working()
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        """Code of the user's runs meanwhile, named by `code`; if it does not return while others wait, they name it."""
+        """Context that runs the user's code, named by `code`. If it does not return while others wait, their error
+        names it."""
         return self._communicator.running(code)
 
     def begin_step(self) -> None:
-        """Count a step, by which errors say where a process is."""
+        """Count a step. Errors use the number to say where a process is."""
         self._communicator.steps += 1
 
     def set_updater(self, updater: Updater) -> None:
-        """Let `updater(key, sum, stored)` change the stored values from now on. Every process calls it.
+        """Let `updater(key, sum, stored)` change the stored values from now on. Collective: every process calls it.
 
-        What was pushed before is there then. Raises RanksDiffer where processes give different functions, by their
-        module and name.
+        Earlier pushes complete first. Raises RanksDiffer if the processes pass different functions, compared by module
+        and name.
         """
         self._set_updater("set_updater", updater, checked_updater(updater))
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
-        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`.
+        """Update the stored values with an optimizer (see `gk.optim`), from the pushed gradients.
 
-        Every process calls it. Raises RanksDiffer where they give different optimizers.
+        Collective: every process calls it. Raises RanksDiffer if they pass different optimizers.
         """
         check_optimizer(optimizer)
         self._set_updater("set_optimizer", optimizer, optimizer.updater())
@@ -414,17 +433,17 @@ class KVStore:
         self._updater = updater
 
     def save_optimizer_states(self, path: str | Path) -> None:
-        """Write slots and counts of updates to a safetensors file, whole or not at all.
+        """Write slots and numbers of updates to a safetensors file, completely or not at all.
 
         Raises UsageError without an optimizer.
         """
         write_arrays(path_of("save_optimizer_states", path), self._stateful().states())
 
     def load_optimizer_states(self, path: str | Path) -> None:
-        """Take over such a file. Every process calls it.
+        """Restore such a file. Collective: every process calls it.
 
-        Raises InvalidModel for a file that is damaged, or another optimizer's, and RanksDiffer where processes read
-        different ones.
+        Raises InvalidModel if the file is damaged or of another optimizer, and RanksDiffer if processes read different
+        files.
         """
         file = path_of("load_optimizer_states", path)
         updater, found = self._stateful(), read_arrays(file)
@@ -438,10 +457,15 @@ class KVStore:
         return updater
 
     def set_gradient_compression(self, options: str | Mapping[str, Any]) -> None:
-        """Send float32 arrays that are pushed from now on in fewer bytes, in all processes alike.
+        """Compress float32 arrays that are pushed from now on, equally in all processes.
 
-        options: {"type": "2bit", "threshold": 0.5}, {"type": "top_k", "ratio": 0.01}, "float16" or "bfloat16". What a
-        push leaves out is added to the next one of its key. Raises UsageError for others, and where nothing is sent.
+        The part of a push that compression does not send (the residual) is added to the next push of its key.
+
+        Args:
+            options: {"type": "2bit", "threshold": 0.5}, {"type": "top_k", "ratio": 0.01}, "float16" or "bfloat16".
+
+        Raises:
+            UsageError: Other options, or a local store.
         """
         if self.type == "local":
             raise UsageError("a local store sends nothing: compression is for 'dist_sync'")
@@ -452,33 +476,38 @@ class KVStore:
 
     @property
     def compressing(self) -> tuple[int, ...]:
-        """The ranks that send float32 arrays in fewer bytes, and keep what is left out: of a host with several, its
-        first alone, where there are several hosts."""
+        """The ranks that compress float32 arrays and keep residuals. If there are several hosts, only the first rank
+        of each."""
         levels = self._communicator.levels
         return tuple(range(self.num_workers)) if levels is None else levels.leading
 
     def residuals(self) -> dict[Key, np.ndarray]:
-        """Vectors with what compression has left out of what this process has sent, by key; `restore_residuals` of this
-        process takes them back. All that was pushed has to be there: `wait`."""
+        """Return this process's residuals of gradient compression, vectors by key, for `restore_residuals`.
+
+        Call `wait` first: earlier pushes must be complete.
+        """
         return {} if self._compressed is None else self._compressed.residuals.copies()
 
     def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
-        """Add these to what is pushed next, in place of what waits for these keys.
+        """Set the residuals of these keys, which are added to their next pushes.
 
-        Raises UsageError without compression, and in processes that are not `compressing`; InputError for other than
-        float32, and where a key has another size.
+        Raises UsageError without compression, and in processes that are not `compressing`; InputError for arrays that
+        are not float32, or if a key has another size.
         """
         if not isinstance(residuals, Mapping):
-            raise UsageError(f"residuals are a dict of vectors by key, not {described(residuals)}")
+            raise UsageError(f"residuals must be a dict of vectors by key, not {described(residuals)}")
         if self._compressed is None:
-            raise UsageError("what compression has left out waits for set_gradient_compression")
+            raise UsageError("restore_residuals needs compression: call set_gradient_compression first")
         if residuals and self.rank not in self.compressing:
-            raise UsageError(f"rank {self.rank} sends nothing in fewer bytes, rank {self.compressing[0]} does")
+            raise UsageError(
+                f"rank {self.rank} does not compress, so it has no residuals; rank {self.compressing[0]} does"
+            )
         self._compressed.residuals.restore(residuals)
 
     def __reduce__(self) -> Any:
         raise UsageError(
-            "a KVStore holds a connection of this process and is not copied or pickled: create() one where it is used"
+            "a KVStore holds a connection of this process and cannot be copied or pickled: call create() in each "
+            "process"
         )
 
     def _stored(self, key: Key) -> np.ndarray:
@@ -487,7 +516,7 @@ class KVStore:
         return self._values[key]
 
     def _given(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:
-        """The sum for each key over what is given here; all are looked at before any is sent."""
+        """The sum for each key over the values given here. All are checked before any is sent."""
         return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value, call)]
 
     def _post(
@@ -499,7 +528,7 @@ class KVStore:
         priority: int,
         later: bool,
     ) -> Pending:
-        """Sum over the processes, into `out` when given, and call `then` with it."""
+        """All-reduce, into `out` if given, and call `then` with the sum."""
         if isinstance(array, RowSparse):
             return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
         action = self._sum(key, array, out, then, later=later)
@@ -507,7 +536,7 @@ class KVStore:
         return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later, operation=how)
 
     def _operation(self, array: np.ndarray, ordered: bool) -> str:
-        """What a sum does, for ranks to agree upon; "" for an all-reduce."""
+        """What a sum does, which ranks compare; "" for an all-reduce."""
         fewer = "compressed" if self._compressed is not None and array.dtype == np.float32 else ""
         return ", ".join(filter(None, (fewer, "in the order of ranks" if ordered else "")))
 
@@ -561,7 +590,7 @@ class KVStore:
         return values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
 
     def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:
-        """The root's arrays; `call` is for errors."""
+        """The root's arrays; `call` is its name in errors."""
         if not pairs:
             return []
         names = repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"

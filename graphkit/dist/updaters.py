@@ -1,4 +1,4 @@
-"""What changes the stored values of a KVStore by what is pushed, and what ranks compare of it."""
+"""Updaters, which change the stored values of a KVStore by pushed values, and what ranks compare of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HasUpdater(Protocol):
 
 def checked_updater(updater: Any) -> Updater:
     """Return what `set_updater` takes. Raises UsageError for everything else."""
-    return callable_of("an updater is a function f(key, sum, stored)", updater)
+    return callable_of("an updater must be a function f(key, sum, stored)", updater)
 
 
 def check_optimizer(optimizer: Any) -> None:

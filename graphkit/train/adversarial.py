@@ -1,8 +1,8 @@
-"""Two networks that play against each other (Goodfellow et al. 2014): both updates are one program a step.
+"""Adversarial training of two networks (Goodfellow et al. 2014): both updates run in one program per step.
 
-The discriminator learns to tell real samples from generated ones, and then the generator learns to pass for real before
-the discriminator that has just been updated. Parameters, optimizer slots and running statistics of both are states of
-the graph and are updated together at its end.
+The discriminator learns to distinguish real samples from generated ones. Then the generator learns to make samples that
+the updated discriminator takes for real. Parameters, optimizer slots and running statistics of both are states of the
+graph, and are updated together at its end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ RATES = ("generator_learning_rate", "discriminator_learning_rate")
 
 
 class Losses(NamedTuple):
-    """Binary cross entropies before the updates of a step: the generator's, and the discriminator's on both halves."""
+    """Binary cross entropies before the updates of a step: of the generator, and of the discriminator on both
+    halves."""
 
     generator: float
     discriminator: float
@@ -57,14 +58,16 @@ def adversarial_step(
     smoothing: float = 0.0,
     feed_noise: bool = False,
 ) -> Graph:
-    """One update of the discriminator, and one of the generator after it.
+    """Return a graph of one update of the discriminator, then one of the generator.
 
-    Inputs: real, as the discriminator takes it, [N, ...]; the learning rates RATES, float32 scalars; and with
-    `feed_noise` noise, as the generator takes it, in place of N samples from the standard normal distribution of the
-    graph's own. Outputs: generator and discriminator, as in Losses. Updates: all that both networks hold, the slots and
-    the number of updates, which `starts` describes. smoothing: real samples count as 1 - smoothing (Salimans et al.
-    2016). The generator's loss is -log D(G(z)), the one that does not saturate. Raises UsageError for networks that do
-    not fit.
+    The graph's inputs are the real samples, as the discriminator takes them, [N, ...], and the learning rates RATES,
+    float32 scalars. With `feed_noise` there is also the noise, as the generator takes it; without it, the graph draws N
+    samples from the standard normal distribution. Outputs are the losses of generator and discriminator, as in Losses.
+    Updates are the parameters and statistics of both networks, the slots and the number of updates, which `starts`
+    describes.
+
+    smoothing: real samples count as 1 - smoothing (Salimans et al. 2016). The generator's loss is the non-saturating
+    -log D(G(z)). Raises UsageError for networks that do not match.
     """
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing}: expected a number in [0, 1)")
@@ -151,13 +154,23 @@ def starts(generator: Model, discriminator: Model, optimizers: tuple[Optimizer, 
 
 
 class AdversarialTrainer:
-    """Trains a generator and a discriminator in place, such as both parts of the zoo's `gan`.
+    """Trains a generator and a discriminator in place, such as the two parts of the zoo's `gan`.
 
-    generator: one input, noise [N, ...], and one output, a sample [N, ...]; discriminator: one input, a sample, and one
-    output, the logits of its being real. Their parameters have different names (`name_scope`). optimizer: the
-    generator's, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016; discriminator_optimizer: by default the
-    same. smoothing: see `adversarial_step`. seed: of the noise and the order of samples. `states` has slots and the
-    number of updates, `epochs` says how many are over. Raises UsageError for networks that do not fit.
+    Args:
+        generator: A network with one input, noise [N, ...], and one output, a sample [N, ...].
+        discriminator: A network with one input, a sample, and one output, the logits of its being real. Its parameters
+            must have other names than the generator's (`name_scope`).
+        optimizer: The generator's optimizer, by default Adam(2e-4, beta1=0.5), as in Radford et al. 2016.
+        discriminator_optimizer: By default the same.
+        smoothing: See `adversarial_step`.
+        seed: Seed of the noise and of the order of samples.
+
+    Attributes:
+        states: Slots and number of updates.
+        epochs: Number of complete epochs.
+
+    Raises:
+        UsageError: The networks do not match.
     """
 
     def __init__(
@@ -185,7 +198,7 @@ class AdversarialTrainer:
         self._executor = Executor(self.graph, self._store, device=device, threads=threads, seed=self.seed)
 
     def step(self, real: Any) -> Losses:
-        """Update both on a batch of real samples, [N, ...]. NotFinite leaves everything as it was."""
+        """Update both networks on a batch of real samples, [N, ...]. If it raises NotFinite, nothing changes."""
         done = int(self.states[STEP])
         rates = {name: np.float32(o.schedule(done)) for name, o in zip(RATES, self.optimizers, strict=True)}
         feeds, generator = {REAL: real, **rates}, self._executor.rng
@@ -194,7 +207,7 @@ class AdversarialTrainer:
         except NotFinite:
             origin = finite.origin(bind_rng(self.graph), self._store, feeds, generator)
             raise NotFinite(
-                f"the losses of step {done + 1} are not finite, {origin}; both networks are those before the step"
+                f"the losses of step {done + 1} are not finite, {origin}; both networks are unchanged"
             ) from None
         return Losses(float(found["generator"]), float(found["discriminator"]))
 
@@ -207,13 +220,14 @@ class AdversarialTrainer:
         folder: str | Path | None = None,
         overwrite: bool = False,
     ) -> list[Losses]:
-        """Train for `epochs` more epochs, after `resume` too, over the inputs of a data set; targets are not looked at.
+        """Train for `epochs` more epochs, also after `resume`, on the inputs of a data set; targets are ignored.
 
-        Returns the mean losses of each epoch.
+        A last, smaller batch is left out, because its statistics would differ. With a folder, a checkpoint is written
+        after each epoch; `resume` continues from it bit for bit. A folder belongs to one run: if it contains another
+        one, UsageError is raised, unless `overwrite`.
 
-        A last batch that is smaller is left out, as it would be normalised by other statistics. With a folder, there is
-        a checkpoint in it after each epoch, from which `resume` goes on to the bit. A folder is that of one run: one of
-        another is refused (UsageError), unless `overwrite`.
+        Returns:
+            The mean losses of each epoch.
         """
         history = []
         with contextlib.ExitStack() as stack:
@@ -224,7 +238,7 @@ class AdversarialTrainer:
                 batches = data.batches(batch_size, seed=self.seed, epoch=self.epochs, drop_last=True)
                 losses = [self.step(_samples(inputs)) for inputs, _ in batches]
                 if not losses:
-                    raise InputError(f"{data!r}: there is no batch of {batch_size} samples")
+                    raise InputError(f"{data!r}: there are too few samples for a batch of {batch_size}")
                 history.append(Losses(*(float(m) for m in np.mean(losses, axis=0))))
                 self.epochs += 1
                 if held is not None:
@@ -232,18 +246,19 @@ class AdversarialTrainer:
         return history
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint, whole or not at all, whatever the folder holds: an epoch that broke off is done again.
+        """Write a checkpoint, completely or not at all, even into the folder of another run.
 
-        Raises RuntimeFailure where the disk refuses.
+        After a resume, an interrupted epoch is repeated. Raises RuntimeFailure if the disk fails.
         """
         with RunFolder(folder) as held:
             adversarial_saving.write(self, self._store, self._executor.rng, held.path)
 
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
-        """Take over both networks, slots, random state, seed and `epochs` of a folder's checkpoint, all or nothing.
+        """Restore both networks, slots, random state, seed and `epochs` from a folder's checkpoint.
 
-        Raises UsageError where there is none, InvalidModel where it is damaged or of other networks or optimizers,
-        UnsafeModel for a file that is a symbolic link out of the folder, unless `trusted`.
+        If it fails, nothing changes. Raises UsageError if there is none, InvalidModel if it is damaged or does
+        not match the networks or optimizers, and UnsafeModel if a file is a symbolic link out of the folder, unless
+        `trusted`.
         """
         if not trusted:
             check_links(folder)
@@ -263,7 +278,7 @@ class AdversarialTrainer:
 def _samples(inputs: Any) -> Any:
     if isinstance(inputs, dict):
         if len(inputs) != 1:
-            raise InputError(f"a data set with one input is expected, the samples, not {', '.join(inputs)}")
+            raise InputError(f"expected a data set with one input, the samples, not {', '.join(inputs)}")
         (inputs,) = inputs.values()
     return inputs
 
@@ -291,16 +306,16 @@ def _require_a_pair(generator: Model, discriminator: Model) -> None:
         data = [v for v in net.graph.inputs if v.role == "data"]
         others = [net.graph.name_of(v) for v in net.graph.inputs if v.role not in ("data", "parameter", "state")]
         if len(data) != 1 or others or len(net.outputs) != 1 or not data[0].dtype.is_float:
-            raise UsageError(f"a {who} has one input of numbers and one output, not {net!r}")
+            raise UsageError(f"a {who} must have one input of numbers and one output, not {net!r}")
     (noise,), (sample,) = ([v for v in net.graph.inputs if v.role == "data"] for net in (generator, discriminator))
     shape = noise.tensor.shape
     if shape is None or not shape or not all(isinstance(d, int) for d in shape[1:]):
-        raise UsageError(f"noise has a batch of rows and otherwise fixed sizes, not {noise}")
+        raise UsageError(f"noise must have a batch axis and otherwise fixed sizes, not {noise}")
     made = generator.graph.outputs[0].tensor
     if made.dtype != sample.dtype or _sizes(made.shape) != _sizes(sample.tensor.shape):
-        raise UsageError(f"the generator makes {made}, and the discriminator takes {sample.tensor}")
+        raise UsageError(f"the generator returns {made}, but the discriminator takes {sample.tensor}")
     if both := sorted(set(generator.params) & set(discriminator.params)):
-        raise UsageError(f"both networks have a parameter {both[0]!r}: build each in a name_scope of its own")
+        raise UsageError(f"both networks have a parameter {both[0]!r}: build each in its own name_scope")
 
 
 def _sizes(shape: Sequence[Any] | None) -> Sequence[Any] | None:

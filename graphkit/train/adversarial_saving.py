@@ -1,4 +1,4 @@
-"""Checkpoints of two networks that play against each other: what `AdversarialTrainer` leaves in a folder and takes."""
+"""Checkpoints of an AdversarialTrainer: both networks, their optimizers and the random state."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _training(parameter: TrainedParameter | None) -> str:
 
 
 class Counts(Protocol):
-    """What counts the updates, the batches that wait for one, and the steps that were skipped, as a Stepper does."""
+    """Counts the updates, the accumulated batches and the skipped steps, as a Stepper does."""
 
     updates: int
     waiting: int
@@ -77,7 +77,7 @@ class Counts(Protocol):
 
 
 class Unshared:
-    """The agreement of a rank that takes its steps alone: nothing is compared."""
+    """The agreement of a rank that steps alone: nothing is compared."""
 
     def resumed(self, run: Mapping[str, Any]) -> None:
         """This rank has resumed a run."""
@@ -87,7 +87,7 @@ class Unshared:
 
 
 def agreement_of(store: KVStore | None, params: ParamStore, placed: bool) -> Unshared:
-    """What compares the steps of ranks that take them together. placed: each rank has parameters of its own."""
+    """Return the object that compares the steps of ranks. placed: each rank has its own parameters."""
     if store is None or store.num_workers == 1 or store.is_remote:
         return Unshared()
     return StepAgreement(store, ParamStore({}) if placed else params)

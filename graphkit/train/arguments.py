@@ -1,4 +1,4 @@
-"""Checks of numbers that people give: of the right type, finite, and in a range; the message names owner and range."""
+"""Check numeric arguments: type, finiteness and range. The error names the owner and the range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.errors import UsageError
 
 
 class Range(NamedTuple):
-    """low <= x <= high; `open_low`, `open_high`: the bound itself is left out."""
+    """low <= x <= high. With `open_low` or `open_high`, the bound itself is excluded."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -35,32 +35,32 @@ BELOW_ONE = Range(0.0, 1.0, open_high=True)
 
 
 def real(owner: str, name: str, value: Any, allowed: Range) -> float:
-    """A finite number; raises UsageError for a text, a bool, NaN, and what is out of range."""
+    """Return a finite number. Raises UsageError for a string, a bool, NaN, or a number out of range."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
-        raise UsageError(f"{owner}: {name} is a number, not {value!r}")
+        raise UsageError(f"{owner}: {name} must be a number, not {value!r}")
     number = float(value)
     if not math.isfinite(number) or not allowed.holds(number):
-        raise UsageError(f"{owner}: {name} is a finite number {allowed}, not {value!r}")
+        raise UsageError(f"{owner}: {name} must be a finite number {allowed}, not {value!r}")
     return number
 
 
 def integer(owner: str, name: str, value: Any, low: int) -> int:
-    """An integer of at least `low`; raises UsageError."""
+    """Return an integer of at least `low`; raises UsageError otherwise."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Integral) or value < low:
-        raise UsageError(f"{owner}: {name} is an integer of at least {low}, not {value!r}")
+        raise UsageError(f"{owner}: {name} must be an integer of at least {low}, not {value!r}")
     return int(value)
 
 
 def boolean(owner: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool) and type(value).__name__ != "bool":
-        raise UsageError(f"{owner}: {name} is True or False, not {value!r}")
+        raise UsageError(f"{owner}: {name} must be True or False, not {value!r}")
     return bool(value)
 
 
 def fields(
     owner: str, given: Mapping[str, Any], kinds: Mapping[str, Any], ranges: Mapping[str, Range]
 ) -> dict[str, Any]:
-    """The fields of a dataclass by name, each as its annotation says: float in its range, int from 1 on, bool."""
+    """Check and return the fields of a dataclass by name, by annotation: float in its range, int from 1, bool."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         match kinds[name]:

@@ -1,4 +1,4 @@
-"""Exponential moving averages of the parameters: kept beside them by the training program, and put in their place."""
+"""Exponential moving averages of parameters: the training program updates them, and they can replace the parameters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class EMA:
-    """average = d * average + (1 - d) * weight after every update; it starts at the weight before the first one.
+    """Moving average: average = d * average + (1 - d) * weight after every update. It starts at the initial weight.
 
-    d is `decay`, in [0, 1); with `warmup` it is min(decay, (1 + step) / (10 + step)), step from 1, so that the
-    start is forgotten fast (Polyak and Juditsky, 1992, for averages of iterates; the ramp is TensorFlow's).
+    d is `decay`, in [0, 1). With `warmup` it is min(decay, (1 + step) / (10 + step)), step from 1, so that the start is
+    forgotten fast (Polyak and Juditsky, 1992, for averages of iterates; the ramp is TensorFlow's).
     """
 
     decay: float = 0.999
@@ -35,7 +35,7 @@ class EMA:
         boolean("EMA", "warmup", self.warmup)
 
     def update(self, average: Value, weight: Value, step: Value) -> Value:
-        """The next average. weight: the one after the update; step: int64 scalar, 1 at the first update."""
+        """Return the next average. weight: the weight after the update; step: int64 scalar, 1 at the first update."""
         decay = F.constant(value=np.asarray(self.decay))
         if self.warmup:
             count = F.cast(step, to="float64")
@@ -47,12 +47,12 @@ class EMA:
         return new
 
     def describe(self) -> dict[str, Any]:
-        """A JSON-able dict that `ema` reads back."""
+        """Return a dict for JSON, from which `ema` creates the EMA again."""
         return {"decay": self.decay, "warmup": self.warmup}
 
 
 def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
-    """An EMA from its decay, from what `describe` gave, or itself; None: no average."""
+    """Return an EMA from its decay or from the dict of `describe`; an EMA or None is returned as it is."""
     if spec is None or isinstance(spec, EMA):
         return spec
     return EMA(**spec) if isinstance(spec, Mapping) else EMA(spec)
@@ -80,15 +80,15 @@ class Averages:
         self._aside: dict[str, np.ndarray] = {}  # averages whose parameters are in half floats, while these have them
 
     def start(self) -> None:
-        """They are what the parameters are."""
+        """Set the averages to the parameters."""
         for name in self._holder.trained if self._are_kept else ():
             key = f"{name}/{AVERAGE}"
             self._holder.slots[key] = np.asarray(self._params[name], self._holder.slots.type_of(key).dtype.numpy)
 
     def exchange(self) -> None:
-        """With the parameters, or back. Raises UsageError where there are none."""
+        """Exchange parameters and averages. Raises UsageError if there are no averages."""
         if not self._are_kept:
-            raise UsageError("there is no moving average: give the Trainer ema=0.999, or another decay")
+            raise UsageError("there is no moving average: create the Trainer with ema=0.999, or another decay")
         with uninterrupted:
             for name in self._holder.held:
                 key = f"{name}/{AVERAGE}"
@@ -109,7 +109,7 @@ class Averages:
 
     @contextlib.contextmanager
     def in_their_place(self) -> Iterator[None]:
-        """Inside, the parameters have the averages' values, where there are any."""
+        """Context in which the parameters have the values of the averages, if there are any."""
         before = self.are_in_place
         try:
             if self._are_kept and not before:

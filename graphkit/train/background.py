@@ -1,4 +1,4 @@
-"""What goes on beside the steps of an epoch: the next batches are loaded, the last one's metrics are computed."""
+"""Background work during the steps of an epoch: loading the next batches, and computing the last one's metrics."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ METRIC_SECONDS = 5e-3
 
 
 def length_of(data: object) -> int | None:
-    """How many there are; None where it does not say."""
+    """Return the length; None if there is none."""
     return len(data) if hasattr(data, "__len__") else None
 
 
 class BackgroundWork:
-    """A dependency engine for as long as its `with` block: one worker loads batches, another computes metrics.
+    """A dependency engine for the duration of its `with` block: one worker loads batches, another computes metrics.
 
-    depth: how many batches are loaded ahead; with 0, or without the native engine, everything happens where it is
-    asked for. What a metric raises comes out at the next one, or at the end of the block unless that raises itself.
-    Leaving the block waits for all metrics.
+    depth: number of batches that are loaded ahead. With 0, or without the native engine, everything runs when it is
+    requested. An exception of a metric is raised at the next metric, or at the end of the block unless the block raises
+    one itself. Leaving the block waits for all metrics.
     """
 
     def __init__(self, depth: int):
         if depth < 0:
-            raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
+            raise UsageError(f"prefetch={depth}: the number of batches to load ahead must not be negative")
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
@@ -60,13 +60,13 @@ class BackgroundWork:
         return iter(source) if self._engine is None else prefetch(source, self._depth, engine=self._engine)
 
     def settle(self) -> None:
-        """Wait until the metrics know every batch that they were given."""
+        """Wait until the metrics have seen all their batches."""
         if self._pending and self._engine is not None:
             self._pending = False
             self._engine.wait(self._scores)
 
     def measure(self, metrics: Sequence[Metric], output: np.ndarray, target: np.ndarray) -> None:
-        """Update metrics with a batch; those that take long, beside the next step."""
+        """Update metrics with a batch; slow ones run during the next step."""
 
         def update() -> None:
             for metric in metrics:

@@ -1,4 +1,4 @@
-"""Callbacks: what `Trainer.fit` calls at its steps, its epochs, its begin and its end."""
+"""Callbacks: objects that `Trainer.fit` calls after steps and epochs, and when it begins and ends."""
 
 from __future__ import annotations
 
@@ -25,77 +25,79 @@ _NO_SCORES = frozenset({"epoch", "updates", "processes", "peak_memory", "samples
 
 
 class Callback:
-    """Called by `Trainer.fit(..., callbacks=[...])`; subclasses override what they want of it.
+    """Base class of callbacks for `Trainer.fit(..., callbacks=[...])`. Override the methods that you need.
 
-    Methods get the trainer and numbers by name. They may read everything of the trainer (`trainer.net`,
-    `trainer.folder`, `trainer.rank`, `trainer.learning_rate`, ...), set `trainer.rate_scale`, and ask for the end of
-    training by `trainer.stop("why")`. What one raises comes out of `fit`, with a note of where it was raised; nothing
-    of that epoch is written then.
+    Methods receive the trainer, and a dict of numbers. They may read everything in the trainer (`trainer.net`,
+    `trainer.folder`, `trainer.rank`, `trainer.learning_rate`, ...), set `trainer.rate_scale`, and end training with
+    `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that says where it happened.
+    Nothing of that epoch is written then.
 
-    Several processes: each rank calls the callbacks that it was given. They should be the same everywhere, and write
-    files `if trainer.rank == 0`. Numbers of an epoch are those of rank 0 on all ranks, so that who decides by them
-    decides alike, and checkpoints have the states of rank 0. A call of `stop` on one rank ends training on all at the
-    same point: after that step, or with servers (`dist_async`, ...), where steps are each rank's own, after the epoch.
+    With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
+    only `if trainer.rank == 0`. The numbers of an epoch are those of rank 0 on all ranks, so that all ranks decide
+    alike. Checkpoints contain the states of rank 0. If one rank calls `stop`, all ranks stop at the same point: after
+    that step. With servers (`dist_async`, ...), where ranks step independently, they stop after the epoch.
     """
 
     @property
     def name(self) -> str:
-        """By which a checkpoint knows the state; no two callbacks of a `fit` have the same."""
+        """Name under which a checkpoint stores the state. Each callback of a `fit` needs a different name."""
         return type(self).__name__
 
     def reset(self) -> None:
-        """Forget everything: called before a run of which there is no state of this callback."""
+        """Discard all state. Called before a run for which there is no saved state of this callback."""
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Before the first step, after `restore` or `reset`.
+        """Called before the first step, after `restore` or `reset`.
 
-        numbers: epoch (how many are over), until (how many there will be), updates, processes, resumed (whether a run
-        goes on that was interrupted, or comes from a checkpoint).
+        numbers: epoch (complete epochs), until (epochs at the end of the run), updates, processes, resumed (whether an
+        interrupted run or a checkpoint is continued).
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """After a batch, before the checkpoint that may follow.
+        """Called after each batch, before a checkpoint that may follow.
 
-        numbers: epoch (from 1), batch (from 1, within the epoch), updates, loss (of this batch; NaN for a step that was
+        numbers: epoch (from 1), batch (from 1 in each epoch), updates, loss (of this batch; NaN if the step was
         skipped), learning_rate (of the next update), samples (of this batch, over all processes).
         """
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """After validation, before the checkpoint of the epoch.
+        """Called after validation, before the checkpoint of the epoch.
 
-        numbers: those of the epoch's line in `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
-        samples_per_second (in training, over all processes), peak_memory (bytes of this process so far; where the
-        system tells it), loss, the metrics, and those of validation with `valid_` before the name.
+        numbers: as in the epoch's line of `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
+        samples_per_second (of training, over all processes), peak_memory (bytes of this process so far, if the system
+        reports it), loss, the metrics, and those of validation with the prefix `valid_`.
         """
 
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """When `fit` ends, also by an error or an interrupt, if `on_fit_begin` was called; after the last checkpoint.
+        """Called when `fit` ends, also after an error or an interrupt, if `on_fit_begin` was called.
 
-        numbers: epoch, updates, finished (whether the run is over), stopped (why it was ended early, or None).
+        The last checkpoint is written before.
+
+        numbers: epoch, updates, finished (whether the run is complete), stopped (why it ended early, or None).
         """
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint needs, as JSON has it; part of every checkpoint."""
+        """Return the state that a resumed run needs, as values for JSON. It is part of every checkpoint."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave."""
+        """Restore a state that `state` returned."""
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: ["", *settings(self)])
 
 
 class _Monitor(Callback):
-    """Follows a number of the epochs. A number that is not finite is never better.
+    """Monitors a number of the epochs. A number that is not finite is never better.
 
     monitor: its name in `on_epoch_end`. mode: "min" or "max", what is better; by default "min" for losses, errors and
-    perplexity. min_delta: by how much it has to be better.
+    perplexity. min_delta: smallest difference that counts as better.
     """
 
     def __init__(self, monitor: str, mode: str | None, min_delta: float):
         owner = type(self).__name__
         if mode not in (None, "min", "max"):
-            raise UsageError(f"{owner}: mode is 'min' or 'max', not {mode!r}")
+            raise UsageError(f"{owner}: mode must be 'min' or 'max', not {mode!r}")
         self.monitor = monitor
         self.mode = mode or ("min" if monitor.removeprefix("valid_") in _SMALLER_IS_BETTER else "max")
         self.min_delta = real(owner, "min_delta", min_delta, NOT_NEGATIVE)
@@ -116,13 +118,13 @@ class _Monitor(Callback):
             raise self._lacking(known)
 
     def value(self, numbers: Numbers) -> float:
-        """Return the number. Raises UsageError if the epoch has none of the name."""
+        """Return the monitored number. Raises UsageError if the epoch has no number of this name."""
         if self.monitor not in numbers:
             raise self._lacking(numbers)
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
-        missing = "" if not self.monitor.startswith("valid_") else " (of validation there are where there is data)"
+        missing = "" if not self.monitor.startswith("valid_") else " (valid_... only with validation data)"
         known = [name for name in numbers if name not in _NO_SCORES]
         near = did_you_mean(self.monitor, known)
         near = near if "did you mean" in near else ""  # otherwise it lists all, as this message does
@@ -131,7 +133,7 @@ class _Monitor(Callback):
         )
 
     def improves(self, numbers: Numbers) -> bool:
-        """Whether it is better than the best one so far, which it then is."""
+        """Whether the number is better than the best so far. If so, it becomes the best."""
         value = self.value(numbers)
         if not math.isfinite(value):
             return False
@@ -151,7 +153,7 @@ class _Monitor(Callback):
 
 
 class _Patient(_Monitor):
-    """Counts the epochs since the last better one; `wait` has how many."""
+    """Counts the epochs since the last improvement, in `wait`."""
 
     def __init__(self, monitor: str, patience: int, mode: str | None, min_delta: float):
         self.patience = integer(type(self).__name__, "patience", patience, 1)
@@ -174,17 +176,20 @@ class _Patient(_Monitor):
         self.wait = int(state["wait"])
 
     def runs_out(self, numbers: Numbers) -> bool:
-        """Whether so many epochs in a row are no better as there is patience."""
+        """Whether the number has not improved for `patience` epochs in a row."""
         self.wait = 0 if self.improves(numbers) else self.wait + 1
         return self.wait >= self.patience
 
 
 @typed_constructor("gk.callbacks")
 class EarlyStopping(_Patient):
-    """Ends training when a number has not become better for `patience` epochs.
+    """Ends training if a monitored number has not improved for `patience` epochs.
 
-    monitor, mode, min_delta: a number of the epochs, what is better ("min" or "max"; by default as its name says), and
-    by how much it has to be better.
+    Args:
+        patience: Number of epochs.
+        monitor: Name of the number in `on_epoch_end`.
+        mode: "min" or "max", what is better. By default the name decides: "min" for losses, errors and perplexity.
+        min_delta: Smallest difference that counts as an improvement.
     """
 
     def __init__(self, patience: int, monitor: str = defaults.MONITOR, mode: str | None = None, min_delta: float = 0.0):
@@ -194,15 +199,17 @@ class EarlyStopping(_Patient):
         if self.runs_out(numbers):
             best = "was never finite" if self.best is None else f"was best in epoch {self.best_epoch}, {self.best:.5g}"
             epochs = "an epoch" if self.wait == 1 else f"{self.wait} epochs"
-            trainer.stop(f"{self.monitor} has not become better for {epochs}; it {best}")
+            trainer.stop(f"{self.monitor} has not improved for {epochs}; it {best}")
 
 
 @typed_constructor("gk.callbacks")
 class ReduceOnPlateau(_Patient):
-    """Multiplies the learning rate by `factor` when a number has not become better for `patience` epochs.
+    """Multiplies the learning rate by `factor` if a monitored number has not improved for `patience` epochs.
 
-    cooldown: epochs after that in which nothing is counted. lowest: a bound on what rates are multiplied by, in all.
-    PyTorch's ReduceLROnPlateau with threshold_mode="abs", threshold=min_delta, and a patience less by one.
+    Equal to PyTorch's ReduceLROnPlateau with threshold_mode="abs", threshold=min_delta, and its patience smaller by
+    one. `monitor`, `mode` and `min_delta` are those of EarlyStopping.
+
+    cooldown: number of epochs after a reduction that are not counted. lowest: lower limit of the total factor.
     """
 
     def __init__(
@@ -240,11 +247,11 @@ class ReduceOnPlateau(_Patient):
 
 @typed_constructor("gk.callbacks")
 class KeepBest(_Monitor):
-    """Keeps the model of the best epoch in the run's folder: `best.json` and `best.*.safetensors`.
+    """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
-    The file replaces the one before as a whole, so that there is one at every moment after the first epoch that has a
-    finite number. Its metadata have the epoch, `best_epoch`, and the number under `best_` and its name. monitor, mode:
-    as for EarlyStopping.
+    The file is replaced as a whole: after the first epoch with a finite number, a complete best model always exists.
+    Its metadata contains the epoch (`best_epoch`) and the number (`best_` and its name). `monitor` and `mode`
+    are those of EarlyStopping.
     """
 
     def __init__(self, monitor: str = defaults.MONITOR, mode: str | None = None):
@@ -253,7 +260,7 @@ class KeepBest(_Monitor):
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         super().on_fit_begin(trainer, numbers)
         if trainer.folder is None:
-            raise UsageError("KeepBest: fit has no folder to keep the best model in; give folder=")
+            raise UsageError("KeepBest: fit has no folder for the best model; pass folder=")
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         if self.improves(numbers):

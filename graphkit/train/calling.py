@@ -1,4 +1,4 @@
-"""How `fit` calls callbacks: with their state in checkpoints, errors that say where, and one decision to stop."""
+"""How `fit` calls callbacks: with states from checkpoints, errors with their place, and a common decision to stop."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ States = dict[str, dict[str, Any]]
 
 
 class Calls:
-    """The callbacks of one `fit`. `steps`, `epochs`: whether some rank has any, so that all ranks agree afterwards."""
+    """The callbacks of one `fit`. `steps`, `epochs`: whether any rank has some, so that all ranks agree after
+    calling them."""
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]):
         check_argument("fit", "callbacks", "Sequence", callbacks)
         for given in callbacks:
             if not isinstance(given, Callback):
-                raise UsageError(f"callbacks are objects of subclasses of gk.Callback, not {given!r}")
+                raise UsageError(f"callbacks must be objects of subclasses of gk.Callback, not {given!r}")
         names = [c.name for c in callbacks]
         if twice := sorted({n for n in names if names.count(n) > 1}):
-            raise UsageError(f"two callbacks are called {twice[0]!r}: give one of them a `name` of its own")
+            raise UsageError(f"two callbacks are called {twice[0]!r}: give one of them another `name`")
         self._trainer = trainer
         self.callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
@@ -68,7 +69,7 @@ class Calls:
         self.agree(self.epochs)
 
     def step(self, numbers: Callable[[], Numbers]) -> None:
-        """numbers: are made only where somebody wants them."""
+        """Call the callbacks after a step. numbers: computed only if a callback needs them."""
         if self._at_steps:
             given = numbers()
             for callback in self._at_steps:
@@ -89,7 +90,7 @@ class Calls:
         self._states = None
 
     def end(self, numbers: Numbers, error: BaseException | None) -> None:
-        """error: the one that ends `fit`, which counts for more than those that come now."""
+        """Call the callbacks at the end. error: the exception that ends `fit`; it takes precedence over later ones."""
         for callback in self._begun:
             try:
                 self._call(callback, "on_fit_end", self._trainer, numbers)
@@ -99,9 +100,9 @@ class Calls:
                 error.add_note(f"then {type(further).__name__} in {callback.name}.on_fit_end: {further}")
 
     def states(self) -> States:
-        """What checkpoints have of them; as they were before the end of an epoch that is under way, or has failed.
+        """Return the states for a checkpoint. During or after a failed end of an epoch, they are those from before it.
 
-        Raises UsageError for what JSON does not have.
+        Raises UsageError if a state cannot be written as JSON.
         """
         if self._states is not None:
             return self._states
@@ -112,13 +113,15 @@ class Calls:
                 try:
                     found[callback.name] = json.loads(json.dumps(state))
                 except (TypeError, ValueError) as error:
-                    raise UsageError(f"the state of callback {callback.name!r} is no JSON: {error}") from None
+                    raise UsageError(
+                        f"the state of callback {callback.name!r} cannot be written as JSON: {error}"
+                    ) from None
                 if not isinstance(found[callback.name], dict):
-                    raise UsageError(f"the state of callback {callback.name!r} is a dict, not {state!r}")
+                    raise UsageError(f"the state of callback {callback.name!r} must be a dict, not {state!r}")
         return {name: state for name, state in found.items() if state}
 
     def agree(self, together: bool) -> None:
-        """Stop if a rank wants to. together: whether all ranks come here, as they do where some rank has callbacks."""
+        """Stop if a rank wants to. together: whether all ranks call this, as they do if some rank has callbacks."""
         trainer = self._trainer
         reason = trainer.stop_reason
         if self._store is not None and together:

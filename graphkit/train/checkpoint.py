@@ -1,7 +1,7 @@
-"""Checkpoints: one JSON manifest and one weights file with every array that training needs to go on.
+"""Checkpoints: a JSON manifest and a weights file with all arrays that are needed to resume.
 
-`checkpoint.json` names its weights file by content hash and is renamed into place last, so that the folder holds a
-loadable checkpoint at every moment after the first one was written.
+`checkpoint.json` names its weights file by content hash, and is renamed into place last. So the folder contains a
+complete checkpoint at every moment after the first one was written.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ _VERSION = 2
 
 @dataclass
 class Checkpoint:
-    """Everything beside the graph: arrays by name, the optimizer's description, random state, position.
+    """All of a checkpoint except the graph: arrays by name, the optimizer's description, random state, position.
 
-    arrays: what all processes have alike. parts: by rank, what each alone knows within an epoch. residuals: by rank,
-    what compression has left out of the gradients that it has sent. position: as `Position.describe` gives it. run: a
-    name that all checkpoints of a run have, and no other.
-    notes: of whoever trains, as JSON. callbacks: by the name of a callback, its state.
+    arrays: those that are equal in all processes. parts: by rank, what only that rank knows within an epoch. residuals:
+    by rank, the residuals of gradient compression. position: as `Position.describe` returns it. run: a name that all
+    checkpoints of a run share. notes: JSON of the user of the trainer. callbacks: states by the name of the callback.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -171,7 +170,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidModel(f"{path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise InvalidModel(f"{path} is no checkpoint of graphkit")
+        raise InvalidModel(f"{path} is not a checkpoint of graphkit")
     if not isinstance(manifest.get("version"), int):
         raise InvalidModel(f"{path} is damaged: it has no version")
     if manifest["version"] > _VERSION:

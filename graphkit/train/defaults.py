@@ -1,4 +1,4 @@
-"""What training does unless it is told otherwise, in Python and on the command line."""
+"""Defaults of training, in Python and on the command line."""
 
 from __future__ import annotations
 

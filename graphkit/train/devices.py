@@ -1,4 +1,4 @@
-"""What a process trains on: a device, or one for each group of nodes."""
+"""The device of a process, or one for each group of nodes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def chosen(device: AnyDevice, graph: Graph, kvstore: KVStore | None) -> str | Gr
     several = kvstore is not None and kvstore.num_workers > 1
     if isinstance(found, GroupDevices):
         if kvstore is not None and (several or kvstore.is_remote):
-            raise UsageError("device: one of several processes runs on one device, not on one for each group")
+            raise UsageError("device: with several processes, each runs on one device, not on one for each group")
         return found
     return of_process(found, kvstore.local_rank) if kvstore is not None and several else found

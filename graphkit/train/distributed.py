@@ -1,7 +1,7 @@
-"""The step of one rank of a model whose ranks may need each other, and share branches and loops: one program for each.
+"""The step of one rank, if ranks depend on each other or share branches and loops: one program for each rank.
 
-What is computed is what one process computes, forward, backward and update, of which every rank has a part
-(`graphkit.passes.distribution`); values go between them while the programs run.
+Together they compute what one process computes: forward, backward and update (`graphkit.passes.distribution`). Ranks
+exchange values while the programs run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_LOSS = np.full((), np.nan, np.float32)
 
 
 class DistributedStepper(PlacedStepper):
-    """What a `Stepper` is, for one rank that computes the nodes of its groups; see PlacedStepper."""
+    """A `Stepper` for one rank that computes the nodes of its groups; see PlacedStepper."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class DistributedStepper(PlacedStepper):
             where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
         value = str(error).rpartition(": ")[2]
         return (
-            f"the loss is {value} at {where}, on rank {self._loss_rank}; the parameters are those before the step. "
-            "Lower the learning rate, look for NaN in the data, or give on_nonfinite='skip'"
+            f"the loss is {value} at {where}, on rank {self._loss_rank}; the parameters are unchanged. "
+            "Lower the learning rate, check the data for NaN, or pass on_nonfinite='skip'"
         )
 
     def compared(

@@ -1,4 +1,4 @@
-"""Validation: metrics of the inference graph over data, and its loss."""
+"""Validation: metrics and loss of the inference graph over a data set."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
 
 
 class Evaluation:
-    """The inference graph of a trainer, with its loss in a program of its own, which is made when it is wanted.
+    """Evaluates the inference graph of a trainer. Its loss is a separate program, compiled when it is first needed.
 
     options: those of the executor. The trainer keeps this object and passes itself to each call.
     """
@@ -66,7 +66,7 @@ class Evaluation:
         specs = listed(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
         if with_loss and not self.has_loss(trainer):
-            raise UsageError("the loss of a model in groups is known in training alone: leave it out of the metrics")
+            raise UsageError("a model in groups computes its loss only in training: leave 'loss' out of the metrics")
         measured = trainer._metrics(specs)
         program: Any = self._loss_program(trainer) if with_loss else trainer._inference
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)

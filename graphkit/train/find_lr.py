@@ -1,4 +1,4 @@
-"""Which learning rate: the loss under rates that grow from batch to batch (Smith, 2017, section 3.3)."""
+"""Find a learning rate: the loss for rates that grow from batch to batch (Smith, 2017, section 3.3)."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ _NOISY = 10
 
 @dataclass(frozen=True)
 class RateCurve:
-    """rates: of the updates, growing geometrically. losses: of their batches. smoothed: their mean so far, in which
-    each counts 0.9 of the one after it, corrected for the beginning (as Adam's). suggestion: the rate at which the
-    smoothed loss falls fastest; None where it never falls. diverged: whether it ended before the last rate, at a loss
-    four times the best one or one that is not finite.
+    """The result of `find_lr`: losses by learning rate.
+
+    Attributes:
+        rates: The learning rates of the updates, which grow geometrically.
+        losses: The losses of their batches.
+        smoothed: Exponential moving average of the losses with decay 0.9, with bias correction as in Adam.
+        suggestion: The rate at which the smoothed loss falls fastest; None if it never falls.
+        diverged: Whether it stopped before the last rate, because a loss was not finite or four times the best one.
     """
 
     rates: tuple[float, ...]
@@ -59,7 +63,7 @@ class RateCurve:
             yield "diverged"
 
     def save(self, path: str | Path) -> None:
-        """Write a .csv file: learning_rate, loss, smoothed_loss."""
+        """Write a .csv file with the columns learning_rate, loss, smoothed_loss."""
         rows = zip(self.rates, self.losses, self.smoothed, strict=True)
         lines = ["learning_rate,loss,smoothed_loss\n", *(f"{r!r},{loss!r},{mean!r}\n" for r, loss, mean in rows)]
         write_whole(Path(path), [line.encode() for line in lines])
@@ -70,20 +74,30 @@ def find_lr(
     trainer: Trainer, data: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int | None = None,
     batch_size: int = defaults.BATCH_SIZE, workers: int | Workers | None = None,
 ) -> RateCurve:  # fmt: skip
-    """Train with rates from `lowest` to `highest`, and leave the trainer and its model as they were, to the bit.
+    """Train with rates from `lowest` to `highest`, and restore the trainer and its model bit for bit.
 
-    data, workers: as for `fit`. steps: batches, one pass over the data by default, but 60 at least and 400 at most.
-    The rate of the optimizer is of no consequence, its other options are. Raises UsageError in the middle of a run, and
-    for several processes.
+    The optimizer's learning rate does not matter; its other options do.
+
+    Args:
+        trainer: A Trainer between two epochs, with one process.
+        data: As for `fit`.
+        lowest: The first rate.
+        highest: The last rate.
+        steps: Number of batches. The default is one pass over the data, but at least 60 and at most 400.
+        batch_size: Samples per batch.
+        workers: As for `fit`.
+
+    Raises:
+        UsageError: The trainer stands within an epoch, or trains with several processes.
     """
     low, high = (real("find_lr", n, x, POSITIVE) for n, x in (("lowest", lowest), ("highest", highest)))
     if low >= high:
-        raise UsageError(f"find_lr: lowest={lowest} is not below highest={highest}")
+        raise UsageError(f"find_lr: lowest={lowest} must be below highest={highest}")
     batch_size = integer("find_lr", "batch_size", batch_size, 1)
     if not trainer._alone or (trainer.kvstore is not None and trainer.kvstore.is_remote):
-        raise UsageError("find_lr looks for a rate in one process; run it without a kvstore of several")
+        raise UsageError("find_lr works with one process only; create the Trainer without a kvstore of several")
     if trainer.position.within or trainer._stepper.waiting:
-        raise UsageError(f"find_lr begins between epochs, and training stands {trainer.position}")
+        raise UsageError(f"find_lr must start between epochs, but training stands {trainer.position}")
     with employed(workers, trainer._data(data)) as (found,):
         if steps is None:
             count = length_of(found.batches(batch_size, seed=trainer.seed))

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: what a Trainer does then, and where they come from."""
+"""Losses and gradients that are NaN or infinite: how a Trainer handles them, and where they come from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def choice(on_nonfinite: str) -> str:
     """`on_nonfinite` itself; raises UsageError for what is none of CHOICES."""
     if on_nonfinite not in CHOICES:
         known = f"{', '.join(map(repr, CHOICES))}{did_you_mean(str(on_nonfinite), CHOICES)}"
-        raise UsageError(f"Trainer: on_nonfinite is one of {known}, not {on_nonfinite!r}")
+        raise UsageError(f"Trainer: on_nonfinite must be one of {known}, not {on_nonfinite!r}")
     return on_nonfinite
 
 
@@ -38,7 +38,7 @@ def zero_if_finite(values: Sequence[Value]) -> Value:
 
 
 def guarded(value: Value, token: Value | None) -> Value:
-    """The value, which is there only if the token is finite."""
+    """Return the value, which is computed only if the token is finite."""
     result: Value = value if token is None else F.finite_guard(value, token)
     return result
 
@@ -46,9 +46,10 @@ def guarded(value: Value, token: Value | None) -> Value:
 def origin(
     program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tuple[int, int], others: bool = False
 ) -> str:
-    """What makes the first output of a program, its loss, NaN or infinite, as a clause for an error.
+    """Return what made the first output of a program, its loss, NaN or infinite, as a clause for an error.
 
-    feeds and store: what the program ran on; rng: (seed, step) of that run. others: it is the mean over processes.
+    feeds and store: what the program ran on. rng: (seed, step) of that run. others: whether the loss is the mean over
+    processes.
     """
     if others and not len(next(iter(feeds.values()), ())):
         return _ELSEWHERE
@@ -63,7 +64,7 @@ def origin(
     try:
         found = first_nonfinite(needed, arrays)
     except (GraphkitError, MemoryError) as error:
-        return f"where it comes from cannot be told, as the search failed: {error}"
+        return f"from an unknown node, because the search failed: {error}"
     if found is not None:
         return f"from {found}"
-    return _ELSEWHERE if others else "no node makes it when interpreted: it is the rounding of the kernels"
+    return _ELSEWHERE if others else "but no node produces it in the numpy reference: rounding in the kernels causes it"

@@ -1,4 +1,4 @@
-"""The loop of `Trainer.fit`: epochs of batches, validation, records and checkpoints, from wherever a run stands."""
+"""The loop of `Trainer.fit`: epochs of batches, validation, records and checkpoints, from any position of a run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Fit:
-    """One call of `Trainer.fit`. The trainer's position says at every moment how far it is.
+    """One call of `Trainer.fit`. The trainer's position always says how far it is.
 
-    A step and the position after it, the end of an epoch with its record and checkpoint: each is one block that an
-    interrupt does not divide. folder: the same on all ranks, of which the first writes. every: updates between
-    checkpoints within an epoch. log_every: updates between lines of the log within an epoch; 0: none.
+    An interrupt cannot divide these blocks: a step with the position after it; the end of an epoch with its record and
+    checkpoint. folder: the same on all ranks; rank 0 writes. every: updates between checkpoints within an epoch.
+    log_every: updates between log lines within an epoch; 0 for none.
     """
 
     trainer: Trainer
@@ -85,8 +85,9 @@ class Fit:
         position = self.trainer.position
         if self.trainer.torn:
             raise UsageError(
-                "the last step was stopped in its middle: some parameters may be new, others old; resume() from a "
-                "checkpoint, or set torn = False to train with them as they are"
+                "the last step was interrupted: some parameters may be updated, others not; resume() from a "
+                "checkpoint, "
+                "or set trainer.torn = False to continue with these values"
             )
         self.log.begin(position.epoch, self.trainer.updates, position.seconds)
         history = []
@@ -133,7 +134,7 @@ class Fit:
             return None
         count = length_of(self.train.batches(self.batch_size, seed=trainer.seed, rank=self._rank, ranks=self._ranks))
         if count is None:
-            raise UsageError(f"{self.train.name} does not say its length: give steps= to the schedule, {schedule}")
+            raise UsageError(f"{self.train.name} has no length: pass steps= to the schedule, {schedule}")
         return math.ceil(count / trainer.accumulate) * (position.until - position.start)
 
     def _end(self, error: BaseException | None) -> None:
@@ -217,14 +218,15 @@ class Fit:
         if position.within and position.width:
             if position.length not in (None, length):
                 raise UsageError(
-                    f"{self.train.name} has {length} samples, and the run stands {position}, of data with "
-                    f"{position.length}; other data can take over only between epochs"
+                    f"{self.train.name} has {length} samples, but the run stands {position} of data with "
+                    f"{position.length}; the data can change only between epochs"
                 )
             if position.width != width:
                 if not self.train.orders_samples:
                     raise UsageError(
-                        f"batches of {width} samples, and the run stands {position}, of batches of {position.width}: "
-                        f"the order of {self.train.name} depends on the size, which can change only between epochs"
+                        f"a batch has {width} samples, but the run stands {position} with batches of {position.width}: "
+                        f"the order of {self.train.name} depends on the batch size, which can change only between "
+                        "epochs"
                     )
                 position.resize(width)
         position.width, position.length = width, length
@@ -345,7 +347,7 @@ class Fit:
             else:
                 warnings.warn(
                     f"metric {metric.name!r} of epoch {position.epoch + 1} leaves out the {position.seen} samples "
-                    "before the interruption: the checkpoint has no state of it",
+                    "before the interruption, because the checkpoint does not contain its state",
                     stacklevel=5,
                 )
 
@@ -371,11 +373,11 @@ class Fit:
             trainer.swap()
         where = f"stopped {trainer.position}"
         if trainer.torn:
-            where += ", in the middle of a step: parameters may be half updated; go on from the last checkpoint"
+            where += ", within a step: some parameters may be updated, others not; resume from the last checkpoint"
         elif self.folder is not None and trainer._alone:
             with uninterrupted:
                 self._save()
-            where += f"; {self.folder} has a checkpoint of it"
+            where += f"; {self.folder} contains a checkpoint of this position"
         interrupt.add_note(where)
 
 

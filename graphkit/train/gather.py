@@ -1,4 +1,4 @@
-"""Arrays of every process, brought to all of them."""
+"""Gather arrays of all processes in each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from graphkit.train.metrics import Metric, value_of
 
 
 def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """What each rank gave, by rank; names, types and shapes may differ. Every process has to call it."""
+    """Return the arrays of each rank, by rank. Names, types and shapes may differ. Collective: every process calls
+    it."""
     mine = pack_named(arrays)
     sizes = np.zeros(store.num_workers, np.int64)
     sizes[store.rank] = len(mine)
@@ -28,10 +29,10 @@ def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, n
 
 
 def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
-    """The value of each metric over what all processes have seen; every process has to call it.
+    """Return the value of each metric over the data of all processes. Collective: every process calls it.
 
-    Sums, counts and scores are added up, so that the values are those of one process which saw all of it. A metric
-    without `state`, `restore` and `merge` cannot be: it stays that of each process, and the name says so.
+    Sums, counts and scores are added, so the values equal those of one process that saw all data. A metric without
+    `state`, `restore` and `merge` keeps its own value in each process, and its name says so.
 
     Raises UsageError in all processes if they do not have the same metrics in the same order.
     """
@@ -63,6 +64,5 @@ def _check_alike(names: Sequence[Sequence[str]]) -> None:
     if other is not None:
         first, second = (", ".join(given) or "none" for given in (names[0], names[other]))
         raise UsageError(
-            f"metrics are computed over all processes, and every process gives the same ones in the same order: rank 0 "
-            f"has {first}; rank {other} has {second}"
+            f"all processes must pass the same metrics in the same order: rank 0 has {first}; rank {other} has {second}"
         )

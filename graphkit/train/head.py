@@ -1,4 +1,4 @@
-"""A new last layer for a model that was trained on other classes, or has none."""
+"""Give a model a new last layer, if it was trained on other classes or has no such layer."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ POOLS = ("mean", "first", "none")
 class Head:
     """The last layer: its node, and the operands that depend on the number of classes.
 
-    `axes` has the position of the classes in each of these; the first is the weight. They come from parameters and
-    constants alone, through whatever arranges them. `tail` are the nodes between the layer and the logits, in order,
-    each with the operand that comes from the layer; activations are left out.
+    `axes` contains the axis of the classes in each of these operands; the first is the weight. All of them come only
+    from parameters and constants, possibly through operators that rearrange them. `tail` contains the nodes between the
+    layer and the logits, in order, each with the operand that comes from the layer. Activations are left out.
     """
 
     node: Node
@@ -56,7 +56,7 @@ class Head:
 
 
 def find_head(graph: Graph, output: Value) -> Head:
-    """The last Gemm, MatMul or Conv above an output; raises UsageError when none can be replaced."""
+    """Return the last Gemm, MatMul or Conv before an output. Raises UsageError if none can be replaced."""
     value = output
     stored = _Stored()
     offsets: dict[Value, int] = {}
@@ -83,13 +83,13 @@ def find_head(graph: Graph, output: Value) -> Head:
         tail.append((node, value))
     above = "an input" if value.node is None else value.node.describe()
     raise UsageError(
-        f"no layer with parameters to replace at the end of {titled(graph, 'model')}: there is {above}; a head can go "
-        "on any value by name: replace_head(..., at=NAME), --head-at NAME"
+        f"no layer with parameters to replace at the end of {titled(graph, 'model')}: there is {above}; you can put a "
+        "head on any value by its name: replace_head(..., at=NAME), --head-at NAME"
     )
 
 
 class _Stored:
-    """Whether values come from parameters and constants alone, whatever arranges or converts them."""
+    """Whether values come only from parameters and constants, possibly rearranged or converted."""
 
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}
@@ -130,29 +130,34 @@ def replace_head(
     model: Model, classes: int, *, seed: int | None = None, output: str | None = None, at: str | None = None,
     pool: str | None = None,
 ) -> Model:  # fmt: skip
-    """A model whose last layer gives `classes` logits, from fresh weights (Glorot's uniform) and zero offsets.
+    """Return a model whose last layer gives `classes` logits. Its weights are new (Glorot uniform), its biases 0.
 
-    Everything else, its values included, is the given model's; activations behind the layer (Softmax, Sigmoid, Relu,
-    ...) are taken off, as losses take logits. Parameters keep their names. output: whose layer it is, of several
-    outputs; the others stay.
+    The rest of the model, including its values, is that of `model`. Activations after the layer (Softmax, Sigmoid,
+    Relu, ...) are removed, because losses take logits. Parameters keep their names.
 
-    at: the name of a value that a new layer called `head` goes on, whatever came after it; its logits are the only
-    output then. pool: what becomes of the axes between samples and features, the last one of [N, T, F] and the second
-    of [N, F, H, W]: "mean" (the default for images), "first" (of a sequence: its first token) or "none" (logits for
-    each place).
+    Args:
+        model: Any model.
+        classes: Number of classes.
+        output: If the model has several outputs, the one whose layer is replaced. The others stay.
+        at: Name of a value. A new layer called `head` is put on it, and its logits become the only output.
+        pool: With `at`: how to reduce the axes between samples and features, that is T of [N, T, F] and H, W of [N, F,
+            H, W]. "mean" is the default for images. "first" takes the first token of a sequence. "none" gives logits
+            for each place.
 
-    Raises UsageError when the output does not come from a Gemm, MatMul or Conv with parameters, or there is no such
-    value.
+    Raises:
+        UsageError: The output does not come from a Gemm, MatMul or Conv with parameters, or there is no value `at`.
     """
     if classes < 1:
-        raise UsageError(f"a head has at least one class, not {classes}")
+        raise UsageError(f"a head needs at least one class, not {classes}")
     if pool is not None and (at is None or pool not in POOLS):
-        raise UsageError(f"pool={pool!r}: {', '.join(POOLS)}, for a head at a value (at=, --head-at)")
+        raise UsageError(
+            f"pool must be one of {', '.join(POOLS)}, and needs a head at a value (at=, --head-at), not {pool!r}"
+        )
     # The names in the file are those of the classes before.
     meta = {key: text for key, text in model.graph.meta.items() if key != CLASSES}
     if at is not None:
         if output is not None:
-            raise UsageError("a head at a value gives the only output: leave output out")
+            raise UsageError("a head at a value (at=) becomes the only output: leave output= out")
         value = _new_layer(model.value(at), at, classes, pool)
         return _with_outputs(model, {"logits": value}, {}, meta, seed)
     graph = model.graph
@@ -175,8 +180,8 @@ def _chosen_output(graph: Graph, output: str | None) -> str:
     names = graph.output_names
     if output is None and len(names) != 1:
         raise UsageError(
-            f"a new head is for one output of several, {', '.join(names)}: say which (output=, --output-name), or put "
-            "it on a value (at=, --head-at)"
+            f"the model has several outputs, {', '.join(names)}: choose one for the new head (output=, --output-name), "
+            "or put the head on a value (at=, --head-at)"
         )
     if output is not None and output not in names:
         raise UsageError(f"the model has no output {output!r}{did_you_mean(output, names)}")
@@ -184,7 +189,7 @@ def _chosen_output(graph: Graph, output: str | None) -> str:
 
 
 def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
-    """Parameters in place of the operands of the layer, under the names of what they came from where that goes."""
+    """New parameters for the operands of the layer, with the names of the old ones where possible."""
     # What the layer alone reads leaves the model with it, and its name is free.
     inside = {head.node, *(node for node, _ in head.tail)}
     for old in head.axes:
@@ -214,7 +219,7 @@ def _leaves(value: Value) -> Iterator[Value]:
 def _with_outputs(
     model: Model, outputs: dict[str, Value], fresh: dict[str, Value], meta: dict[str, str], seed: int | None
 ) -> Model:
-    """The model with other outputs: its inputs that they need, its values for the parameters that stay."""
+    """The model with other outputs, the inputs that they need, and its values for the remaining parameters."""
     needed = {v for n in topological(outputs.values()) for v in n.operands if v.node is None}
     needed |= {v for v in outputs.values() if v.node is None}
     graph = model.graph
@@ -234,13 +239,13 @@ def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
     """Logits from a value of features."""
     kind = value.tensor
     if not kind.dtype.is_float or kind.rank not in (2, 3, 4):
-        raise UsageError(f"a head goes on floats [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")
+        raise UsageError(f"a head needs a float value [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")
     if kind.rank == 3 and pool is None:
         raise UsageError(
-            f"{at!r} is {kind}, features for each place of a sequence: say pool=mean, first or none (--head pool=...)"
+            f"{at!r} is {kind}, a sequence of features: choose pool='mean', 'first' or 'none' (--head pool=...)"
         )
     if kind.rank == 4 and pool == "first":
-        raise UsageError(f"{at!r} is {kind}: of an image pool is mean or none")
+        raise UsageError(f"{at!r} is {kind}, an image: pool must be 'mean' or 'none'")
     if kind.rank == 4:
         if pool == "none":
             return nn.conv2d(value, classes, kernel=1, init="xavier_uniform", bias_init="zeros", name="head")
@@ -253,11 +258,11 @@ def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
 
 
 def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int) -> Value:
-    """A node after the layer for the new number of classes, which a Reshape to fixed sizes may name."""
+    """A node after the layer, rebuilt for the new number of classes, which a Reshape to fixed sizes may contain."""
     if node.op.name == "Reshape" and operands[1] is not None:
         sizes = operands[1].tensor.constants or ()
         if head.classes in sizes:
             if sizes.count(head.classes) > 1:
-                raise UsageError(f"{node.describe()} keeps {head.classes} classes apart in several sizes")
+                raise UsageError(f"{node.describe()} reshapes {head.classes} classes to several sizes")
             operands[1] = constant(np.array([classes if s == head.classes else s for s in sizes]))
     return node.rebuilt(operands).outputs[0]

@@ -1,4 +1,4 @@
-"""What a file that was written for inference lacks for training: a free batch, and weights that are parameters."""
+"""Prepare an imported inference model for training: free its batch size, and turn weights into parameters."""
 
 from __future__ import annotations
 
@@ -46,12 +46,18 @@ _ARRANGING = frozenset(
 
 
 def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | None = None) -> Model:
-    """The model with `name` in place of the dimension of 1 that counts the samples of every input, so that it takes
-    batches of any size.
+    """Return the model with a symbolic batch size `name`, for a model that was exported for a batch of 1.
 
-    That dimension is the first, or where `axes` says it is by input name; None leaves an input as it is. Raises
-    UsageError when it is another than 1, when the operators in between fix the batch (a Reshape to [1, ...]), or when
-    two samples in a batch give anything else than each alone.
+    It replaces the dimension of 1 that counts the samples of each input.
+
+    Args:
+        model: Any model.
+        name: Name of the new symbolic dimension.
+        axes: The axis of samples by input name, if it is not the first. With None, the input does not change.
+
+    Raises:
+        UsageError: The dimension is not 1; an operator fixes the batch size (such as a Reshape to [1, ...]); or two
+            samples in one batch give other results than each of them alone.
     """
     graph = model.graph
     places = _batch_axes(model, axes or {})
@@ -60,7 +66,7 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
         shape = list(value.tensor.shape or ())
         if axis >= len(shape) or shape[axis] != 1:
             which = "first dimension" if axis == 0 else f"dimension {axis}"
-            raise UsageError(f"input {value} has no {which} of 1 that could be freed")
+            raise UsageError(f"input {value} has no {which} of size 1 to make symbolic")
         shape[axis] = parse(name)
         table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))
 
@@ -75,13 +81,13 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
         result = Model.from_graph(freed, model.params.entries())
         _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     except GraphkitError as error:
-        raise UsageError(f"{titled(graph, 'model')} works for a batch of 1 alone: {error}") from None
+        raise UsageError(f"{titled(graph, 'model')} works only for a batch of 1: {error}") from None
     return result
 
 
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
-    """A Reshape to constant sizes, of which the one that stands for the batch follows it: the 1 before which the
-    target has as many elements as there are before the batch."""
+    """A Reshape to constant sizes, whose batch size is made symbolic: the 1 before which target and input have equally
+    many elements."""
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants
     shape = None if data is None else data.tensor.shape
@@ -108,7 +114,7 @@ def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int
 
 
 def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, int], name: str) -> None:
-    """Run two random samples together and apart, where the other dimensions are fixed and the inputs are floats."""
+    """Run two random samples together and separately, if the other dimensions are fixed and the inputs are floats."""
     types = [v.tensor for v in single.data_inputs]
     if any(t.dtype not in FLOATS or any(isinstance(d, DimExpr) for d in t.shape or ()) for t in types):
         return
@@ -131,17 +137,17 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
 
 
 def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
-    """The model with the weights that its file has as constants made parameters (statistics: states).
+    """Return the model with the weights that its file stores as constants turned into parameters (statistics: states).
 
-    By default these are floating-point constants with at least one axis that layers learn: weights of convolutions,
-    products, recurrent layers, normalisations, tables, and operands of Add and Mul (there, of more than one element);
-    also behind operators that only arrange them (Unsqueeze, Concat, Slice, ...), and in the subgraphs of If, Loop and
-    Scan, which capture them.
+    By default, these are the floating-point constants with at least one axis that layers learn: weights of
+    convolutions, matrix products, recurrent layers, normalisations and tables, and operands of Add and Mul with more
+    than one element. It also finds them before operators that only rearrange them (Unsqueeze, Concat, Slice, ...), and
+    in the subgraphs of If, Loop and Scan, which capture them.
 
     Args:
         model: Any model. The result shares its parameters.
-        names: Make these floating-point constants parameters in place of those, scalars too (a temperature, say), by
-            the names of their values. They are outside of subgraphs.
+        names: Turn only these floating-point constants into parameters, by the names of their values. They can be
+            scalars, such as a temperature, but not inside subgraphs.
 
     Raises:
         UsageError: There are no such constants.
@@ -160,7 +166,7 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
 
 
 def float_constants(graph: Graph) -> dict[str, Value]:
-    """The floating-point constants of a graph by name, without those of its subgraphs."""
+    """Return the floating-point constants of a graph by name, without those of its subgraphs."""
     found = (node.outputs[0] for node in graph.nodes if isinstance(node.op, Constant))
     return {graph.name_of(v): v for v in found if isinstance(v.type, TensorType) and v.dtype in FLOATS}
 
@@ -174,7 +180,7 @@ def _named_roles(graph: Graph, names: Sequence[str]) -> dict[Value, str]:
 
 
 def _weight_roles(graph: Graph) -> dict[Value, str]:
-    """The constants of a graph and its subgraphs that are weights, with the roles that they get."""
+    """The weights among the constants of a graph and its subgraphs, with their new roles."""
     roles: dict[Value, str] = {}
     for node in all_nodes(graph):
         for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
@@ -187,7 +193,7 @@ def _weight_roles(graph: Graph) -> dict[Value, str]:
 
 
 def _constants_behind(value: Value | None) -> Iterator[Value]:
-    """The floating-point constants with axes that `value` is, or is arranged from."""
+    """The floating-point constants with axes that `value` is, or is rearranged from."""
     pending = [value]
     while pending:
         value = pending.pop()
@@ -203,7 +209,7 @@ def _constants_behind(value: Value | None) -> Iterator[Value]:
 
 
 def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
-    """The graph with `inputs` at its end, in place of the constants that are their keys; its subgraphs capture them."""
+    """The graph with additional `inputs` that replace the constants given as keys. Its subgraphs capture them."""
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if len(node.outputs) == 1 and node.output in inputs:

@@ -1,4 +1,4 @@
-"""The inputs of a batch as callers give them, by name, in arrays that programs take."""
+"""Convert the inputs of a batch to arrays by name, as programs take them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
         return dict(given)
     arrays = given if isinstance(given, tuple) else (given,)
     if len(arrays) != len(names):
-        raise InputError(f"{len(names)} {what} are expected ({', '.join(names)}), {len(arrays)} given")
+        raise InputError(f"expected {len(names)} {what} ({', '.join(names)}), got {len(arrays)}")
     return dict(zip(names, arrays, strict=True))
 
 
@@ -74,6 +74,6 @@ def _converted(name: str, kind: Type, array: Any) -> Any:
         if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
             raise
         raise InputError(
-            f"{error}; its batches are of {shape[0]}: free_batch(net) (--free-batch) makes it take any, or "
-            f"axes={{{name!r}: ...}} (--batch-axis) says which axis counts samples, if not the first"
+            f"{error}; the model takes only batches of {shape[0]}: free_batch(net) (--free-batch) allows any size; "
+            f"if another axis than the first counts samples, set axes={{{name!r}: ...}} (--batch-axis)"
         ) from None

@@ -1,7 +1,7 @@
-"""Losses that are multiplied before the backward pass, so that small gradients are not 0 in float16.
+"""Loss scaling: multiply losses before the backward pass, so that small gradients do not become 0 in float16.
 
-The factor is a state: it is halved where a gradient is not finite, in place of an update, and doubled when there was
-none such for INTERVAL updates (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
+The scale is a state. If a gradient is not finite, the update is skipped and the scale halved. After INTERVAL updates
+without such a gradient, it is doubled (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST, _LEAST, _MOST = 2.0**16, 1.0, 2.0**24
 
 
 def state() -> Value:
-    """float32 [2]: the factor, and the updates since it was another one."""
+    """Return the initial state, float32 [2]: the scale, and the number of updates since it changed."""
     return Value(TensorType(DType.FLOAT32, (2,)), NAME, role="state")
 
 
@@ -33,7 +33,7 @@ def start() -> np.ndarray:
 
 
 def lower(array: np.ndarray) -> np.ndarray | None:
-    """The state behind an update whose gradients were not finite; None where it is at its least."""
+    """Return the state after an update whose gradients were not finite; None if the scale is at its minimum."""
     return np.array([array[0] / 2, 0], np.float32) if array[0] > _LEAST else None
 
 

@@ -1,4 +1,4 @@
-"""Losses by name: scalar graphs of a model's outputs and the targets, averaged over the batch."""
+"""Losses by name. A loss is a scalar graph of the model's outputs and the targets, averaged over the batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ SECOND, MIX = "_second", "mix"
 
 @dataclass(frozen=True)
 class Loss:
-    """A named loss: `build(output, target)` gives a scalar; `target_type(output type)` what the target must be."""
+    """A named loss. `build(output, target)` returns a scalar; `target_type(output type)` returns the type of the
+    target."""
 
     name: str
     build: Callable[..., Value]
@@ -49,7 +50,7 @@ class Loss:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def having(self, **options: Any) -> Loss:
-        """The loss with options that are not None; raises UsageError for those that it does not take."""
+        """Return this loss with the options that are not None. Raises UsageError for an unknown option."""
         given = {name: value for name, value in options.items() if value is not None}
         for name in given:
             if name not in self.takes:
@@ -70,20 +71,20 @@ class Loss:
         return f"{self.name}({options})" if options else self.name
 
     def term(self, graph: Graph, output: Value, target: Value) -> Term:
-        """The loss of an output of `graph` with its weight."""
+        """Return the loss of an output of `graph`, with its weight."""
         mean = _scalar(self.build(output, target))
         weights = self.options.get("class_weights") if self.classes else None
         return Term(mean, counted(graph, target) if weights is None else weight_of_classes(target, weights))
 
     def largest(self, output: TensorType) -> int | None:
-        """The largest target that there is, 0 being the smallest; None where any number is one."""
+        """Return the largest valid target, if the smallest is 0. None if targets can be any number."""
         if self.classes:
             count = output.known_shape[-1]
             return count - 1 if isinstance(count, int) else None
         return 1 if self.probabilities else None
 
     def wants(self, output: TensorType) -> str:
-        """What targets for an output are, in words."""
+        """Describe in words which targets an output needs."""
         kind = self.target_type(output)
         if self.classes:
             return f"class numbers from 0 to {self.largest(output)}, {kind}"
@@ -105,18 +106,22 @@ def _same(output: TensorType) -> TensorType:
 def softmax_cross_entropy(
     logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
 ) -> Value:
-    """Mean of -log softmax(logits)[target]. logits: [..., classes]; target: int64 [...].
+    """Mean of -log softmax(logits)[target].
 
-    label_smoothing: so much of each target goes to all classes alike (Szegedy et al., 2016). class_weights: of each
-    class; the mean is sum(w[target] * loss) / sum(w[target]), of the smoothed part sum(w * -log softmax) over the same
-    (as PyTorch has both), and 0 where the weights of all targets are 0.
+    Args:
+        logits: [..., classes].
+        target: int64 [...].
+        label_smoothing: Share of each target that is distributed equally over all classes (Szegedy et al., 2016).
+        class_weights: A weight w for each class. As in PyTorch, the mean is then sum(w[target] * loss) /
+            sum(w[target]). The smoothed part is sum(w * -log softmax), divided by the same sum. If the weights of all
+            targets are 0, the mean is 0.
     """
     classes = logits.tensor.known_shape[-1]
     if not isinstance(classes, int):
         raise UsageError(f"softmax_cross_entropy needs a fixed number of classes, not {logits}")
     if classes == 1:
         raise UsageError(
-            f"softmax_cross_entropy of one class is always 0, and {logits} has one: for a number use loss='mse' "
+            f"softmax_cross_entropy of one class is always 0, and {logits} has one: for a regression use loss='mse' "
             "(--loss mse), for yes or no loss='sigmoid_binary_cross_entropy'"
         )
     if logits.rank != 2:
@@ -133,7 +138,7 @@ def softmax_cross_entropy(
 def _weighted_cross_entropy(
     logits: Value, target: Value, label_smoothing: float, class_weights: Sequence[float]
 ) -> Value:
-    """logits: [N, classes]; target: [N]. Summed in float32, in which weights of many samples have no overflow."""
+    """logits: [N, classes]; target: [N]. Sums are float32, so that the weights of many samples do not overflow."""
     classes = logits.tensor.known_shape[-1]
     assert isinstance(classes, int), "checked"
     if len(class_weights) != classes:
@@ -156,7 +161,7 @@ def _smoothed(loss: Value, spread: Value, label_smoothing: float) -> Value:
 
 
 def weight_of_classes(target: Value, class_weights: Sequence[float]) -> Value:
-    """The sum of the weights of targets, integers of any shape: a float32 scalar."""
+    """Return the sum of the class weights of targets (integers of any shape), as a float32 scalar."""
     factors = F.constant(value=np.array(class_weights, np.float32))
     return _value(F.stop_gradient(F.reduce_sum(F.gather(factors, target), keepdims=False)))
 
@@ -186,17 +191,24 @@ def huber(output: Value, target: Any) -> Value:
 def sigmoid_binary_cross_entropy(
     logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
 ) -> Value:
-    """Mean of -t log s(x) - (1-t) log(1-s(x)), s the logistic function, as max(x,0) - x t + log(1+exp(-|x|)).
+    """Mean of -t log s(x) - (1-t) log(1-s(x)), where s is the logistic function, over all elements.
 
-    label_smoothing: targets are t (1 - label_smoothing) + label_smoothing / 2. class_weights: two factors, on the part
-    of 1 - t (no) and that of t (yes); the mean is over all elements.
+    It is computed as max(x,0) - x t + log(1+exp(-|x|)).
+
+    Args:
+        logits: Float tensor x of any shape.
+        target: t, of the same shape, from 0 to 1.
+        label_smoothing: Replaces targets by t (1 - label_smoothing) + label_smoothing / 2.
+        class_weights: Two factors: of the part 1 - t (no) and of the part t (yes).
     """
     if label_smoothing:
         kept, half = (scalar_like(part, logits) for part in (1.0 - label_smoothing, label_smoothing / 2))
         target = F.add(F.mul(target, kept), half)
     if class_weights is not None:
         if len(class_weights) != 2:
-            raise UsageError(f"sigmoid_binary_cross_entropy: class weights are of no and yes, not {class_weights}")
+            raise UsageError(
+                f"sigmoid_binary_cross_entropy needs two class weights, for no and yes, not {class_weights}"
+            )
         no, yes = (scalar_like(weight, logits) for weight in class_weights)
         against = F.mul(F.mul(no, F.sub(scalar_like(1.0, logits), target)), F.softplus(logits))
         return _mean(F.add(against, F.mul(F.mul(yes, target), F.softplus(F.neg(logits)))))
@@ -215,19 +227,19 @@ def _value(value: Any) -> Value:
 
 @typed("gk.losses.balanced")
 def balanced(targets: Any, classes: int) -> tuple[float, ...]:
-    """Class weights by which every class counts alike: samples / (classes * samples of the class), of whole numbers.
+    """Return class weights that give every class equal influence: samples / (classes * samples of the class).
 
-    Raises UsageError for targets that are no classes, and for a class without a sample.
+    Raises UsageError if targets are not class numbers, or if a class has no sample.
     """
     labels = np.asarray(targets).reshape(-1)
     if labels.dtype.kind not in "biu":
-        raise UsageError(f"balanced class weights are of targets that are classes, not of {labels.dtype}")
+        raise UsageError(f"balanced class weights need class numbers as targets, not {labels.dtype}")
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         raise UsageError(f"balanced class weights: targets are from {labels.min()} to {labels.max()}, of {classes}")
     counts = np.bincount(labels.astype(np.int64), minlength=classes)
     if empty := [str(c) for c in np.flatnonzero(counts == 0)]:
         few = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise UsageError(f"balanced class weights: no sample is of class {few}; give the weights themselves")
+        raise UsageError(f"balanced class weights: no sample is of class {few}; pass the weights as numbers")
     return tuple((labels.size / (classes * counts)).tolist())
 
 
@@ -271,7 +283,7 @@ def names() -> list[str]:
 def get(
     name: str | Loss, *, label_smoothing: float | None = None, class_weights: Sequence[float] | None = None
 ) -> Loss:
-    """A loss by its name, with options (see `softmax_cross_entropy` and `sigmoid_binary_cross_entropy`)."""
+    """Return a loss by its name, with options (see `softmax_cross_entropy` and `sigmoid_binary_cross_entropy`)."""
     if isinstance(name, Loss):
         found = name
     elif name in _LOSSES:
@@ -291,22 +303,22 @@ def attach(
     mixed: bool = False,
     weighted: bool = False,
 ) -> Graph:
-    """The graph with target inputs and a first output `loss`, followed by its own outputs.
+    """Return the graph with target inputs, and with the loss as its first output, `loss`, before its own outputs.
 
-    Where the graph has an output `loss` already, or an input that is called like a target, the new one has a number
-    behind its name: `loss_1`, `target_1` (see `target_inputs`).
+    If the graph already has an output `loss`, or an input with the name of a target, the new name gets a number:
+    `loss_1`, `target_1` (see `target_inputs`).
 
-    A named loss compares `output` (needed when there are several) with one input `target`, whose type follows from it;
-    those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from (see
-    `logits_of`). A function is called with all outputs, or `output` alone, and the target Values, in the order of
-    `targets` (name to type, required). It returns the mean over the batch, or a sum and its weight. Named losses by
-    output (a dict) are added up, each times its weight (1 where `weights` has none); their targets are called
-    `target_of(output)`.
-
-    weighted: where the weight of a batch is not its number of samples, it is one more output, BATCH_WEIGHT, at the end.
-
-    mixed: there is a second input for each target (`SECOND`), and a scalar `MIX`: the loss is MIX * loss(targets) +
-    (1 - MIX) * loss(second targets), as mixup has it (Zhang et al., 2018).
+    Args:
+        graph: The graph of a model.
+        loss: One of three forms. A named loss compares `output` (required if there are several) with one input
+            `target`, and determines its type; a loss of logits takes the input of the Softmax (over the last axis) or
+            Sigmoid that the output comes from (see `logits_of`). A function is called with all outputs, or with
+            `output` only, and the target Values in the order of `targets` (name to type, required); it returns the mean
+            over the batch, or a sum and its weight. A dict of named losses by output adds them up, each times its
+            weight in `weights` (default 1); the targets are named `target_of(output)`.
+        weighted: If the weight of a batch is not its number of samples, add it as a last output, BATCH_WEIGHT.
+        mixed: Add a second input for each target (`SECOND`) and a scalar input `MIX`. The loss is MIX * loss(targets) +
+            (1 - MIX) * loss(second targets), as in mixup (Zhang et al., 2018).
     """
     found = bound(graph, loss, targets, output, weights)
     names = target_inputs(graph, found.targets)
@@ -332,14 +344,15 @@ def attach(
 
 
 def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
-    """The names of the inputs that `attach` adds to a graph, by the names of targets: the same where they are free."""
+    """Return the names of the inputs that `attach` adds, by the names of targets. They are equal if these are not in
+    use."""
     names = Names(graph.input_names)
     return {target: names.take(target) for target in targets}
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A loss of a graph's outputs: `build` makes the loss of target Values; named: by target, loss and output."""
+    """A loss for the outputs of one graph. `build` makes it from target Values; named: by target, loss and output."""
 
     build: Callable[..., Term]
     targets: Mapping[str, TensorType]
@@ -347,7 +360,7 @@ class Bound:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """What the losses are means over: dimensions that vary, or class weights; with an output that is such."""
+        """The divisor of each mean loss (varying dimensions, or class weights), with an output that has it."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
@@ -356,7 +369,7 @@ class Bound:
         return over
 
     def warn_of_weights(self) -> None:
-        """Warn where losses of several outputs are means over numbers of their own, of which a batch has one weight."""
+        """Warn if losses of several outputs are means over different numbers, because a batch has only one weight."""
         if len(self.averaged_over) > 1:
             first, second, *_ = self.averaged_over.values()
             warnings.warn(
@@ -370,7 +383,7 @@ def bound(
     graph: Graph, loss: AnyLoss, targets: Mapping[str, TensorType] | None, output: str | None,
     weights: Mapping[str, float] | None = None,
 ) -> Bound:  # fmt: skip
-    """The loss with its targets, as `attach` takes them; raises UsageError where they do not go together."""
+    """Return the loss with its targets, for arguments as of `attach`. Raises UsageError if they do not match."""
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     for name in (*(() if output is None else (output,)), *(loss if isinstance(loss, Mapping) else ())):
         if name not in outputs:
@@ -378,7 +391,7 @@ def bound(
     if isinstance(loss, Mapping):
         return _of_outputs(graph, outputs, loss, targets, weights or {})
     if weights:
-        raise UsageError("loss_weights are of several losses: loss={output: loss, ...}")
+        raise UsageError("loss_weights= needs a dict of losses by output: loss={output: loss, ...}")
     chosen = list(outputs.values()) if output is None else [outputs[output]]
     named: dict[str, tuple[Loss, str]] = {}
     if isinstance(loss, (str, Loss)):
@@ -387,7 +400,7 @@ def bound(
         if not targets:
             if len(chosen) != 1:
                 raise UsageError(
-                    f"loss {known.name!r} takes one output; say which (output=...): {', '.join(graph.output_names)}"
+                    f"loss {known.name!r} takes one output; choose it with output=: {', '.join(graph.output_names)}"
                 )
             targets = {"target": known.target_type(chosen[0].tensor)}
             named = {"target": (known, output or graph.output_names[0])}
@@ -398,7 +411,7 @@ def bound(
     else:
         function, compared = loss, chosen
         if targets is None:
-            raise UsageError("a loss that is a function needs targets={name: TensorType}")
+            raise UsageError("a loss that is a function needs targets={name: TensorType, ...}")
 
     def build(*given: Value) -> Term:
         return _term(function(*compared, *given))
@@ -412,15 +425,15 @@ def _of_outputs(
 ) -> Bound:  # fmt: skip
     """A weighted sum of losses, each of an output."""
     if not given:
-        raise UsageError("loss={}: there is no output to compare")
+        raise UsageError("loss={} is empty: give a loss for at least one output")
     if targets is not None:
-        raise UsageError("targets follow from losses by output; leave targets= out")
+        raise UsageError("a dict of losses determines the targets; leave targets= out")
     for name, weight in weights.items():
         if name not in given:
-            raise UsageError(f"loss_weights: no loss is of {name!r}{did_you_mean(name, given)}")
+            raise UsageError(f"loss_weights: no output with a loss is called {name!r}{did_you_mean(name, given)}")
         real("loss_weights", name, weight, NOT_NEGATIVE)
     if odd := [loss for loss in given.values() if not isinstance(loss, (str, Loss))]:
-        raise UsageError(f"losses by output are names or what gk.losses.get gives, not {odd[0]!r}")
+        raise UsageError(f"losses by output must be names or results of gk.losses.get, not {odd[0]!r}")
     losses = {name: get(loss) for name, loss in given.items()}
     _check_floats(graph, [outputs[name] for name in losses], every=True)
 
@@ -445,7 +458,7 @@ def _of_outputs(
 
 
 def target_of(output: str) -> str:
-    """What the target of one of several outputs is called."""
+    """Return the name of the target of one of several outputs."""
     return f"target_{output}"
 
 
@@ -461,30 +474,33 @@ def _term(found: Any) -> Term:
     if not isinstance(found, (tuple, list)):
         return Term(_scalar(found), None)
     if len(found) != 2:
-        raise UsageError(f"a loss is a float scalar, or a pair of a sum and its weight, not {len(found)} values")
+        raise UsageError(f"a loss must be a float scalar, or a pair of a sum and its weight, not {len(found)} values")
     return quotient(*map(_scalar, found))
 
 
 def _scalar(value: Any) -> Value:
     if not isinstance(value, Value) or not value.dtype.is_float or value.rank not in (0, None):
-        raise UsageError(f"a loss is a float scalar, not {value}")
+        raise UsageError(f"a loss must be a float scalar, not {value}")
     return value
 
 
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
-    """Raise UsageError for outputs that have no gradient, naming where in the graph the last value is that has one."""
+    """Raise UsageError for outputs without a gradient; the message names the last value that has one."""
     odd = [value for value in chosen if not (isinstance(value.type, TensorType) and value.dtype.is_float)]
     if not odd or (len(odd) < len(chosen) and not every):
         return
     value = odd[0]
-    message = f"{value} is not floating-point, so that no loss of it has a gradient"
+    message = f"{value} is not floating-point, so a loss of it has no gradient"
     if (last := float_behind(value)) is not None:
-        message += f"; the last value before it that is one is {last}: make it the output, as gk.Model(net.value(NAME))"
+        message += (
+            f"; the last floating-point value before it is {last}: make that the output, with gk.Model(net.value(NAME))"
+        )
     raise UsageError(message)
 
 
 def float_behind(value: Value) -> Value | None:
-    """The nearest floating-point tensor that `value` is computed from along first operands; None when there is none."""
+    """Return the nearest floating-point tensor that `value` is computed from, along first operands; None if there is
+    none."""
     while not (isinstance(value.type, TensorType) and value.dtype.is_float):
         if value.node is None or not value.node.operands:
             return None
@@ -498,10 +514,9 @@ def with_loss(
     targets: Mapping[str, TensorType] | None = None,
     output: str | None = None,
 ) -> Model:
-    """A model whose first output is the scalar loss, with the same parameters and one more input per target.
+    """Return a model whose first output is the scalar loss, with the same parameters and one more input per target.
 
-    They are called `loss` and `target`, as far as the model has no output and no input of that name: see `attach`.
-
-    targets, output: as a Trainer takes them.
+    The output is named `loss` and the input `target`, unless the model already has these names: see `attach`. The
+    arguments targets and output are those of a Trainer.
     """
     return Model.from_graph(attach(model.graph, loss, targets, output), model.params.entries())

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON has to hold, told before anything of it is used."""
+"""Check the JSON of a checkpoint before anything of it is used."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def check(manifest: Mapping[str, Any], where: str) -> None:
     settings = manifest.get("settings", {})
     _check(settings, _OF_SETTINGS, f"{where}: settings")
     if settings.get("waiting", 0) >= max(settings.get("accumulate", 1), 1):
-        raise InvalidModel(f"{where} is damaged: more gradients wait than are accumulated")
+        raise InvalidModel(f"{where} is damaged: it contains more accumulated batches than `accumulate` allows")
 
 
 def _check(entry: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> None:

@@ -1,4 +1,4 @@
-"""Metrics over a stream of batches: `update(output, target)`, then `value`."""
+"""Metrics over many batches: call `update(output, target)` for each batch, then read `value`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from graphkit.train.targets import aligned
 
 
 class Metric(Protocol):
-    """`update` sees the model's first output and the first target of a batch.
+    """Base class of metrics. `update` receives the model's first output and the first target of a batch.
 
-    `state` and `restore` are for checkpoints within an epoch: arrays by name (no name has a "/") of what `update` has
-    gathered. `merge` adds what another process has gathered. A metric of your own may lack them: of an epoch that was
-    interrupted it then counts only what came after, and of several processes each has its own.
+    `state` and `restore` are for checkpoints within an epoch. `state` returns arrays by name, without "/" in the names.
+    `merge` adds the state of another process. Your own metric may lack them. After an interruption it then counts only
+    the later samples of the epoch, and with several processes each has its own value.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Metric(Protocol):
 
 
 def value_of(metric: Metric) -> float:
-    """The value of a metric as JSON has it. Raises UsageError for one that is no number."""
+    """Return the value of a metric as a number for JSON. Raises UsageError if it is not a number."""
     try:
         return float(metric.value)
     except (TypeError, ValueError):
-        raise UsageError(f"the value of metric {metric.name!r} is a number, not {metric.value!r}") from None
+        raise UsageError(f"the value of metric {metric.name!r} must be a number, not {metric.value!r}") from None
 
 
 class _Shown:
@@ -88,8 +88,8 @@ class _Average(_Shown):
 class Accuracy(_Average):
     """Share of samples whose predicted class is the target.
 
-    output: [..., classes] for int targets [...], of which the largest is predicted; or one logit per sample, which
-    predicts 1 where it is above 0 (a probability: above 1/2), for targets of 0 and 1.
+    Outputs [..., classes] predict the class with the largest value; targets are ints [...]. Alternatively there is one
+    number per sample, with targets 0 and 1. A logit above 0, or a probability above 1/2, predicts 1.
     """
 
     name = "accuracy"
@@ -109,9 +109,9 @@ class Accuracy(_Average):
 
 @typed_constructor("gk.metrics")
 class TopK(_Average):
-    """Share of samples whose target class is among the `k` largest outputs; of equal ones the lower class counts first.
+    """Share of samples whose target class is among the `k` largest outputs.
 
-    output: [..., classes]; target: ints [...].
+    Of equal outputs, the lower class comes first. Outputs are [..., classes], targets are ints [...].
     """
 
     def __init__(self, k: int = 5, probabilities: bool = False) -> None:
@@ -130,11 +130,11 @@ class TopK(_Average):
 
 
 class F1(_Shown):
-    """F1 = 2 TP / (2 TP + FP + FN) of predicted classes (van Rijsbergen, 1979); a class without any of them has 0.
+    """F1 = 2 TP / (2 TP + FP + FN) of predicted classes (van Rijsbergen, 1979).
 
-    output: [..., classes] for int targets [...]: of more than two classes the mean over those that occur ("macro"), of
-    two that of class 1 ("binary"); or one logit per sample, which predicts class 1 where it is above 0 (a probability:
-    above 1/2).
+    A class without any of these has F1 = 0. Outputs are [..., classes], targets are ints [...]. With more than two
+    classes, F1 is the mean over the classes that occur ("macro"). With two classes, it is the F1 of class 1 ("binary").
+    Alternatively there is one number per sample: a logit above 0, or a probability above 1/2, predicts class 1.
     """
 
     name = "f1"
@@ -183,10 +183,11 @@ class F1(_Shown):
 
 
 class AUC(_Shown):
-    """Area under the ROC curve: the share of pairs (positive, negative) in which the positive scores higher.
+    """Area under the ROC curve: the share of pairs (positive, negative) in which the positive has the higher score.
 
-    Ties count half (Hanley and McNeil, 1982). output: one score per sample, or [..., 2] logits, of which the
-    difference counts; target: 0 or 1. All scores are kept. NaN while one of the two classes is missing.
+    Ties count half (Hanley and McNeil, 1982). Outputs are one score per sample, or logits [..., 2], whose difference is
+    the score. Targets are 0 or 1. The metric keeps all scores in memory. It is NaN while one of the two classes is
+    missing.
     """
 
     name = "auc"
@@ -233,8 +234,8 @@ class AUC(_Shown):
 
 
 class Perplexity(_Average):
-    """exp of the mean of -log softmax(output)[target]. output: logits [..., classes], or probabilities of which the
-    logarithms count; target: ints [...]."""
+    """exp of the mean of -log softmax(output)[target]. Outputs are logits [..., classes], or probabilities, whose
+    logarithm is used. Targets are ints [...]."""
 
     name = "perplexity"
 
@@ -289,7 +290,7 @@ _REGRESSION = "; the metrics of a regression are 'mse', 'rmse' and 'mae'"
 
 
 def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Class numbers [...] of an output [..., classes], also where they have axes of 1 more or less, or are floats."""
+    """Class numbers [...] for an output [..., classes]. Accepts floats, and additional or missing axes of size 1."""
     found = aligned(np.asarray(target), output.shape[:-1]) if output.ndim else None
     if found is None:
         raise InputError(
@@ -297,7 +298,7 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
         )
     if found.dtype.kind == "f" and not np.all(found == np.floor(found)):
         raise InputError(
-            f"{name}: targets are class numbers, and {found[found != np.floor(found)][0]} is none{_REGRESSION}"
+            f"{name}: targets must be class numbers, but {found[found != np.floor(found)][0]} is not{_REGRESSION}"
         )
     return found
 
@@ -311,7 +312,7 @@ def _single(output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
 def _check_binary(name: str, target: np.ndarray) -> None:
     if not np.all((target == 0) | (target == 1)):
         raise InputError(
-            f"{name}: of one number per sample the targets are 0 and 1, not {np.unique(target)[:5]}{_REGRESSION}"
+            f"{name}: with one number per sample, targets must be 0 or 1, not {np.unique(target)[:5]}{_REGRESSION}"
         )
 
 
@@ -319,7 +320,9 @@ def _same_shape(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray
     """The target in the output's shape; without this [N] and [N, 1] would broadcast to [N, N]."""
     found = aligned(np.asarray(target), output.shape)
     if found is None:
-        raise InputError(f"{name}: output {list(output.shape)} is compared with targets {list(np.shape(target))}")
+        raise InputError(
+            f"{name}: output {list(output.shape)} and targets {list(np.shape(target))} must have the same shape"
+        )
     return found
 
 
@@ -327,7 +330,7 @@ def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
     """One score per sample, flat: [...] or [..., 1] for targets [...]."""
     if output.size != target.size:
         raise InputError(
-            f"{name}: output {list(output.shape)} is not one score for each target of {list(target.shape)}"
+            f"{name}: output {list(output.shape)} must have one score for each target {list(target.shape)}"
         )
     return output.reshape(-1)
 
@@ -353,14 +356,16 @@ def names() -> list[str]:
 
 
 def get(spec: Any, probabilities: bool = False) -> Metric:
-    """A fresh metric by name (`top<k>` for any k), or `spec` itself when it is one.
+    """Return a new metric by its name (`top<k>` for any k), or `spec` itself if it is a metric.
 
-    probabilities: outputs are those of a Softmax or Sigmoid, not logits.
+    Args:
+        spec: A name or a metric.
+        probabilities: Whether outputs come from a Softmax or Sigmoid and are not logits.
     """
     if not isinstance(spec, str):
         if isinstance(spec, type) or not all(hasattr(spec, part) for part in _PARTS):
             raise UsageError(
-                f"a metric is a name ({', '.join(_METRICS)}, top<k>), or an object with name, reset(), "
+                f"a metric must be a name ({', '.join(_METRICS)}, top<k>), or an object with name, reset(), "
                 f"update(output, target) and value (see gk.metrics.Metric), not {shown(spec)}"
             )
         spec.reset()

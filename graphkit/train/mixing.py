@@ -1,4 +1,4 @@
-"""Mixup and CutMix: batches whose samples are mixed with others of the same batch, and so are their losses."""
+"""mixup and CutMix: mix the samples of a batch with other samples of the batch, and their losses likewise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from graphkit.train.losses import MIX, SECOND
 
 @dataclass(frozen=True)
 class Mixing:
-    """mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x' of
-    the share 1 - m of the area takes the place of that of x, with m from Beta(cutmix, cutmix) (Yun et al., 2019). With
-    both, each batch has either by half. x' are the samples of the batch in another order, and m is one number a batch.
+    """Mixes samples x of a batch with samples x', which are those of the batch in another order.
+
+    mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x' with
+    the share 1 - m of the area replaces that of x, with m from Beta(cutmix, cutmix) (Yun et al., 2019). With both, each
+    batch uses one of them, with probability 1/2. m is one number per batch.
     """
 
     mixup: float | None
@@ -25,10 +27,10 @@ class Mixing:
     def mixed(
         self, inputs: Mapping[str, Any], targets: Mapping[str, Any], size: int | None, key: Sequence[int]
     ) -> dict[str, Any]:
-        """What the program of a mixed loss is fed: the inputs, both targets, and the share of the first.
+        """Return the feeds of a program with a mixed loss: the inputs, both targets, and the share of the first.
 
-        size: samples of the batch (None: as its first input says); arrays without an axis of so many in front are
-        those of the whole batch. key: what the random numbers follow from.
+        size: number of samples of the batch (None: that of its first input). Arrays whose first axis has another size
+        are not mixed. key: determines the random numbers.
         """
         generator = np.random.default_rng(key)
         size = len(next(iter(inputs.values()))) if size is None else size
@@ -50,7 +52,7 @@ def _blended(name: str, given: Any, order: np.ndarray, share: float) -> Any:
     if not _counts(array, len(order)):
         return given
     if array.dtype.kind in "biu":
-        raise InputError(f"mixup blends numbers, and input {name!r} is {array.dtype}: give it as floats")
+        raise InputError(f"mixup needs inputs of floats, but input {name!r} is {array.dtype}")
     kind = array.dtype
     return array * kind.type(share) + array[order] * kind.type(1.0 - share)
 
@@ -76,7 +78,7 @@ def _cut(
 
 def _whole(name: str, given: Any, order: np.ndarray) -> Any:
     if _counts(np.asarray(given), len(order)):
-        raise InputError(f"cutmix cuts images, and input {name!r} of {np.ndim(given)} axes is none")
+        raise InputError(f"cutmix needs images with 4 axes, but input {name!r} has {np.ndim(given)}")
     return given
 
 

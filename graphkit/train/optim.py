@@ -1,4 +1,4 @@
-"""Optimizers: which slots a parameter has, and the update operator that changes both, in the graph."""
+"""Optimizers: each defines its slots (state arrays per parameter) and the operator that updates parameter and slots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`lr` is a number or a Schedule. Subclasses name their slots and build one parameter's update."""
+    """Base class of optimizers. A subclass names its slots and builds the update of one parameter.
+
+    `lr` is a number or a Schedule.
+    """
 
     lr: float | Schedule
 
@@ -63,18 +66,21 @@ class Optimizer:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the per-parameter states; each has the parameter's type and starts at `start(name)`."""
+        """Names of the state arrays of each parameter. Each has the parameter's type and starts at `start(name)`."""
         return ()
 
     def start(self, slot: str) -> float:
-        """What every element of a slot is before the first update."""
+        """Return the initial value of every element of a slot."""
         return 0.0
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
-        """The new weight and the new slots. lr: float32 scalar; step: int64 scalar, 1 at the first update;
-        decay: factor on weight_decay for this parameter."""
+        """Build the update of one parameter; return the new weight and the new slots.
+
+        Scalars of the graph: `lr` is float32, `step` is int64 and 1 at the first update. `decay` is the factor on
+        weight_decay for this parameter.
+        """
         raise NotImplementedError
 
     @property
@@ -82,25 +88,25 @@ class Optimizer:
         return schedule(self.lr)
 
     def rate(self, step: int) -> float:
-        """The learning rate at an update, 0 for the first."""
+        """Return the learning rate of an update; the first update is 0."""
         return self.lr(step) if isinstance(self.lr, Schedule) else self.lr
 
     def updater(self) -> OptimizerUpdater:
-        """What a KVStore calls for each gradient that is pushed (`set_optimizer`), with slots of its own."""
+        """Return the updater that a KVStore calls for each pushed gradient (`set_optimizer`). It has its own slots."""
         return OptimizerUpdater(self)
 
     def describe(self) -> dict[str, Any]:
-        """A JSON-able dict that `get` reads back."""
+        """Return a dict for JSON, from which `get` creates the optimizer again."""
         return {"type": self.kind, **vars(self), "lr": self.schedule.describe()}
 
 
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent; g = grad + weight_decay * w.
+    """Stochastic gradient descent, with g = grad + weight_decay * w.
 
-    With momentum: v = momentum * v + (1 - dampening) * g, w -= lr * v; Nesterov: w -= lr * (g + momentum * v)
-    (Sutskever et al., 2013, in the form that PyTorch uses).
+    With momentum: v = momentum * v + (1 - dampening) * g, w -= lr * v. With Nesterov momentum: w -= lr * (g + momentum
+    * v) (Sutskever et al., 2013, in the form that PyTorch uses).
     """
 
     momentum: float = 0.0
@@ -111,7 +117,7 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nesterov and not self.momentum:
-            raise UsageError("SGD: nesterov=True looks ahead along the momentum, which is 0")
+            raise UsageError("SGD: nesterov=True needs a momentum above 0")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -175,7 +181,7 @@ class AdamW(Adam):
 class RMSProp(Optimizer):
     """RMSProp (Hinton, 2012) in the form that PyTorch uses: g / (sqrt(mean of g^2) + epsilon), with momentum.
 
-    centered: the square of the mean gradient is taken off (Graves, 2013). weight_decay is added to the gradient.
+    With centered, the square of the mean gradient is subtracted (Graves, 2013). weight_decay is added to the gradient.
     """
 
     lr: float | Schedule = 1e-2
@@ -206,7 +212,7 @@ class RMSProp(Optimizer):
 class Adagrad(Optimizer):
     """Adagrad (Duchi, Hazan and Singer, 2011) in the form that PyTorch uses.
 
-    lr_decay: the rate is lr / (1 + (step - 1) * lr_decay). initial: what the sums of squares start from.
+    The learning rate is lr / (1 + (step - 1) * lr_decay). The sums of squares start at `initial`.
     """
 
     lr: float | Schedule = 1e-2
@@ -263,7 +269,7 @@ class Adadelta(Optimizer):
 class Ftrl(Optimizer):
     """FTRL-Proximal (McMahan et al., 2013, algorithm 1) for sparse linear models.
 
-    l1 makes weights exactly 0; l2 takes the place of weight decay, and parameters excluded from that have none.
+    l1 makes weights exactly 0. l2 replaces weight decay; it does not apply to parameters without weight decay.
     """
 
     lr: float | Schedule = 0.1
@@ -286,9 +292,9 @@ class Ftrl(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class LARS(Optimizer):
-    """SGD with momentum whose rate is scaled by |w| / (|g| + weight_decay |w|) per parameter (You et al., 2017).
+    """SGD with momentum; each parameter's rate is scaled by |w| / (|g| + weight_decay |w|) (You et al., 2017).
 
-    vectors=False leaves biases and the scales of normalisations (rank 0 and 1) at the plain rate, without decay.
+    With vectors=False, biases and scales of normalisations (rank 0 and 1) have the plain rate and no weight decay.
     """
 
     lr: float | Schedule = 1.0
@@ -320,9 +326,9 @@ class LARS(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    """Adam whose step is scaled to the norm of the parameter (You et al., 2020), with decoupled weight decay.
+    """Adam with steps scaled to the norm of each parameter, and decoupled weight decay (You et al., 2020).
 
-    vectors=False gives biases and the scales of normalisations (rank 0 and 1) Adam's step, without decay.
+    With vectors=False, biases and scales of normalisations (rank 0 and 1) have Adam's step and no weight decay.
     """
 
     lr: float | Schedule = 1e-3
@@ -361,15 +367,15 @@ _BY_NAME: Mapping[str, Mapping[str, Any]] = {"sgd": {"lr": 0.05, "momentum": 0.9
 
 
 def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
-    """An optimizer from its name and options, from what `describe` gave, or itself.
+    """Return an optimizer by its name and options, or from the dict of `describe`. An Optimizer is returned as it is.
 
-    By its name, "sgd" has a learning rate of 0.05 and momentum 0.9 unless the options say otherwise.
+    By name, "sgd" has learning rate 0.05 and momentum 0.9, unless the options change them.
     """
     if isinstance(spec, Optimizer):
         return spec
     if not isinstance(spec, (str, Mapping)):
         shown = f"the class {spec.__name__}; write {spec.__name__}(...)" if isinstance(spec, type) else repr(spec)
-        raise UsageError(f"an optimizer is a name or an object such as gk.optim.SGD(0.1), not {shown}")
+        raise UsageError(f"an optimizer must be a name or an object such as gk.optim.SGD(0.1), not {shown}")
     named = {} if isinstance(spec, Mapping) else {"type": spec, **_BY_NAME.get(spec, {})}
     chosen = {**named, **(spec if isinstance(spec, Mapping) else {}), **options}
     kind = chosen.pop("type", None)
@@ -397,5 +403,5 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name in _KINDS:
-            raise AttributeError(f"gk.optim has no {name!r}; did you mean {_KINDS[name].__name__!r}?")
-        raise AttributeError(f"gk.optim has no {name!r}{did_you_mean(name, __all__)}")
+            raise AttributeError(f"gk.optim has no attribute {name!r}; did you mean {_KINDS[name].__name__!r}?")
+        raise AttributeError(f"gk.optim has no attribute {name!r}{did_you_mean(name, __all__)}")

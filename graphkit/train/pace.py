@@ -1,4 +1,4 @@
-"""How fast the batches of an epoch go by, and which part of the time went by waiting for other processes."""
+"""The speed of an epoch, and the share of time spent waiting for other processes."""
 
 from __future__ import annotations
 

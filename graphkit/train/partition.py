@@ -1,7 +1,7 @@
-"""Which process computes which node: groups of `gk.attr_scope(ctx_group=...)`, placed on ranks, as a pipeline.
+"""Which process computes which node: groups of `gk.attr_scope(ctx_group=...)`, placed on ranks as a pipeline.
 
-A stage is what one rank computes; stages are in an order in which each needs values of earlier ones alone. What no
-group says is computed where the last of its operands is, or, where it has none, at the first stage that reads it.
+A stage is what one rank computes. Stages are ordered so that each needs only values of earlier ones. A node without a
+group is computed where the last of its operands is, or, if it has none, at the first stage that reads it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _cycle(left: list[int], needs: Mapping[tuple[int, int], Node], groups: Mappi
     for rank, other in itertools.pairwise(path):
         node = needs[rank, other]
         told.append(f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads what depends on rank {other}")
-    return f"groups: the ranks need each other, and cannot be a pipeline: {'; '.join(told)}"
+    return f"groups: the ranks depend on each other, so they cannot form a pipeline: {'; '.join(told)}"
 
 
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
@@ -220,11 +220,11 @@ def _check_crossing(made: Partition, value: Value) -> None:
     first = made.crossings[value][0]
     reader = next(n for n in made.graph.nodes if made.stage_of.get(n) == first and value in n.operands)
     if home is not None and first < home:
-        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which a later rank ({made.ranks[home]}) has")
+        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which is on a later rank ({made.ranks[home]})")
     kind = value.type
     if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.rank is None:
-        raise UsageError(f"groups: {value} goes from one rank to another, to {reader.describe()}: only tensors of "
-                         "numbers and of a known rank can; put both into one group")  # fmt: skip
+        raise UsageError(f"groups: {value} must be sent to another rank, for {reader.describe()}: only tensors of "
+                         "numbers with a known rank can be sent; put both nodes into one group")  # fmt: skip
 
 
 def _bits(mask: int) -> Iterator[int]:

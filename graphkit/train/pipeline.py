@@ -1,6 +1,6 @@
-"""The step of one rank of a pipeline: micro-batches forward and backward through its stage, then one update of all.
+"""The step of one rank of a pipeline: forward and backward passes of micro-batches through its stage, then one update.
 
-What is computed is what one process computes that accumulates the gradients of the same micro-batches.
+The result is that of one process that accumulates the gradients of the same micro-batches.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NO_LOSS = np.full((), np.nan, np.float32)
 
 
 class PipelineStepper(PlacedStepper):
-    """What a `Stepper` is, for one rank of a pipeline: it has the parameters and slots of its own stage alone.
+    """A `Stepper` for one rank of a pipeline. It stores only the parameters and slots of its own stage.
 
-    graph: as for a Stepper. params: the model's, all there; those of other ranks are released. results: the outputs
-    that `take` returns where they are made, beside the loss.
+    graph: as for a Stepper. params: all parameters of the model; those of other ranks are released. results: the
+    outputs, besides the loss, that `take` returns where they are computed.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class PipelineStepper(PlacedStepper):
                 where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
             raise NotFinite(
                 f"the loss of micro-batch {int(bad)} of {len(weights)} is not finite at {where}, on rank "
-                f"{self._loss_rank}; the parameters are those before the step. Lower the learning rate, look for NaN "
-                "in the data, or give on_nonfinite='skip'"
+                f"{self._loss_rank}; the parameters are unchanged. Lower the learning rate, check the data "
+                "for NaN, or pass on_nonfinite='skip'"
             )
         if how == "skip" and not np.isfinite(finite):
             raise NotFinite("a gradient is not finite")

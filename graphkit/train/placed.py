@@ -1,4 +1,4 @@
-"""What a Trainer is told of a pipeline: which rank has what, and how batches are cut."""
+"""Settings of a pipeline: which rank has which groups, and how batches are divided."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pipeline:
             self.parted(graph)
         except NotAPipeline as error:
             if self.micro_batches > 1:
-                raise UsageError(f"{error}; micro_batches={self.micro_batches} need a pipeline") from None
+                raise UsageError(f"{error}; micro_batches={self.micro_batches} needs a pipeline") from None
             return False
         return True
 
@@ -71,7 +71,8 @@ class Pipeline:
         if len(set(found.values())) > 1:
             told = ", ".join(f"{n} has {count}" for n, count in found.items())
             raise InputError(
-                f"arrays of one batch have different numbers of samples: {told}; batch_axes says which axis"
+                f"arrays of one batch have different numbers of samples: {told}; batch_axes= sets the axis that "
+                "counts them"
             )
         count = next(iter(found.values()), 0) if size is None else size
         if not count:
@@ -91,12 +92,12 @@ def create(
     whether they are given. Raises UsageError for these, and where there are no ranks for it."""
     if not groups:
         if micro_batches != 1:
-            raise UsageError("Trainer: micro_batches are those of a pipeline, which groups= makes; else accumulate=")
+            raise UsageError("Trainer: micro_batches= needs a pipeline (groups=); without one, use accumulate=")
         return None
     if store is None or store.num_workers == 1:
-        raise UsageError("Trainer: groups= places a model on several processes: kvstore= is a store of one")
+        raise UsageError("Trainer: groups= needs a kvstore= of several processes")
     if store.is_remote:
         raise UsageError(f"Trainer: groups= needs a kvstore of the type 'dist_sync', not {store.type!r}")
     if given := [name for name, there in refused.items() if there]:
-        raise UsageError(f"Trainer: {', '.join(given)} does not go with groups=")
+        raise UsageError(f"Trainer: {', '.join(given)} cannot be combined with groups=")
     return Pipeline(groups, micro_batches, axes or {}, store, inputs)

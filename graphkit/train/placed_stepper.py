@@ -1,4 +1,4 @@
-"""What one rank has of a model whose parameters are divided among ranks, and how all of it comes together again."""
+"""The part that one rank has of a model whose parameters are divided among ranks, and how to gather the whole."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GATHER = 2
 
 
 class PlacedStepper:
-    """What a `Stepper` is, for one of several ranks that have the parameters and slots of their own groups alone.
+    """A `Stepper` for one of several ranks, each of which stores only the parameters and slots of its own groups.
 
-    graph: as for a Stepper. params: the model's, all there; those of other ranks are released. owners: the rank of each
-    parameter and state, by name. output_rank: who has the output that metrics look at. A subclass makes `programs` and
-    `executors`, and takes batches.
+    graph: as for a Stepper. params: all parameters of the model; those of other ranks are released. owners: the rank of
+    each parameter and state, by name. output_rank: the rank with the output that metrics use. A subclass creates
+    `programs` and `executors`, and takes batches.
     """
 
     # Ranks wait for each other by design, which is not counted; nor is what they send.
@@ -63,7 +63,7 @@ class PlacedStepper:
     def slot_bytes(self, processes: int = 1) -> int:
         """Of the optimizer's slots of this rank; raises UsageError where processes are to divide them."""
         if processes > 1:
-            raise UsageError("ranks with groups have their own slots, and do not divide them")
+            raise UsageError("slot_bytes: ranks with groups= have their own optimizer states and do not share them")
         optimizer = self._rule.optimizer
         return sum(kind.nbytes for t in self._own for kind in kinds(optimizer, t.value.tensor).values())
 

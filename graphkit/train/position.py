@@ -1,4 +1,4 @@
-"""Position: where a run of `fit` stands, to the batch, and what it has gathered of the epoch under way."""
+"""Position: where a run of `fit` stands, to the batch, with the sums of the current epoch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ MetricStates = dict[str, dict[str, np.ndarray]]
 
 @dataclass
 class Position:
-    """A run trains epochs `start` to `until`; an epoch is its batches, then validation, then its record.
+    """Where a run stands. A run trains epochs `start` to `until`; an epoch is its batches, then validation, then its
+    record.
 
-    epoch: how many epochs are over, validation and record included. batch: how many batches of the next one are
-    trained on, counted from the sample `offset` of the epoch (0, unless the size of a batch changed within it) in steps
-    of `width` samples of all processes together, of `length` in the data set (None: it does not say).
-
-    loss_sum, loss_weight: of the epoch so far, whose mean loss is their quotient; seen: its samples so far; skipped:
-    its steps that were not taken; metrics: the states of its metrics. trained: the record of the epoch without
-    validation, once the last batch and the update after it are done. seconds: that the run has taken. stopped: why the
-    run ends with the epoch under way, or ended with the last one, before `until`. first_update: how many updates there
-    were before the run.
+    - epoch: number of complete epochs, validation and record included.
+    - batch: number of batches of the next epoch that are trained, counted from the sample `offset` of the epoch (0,
+      unless the batch size changed within it). A batch has `width` samples over all processes.
+    - length: number of samples in the data set; None if it has no length.
+    - loss_sum, loss_weight: of the epoch so far; their quotient is the mean loss. seen: its samples so far. skipped:
+      its skipped steps. metrics: the states of its metrics.
+    - trained: the record of the epoch without validation, once the last batch and the update after it are done.
+    - seconds: duration of the run so far.
+    - stopped: why the run ends with the current epoch, or ended with the last one, before `until`.
+    - first_update: number of updates before the run.
     """
 
     epoch: int = 0
@@ -61,12 +63,12 @@ class Position:
         return not self.within and (self.epoch >= self.until or self.stopped is not None)
 
     def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
-        """Say where the run that `fit` was called for begins and ends.
+        """Determine where the run of a `fit` begins and ends.
 
-        If the run that stands here is finished, and not `resumed`, another one begins after so many `updates`: `epochs`
-        more (None: as many as by default). Otherwise that run goes on, and `epochs` is the length of the whole run,
-        counted from its first epoch (None: the length that it has). A run that was stopped early goes on if it gets
-        longer. Raises UsageError for fewer epochs than the run has begun.
+        If the current run is finished, and not `resumed`, a new one begins after `updates` updates, with `epochs` more
+        epochs (None: the default). Otherwise the current run continues, and `epochs` is the length of the whole run,
+        counted from its first epoch (None: its present length). A run that was stopped early continues if it gets
+        longer. Raises UsageError if `epochs` is smaller than the number of epochs already begun.
         """
         if self.finished and not resumed:
             self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
@@ -75,7 +77,7 @@ class Position:
         until = self._end(epochs)
         if until < self.epoch + self.within:
             raise UsageError(
-                f"epochs={epochs}: the run that goes on stands {self}; after resume, or an interrupted fit, {WHOLE_RUN}"
+                f"epochs={epochs}: the continued run stands {self}; after resume, or an interrupted fit, {WHOLE_RUN}"
             )
         if until > self.until:
             self.stopped = None
@@ -84,8 +86,8 @@ class Position:
             done = self.until - self.start
             why = f"has its {done} epochs" if self.stopped is None else f"was ended {self}: {self.stopped}"
             warnings.warn(
-                f"nothing is left to train: the run {why}. After resume {WHOLE_RUN}: epochs={done + 1} goes on. The "
-                "next fit of this trainer begins another run: there epochs is how many more to train",
+                f"nothing is left to train: the run {why}. After resume, {WHOLE_RUN}: epochs={done + 1} continues it. "
+                "The next fit of this trainer starts another run, where epochs is the number of further epochs",
                 stacklevel=3,
             )
 

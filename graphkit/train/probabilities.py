@@ -1,7 +1,7 @@
-"""Whether an output is made of probabilities, and the logits that they come from.
+"""Find out whether an output consists of probabilities, and which logits they come from.
 
-A Softmax or Sigmoid counts through operators that keep its values: those that only move them (Reshape, Squeeze,
-Transpose, ...), casts between floats, and bounds that keep probabilities off 0 and 1.
+A Softmax or Sigmoid is found through operators that keep its values: those that only move elements (Reshape, Squeeze,
+Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def logits_of(output: Value, name: str) -> Value:
     if name == "Softmax" and not _classes_are_last(found):
         behind = ", ".join(node.op.name for node in reversed(found.path)) or "nothing"
         warnings.warn(
-            f"the loss takes {output} for logits, although it comes from {found.node.describe()} ({behind} behind it): "
-            "its classes are not along the last axis. Name an output with the logits, or one with classes last",
+            f"the loss treats {output} as logits, although it comes from {found.node.describe()} (followed by "
+            f"{behind}): "
+            "its classes are not along the last axis. Choose an output with the logits, or one with classes last",
             stacklevel=2,
         )
         return output

@@ -1,4 +1,4 @@
-"""What training tells the world: a progress bar on a terminal, a JSONL log in the run's folder."""
+"""Show the progress of training: a bar on a terminal, and a JSONL log in the run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of a worker that pushes gradients to servers: they leave as outputs, and those of tables as rows."""
+"""The programs of a worker that pushes gradients to servers. Gradients are outputs; those of tables are rows."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph | None:
     for name, value in tables.items():
         if value in needed:
             raise UsageError(
-                f"parameter {name!r} cannot have row-sparse updates on servers: which rows a batch reads depends on "
-                "rows of it; dist_sync has the whole table in every process"
+                f"parameter {name!r} cannot have row-sparse updates on servers: the rows that a batch reads depend on "
+                "the table itself; use dist_sync, where every process has the whole table"
             )
     inputs = [v for v in graph.inputs if v in needed]
     return Graph(inputs, outputs.values(), (), f"{graph.name}_reads", output_names=outputs)

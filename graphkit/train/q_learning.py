@@ -1,8 +1,9 @@
-"""Deep Q-learning (Mnih et al. 2015) as one program: an episode in an environment that is a graph itself.
+"""Deep Q-learning (Mnih et al. 2015) as one program: an episode in an environment that is itself a graph.
 
-The program is a loop of steps. Each chooses an action (epsilon-greedy), steps the environment, stores the transition
-in a replay memory and learns from a batch of it; a target network follows the learnt one at intervals. Network,
-target, optimizer slots and memory are states of the graph, carried through the loop and updated together at its end.
+The program is a loop of steps. Each step chooses an action (epsilon-greedy), steps the environment, stores the
+transition in a replay memory and learns from a batch of it. A target network is copied from the trained one at
+intervals. Network, target, optimizer slots and memory are states of the graph. The loop carries them, and they are
+updated together at its end.
 """
 
 from __future__ import annotations
@@ -36,28 +37,33 @@ UNIFORM = "uniform"
 
 
 class Environment(Protocol):
-    """What can be learnt: graphs over states, which are tensors with one row per agent."""
+    """An environment as graphs over states, which are tensors with one row per agent."""
 
     actions: int
 
     def reset(self, agents: int) -> Value:
-        """The states in which `agents` episodes begin."""
+        """Return the initial states of `agents` episodes."""
 
     def observe(self, state: Value) -> Value:
-        """What the network sees: float32 [N, ...]."""
+        """Return what the network observes: float32 [N, ...]."""
 
     def step(self, state: Value, action: Value) -> tuple[Value, Value, Value]:
-        """(next state, reward float32 [N], bool [N]: the episode is over) for an int64 [N] of actions."""
+        """Return (next state, reward float32 [N], whether the episode is over bool [N]) for actions int64 [N]."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to learn.
+    """Settings of Q-learning.
 
-    discount: of a reward one step later; capacity: transitions in the replay memory, the oldest of which make room;
-    batch: transitions of one update; warmup: how many there must be before the first; sync: updates between two
-    copies into the target network; limit: steps after which an episode is broken off; double: the learnt network
-    chooses the next action that the target network values (van Hasselt et al. 2016).
+    Args:
+        discount: Factor on a reward one step later, in [0, 1].
+        capacity: Transitions in the replay memory; new ones replace the oldest.
+        batch: Transitions of one update.
+        warmup: Transitions that must be stored before the first update.
+        sync: Updates between two copies into the target network.
+        limit: Steps after which an episode is stopped.
+        double: Let the trained network choose the next action, which the target network values (van Hasselt et al.
+            2016).
     """
 
     discount: float = 0.95
@@ -86,7 +92,8 @@ class Learnt(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A ring of transitions: `stored` were so far, the next one goes to row stored % capacity."""
+    """A ring buffer of transitions. `stored` is their total number so far; the next one goes to row stored %
+    capacity."""
 
     state: Value
     action: Value
@@ -97,7 +104,7 @@ class Memory(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """One agent's episode: where it is, whether it is over, and the sums over its steps."""
+    """The episode of one agent: its state, whether it is over, and the sums over its steps."""
 
     state: Value
     over: Value
@@ -107,7 +114,7 @@ class Progress(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """The sum of rewards, the number of steps, and the mean loss of an update."""
+    """The result of an episode: sum of rewards, number of steps, and mean loss of an update."""
 
     total: float
     steps: int
@@ -115,15 +122,16 @@ class Episode(NamedTuple):
 
 
 def policy(net: Model, weights: Sequence[Value], observation: Value) -> Value:
-    """The network's values of every action, with other weights: float32 [N, actions]."""
+    """Return the network's values of all actions, with other weights: float32 [N, actions]."""
     (q,) = inline(net.graph, [observation, *weights])
     return q
 
 
 def epsilon_greedy(q: Value, actions: int, epsilon: Value, uniform: Value) -> Value:
-    """int64 [N]: with probability epsilon any action, else the one of the largest q. uniform: float32 [2, N].
+    """Return actions int64 [N]: with probability epsilon a random one, else the one with the largest q.
 
-    Uniform numbers are below 1 by 2^-24 at least, so that products with an integer do not round up to it.
+    uniform: float32 [2, N] random numbers. They are at most 1 - 2^-24, so that products with an integer do not round up
+    to it.
     """
     whether, which = F.split(uniform, np.array([1, 1]), axis=0)
     any_action = F.cast(F.mul(F.squeeze(which, np.array([0])), np.float32(actions)), to=DType.INT64)
@@ -132,11 +140,12 @@ def epsilon_greedy(q: Value, actions: int, epsilon: Value, uniform: Value) -> Va
 
 
 def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100) -> Model:
-    """A model that plays: `agents` episodes side by side by the network's epsilon-greedy policy, in one Loop.
+    """Return a model that plays `agents` episodes in parallel in one Loop, with the network's epsilon-greedy policy.
 
-    Inputs: epsilon, a float32 scalar (0: greedy); uniform, float32 [limit, 2, agents] in [0, 1), which decide. Outputs:
-    path [limit + 1, agents, ...], the states, of which the first steps + 1 count; total: float32 [agents], the sums of
-    rewards; steps: int64, until the last episode was over. The parameters are those the network has now.
+    Inputs: epsilon, a float32 scalar (0: greedy); uniform, float32 [limit, 2, agents] random numbers in [0, 1).
+    Outputs: path [limit + 1, agents, ...], the states, of which the first steps + 1 are valid; total: float32 [agents],
+    the sums of rewards; steps: int64, until the last episode was over. The parameters are the current ones of the
+    network.
     """
     epsilon = Value(TensorType(DType.FLOAT32, ()), EPSILON)
     uniform = Value(TensorType(DType.FLOAT32, (limit, 2, agents)), UNIFORM)
@@ -174,11 +183,11 @@ def _beginning(world: Environment) -> Progress:
 def learning_episode(
     net: Model, world: Environment, optimizer: Optimizer, settings: Settings, *, feed_uniform: bool = False
 ) -> Graph:
-    """One episode of one agent, with an update of the network after every step.
+    """Return a graph of one episode of one agent, with an update of the network after every step.
 
-    Inputs: epsilon and learning_rate, float32 scalars, and with `feed_uniform` uniform, float32 [limit, 2 + batch] in
-    [0, 1), in place of the graph's own random numbers. Outputs: total, steps and loss, as in Episode. Updates: the
-    network's parameters and the states that `starts` describes.
+    Inputs: epsilon and learning_rate, float32 scalars. With `feed_uniform` also uniform, float32 [limit, 2 + batch]
+    random numbers in [0, 1); without it, the graph draws them. Outputs: total, steps and loss, as in Episode. Updates:
+    the network's parameters and the states that `starts` describes.
     """
     epsilon, rate = (Value(TensorType(DType.FLOAT32, ()), n) for n in (EPSILON, LEARNING_RATE))
     uniform = Value(TensorType(DType.FLOAT32, (settings.limit, 2 + settings.batch)), UNIFORM) if feed_uniform else None
@@ -294,11 +303,19 @@ def starts(net: Model, world: Environment, optimizer: Optimizer, settings: Setti
 
 
 class QLearner:
-    """Trains `net` in place by episodes in `world`; its one input is an observation, its one output a value per action.
+    """Trains `net` in place by episodes in `world`.
 
-    settings: see Settings. threads: more than one pays for networks much larger than those that small worlds need.
-    seed: of exploration and replay. The optimizer's schedule counts episodes. Raises UsageError for a network that does
-    not fit.
+    Args:
+        net: A network with one input, the observation, and one output, a value per action.
+        world: The environment.
+        optimizer: An optimizer (default: Adam(1e-3)). Its schedule counts episodes.
+        settings: See Settings.
+        device: As for Trainer.
+        threads: Number of CPU threads. More than one is useful only for networks much larger than small worlds need.
+        seed: Seed of exploration and replay.
+
+    Raises:
+        UsageError: The network does not match the environment.
     """
 
     def __init__(
@@ -332,7 +349,8 @@ class QLearner:
         return Episode(float(found["total"]), int(found["steps"]), float(found["loss"]))
 
     def fit(self, episodes: int, epsilon: Callable[[int], float] | None = None) -> list[Episode]:
-        """Play and learn. epsilon(i): exploration in episode i; by default from 1 down to 0.05 in the first half."""
+        """Play and learn from `episodes` episodes. epsilon(i): exploration in episode i; by default it falls from 1
+        to 0.05 in the first half."""
 
         def falling(i: int) -> float:
             return max(0.05, 1 - 2 * i / episodes)
@@ -355,13 +373,13 @@ def _weights(net: Model, world: Environment) -> list[Value]:
     """The inputs that hold the network's parameters; UsageError for a network that does not fit the world."""
     observation, *weights = net.graph.inputs
     if observation.role != "data" or any(v.role == "data" for v in weights) or len(net.outputs) != 1:
-        raise UsageError(f"a Q network has one input, the observation, and one output, not {net!r}")
+        raise UsageError(f"a Q network must have one input, the observation, and one output, not {net!r}")
     if other := [net.graph.name_of(v) for v in weights if v.role != "parameter" or not v.dtype.is_float]:
-        raise UsageError(f"a Q network has parameters that are learnt and nothing else; {other[0]!r} is not one")
+        raise UsageError(f"a Q network must have only trainable parameters; {other[0]!r} is not one")
     shape = net.graph.outputs[0].tensor.shape
     if shape is None or len(shape) != 2 or shape[1] != world.actions:
         raise UsageError(
-            f"for {world.actions} actions a Q network gives [N, {world.actions}], not {net.graph.outputs[0]}"
+            f"for {world.actions} actions, a Q network must return [N, {world.actions}], not {net.graph.outputs[0]}"
         )
     return weights
 

@@ -1,4 +1,4 @@
-"""The learning rate of an update: by the optimizer's schedule, over the run that goes on, and by callbacks."""
+"""The learning rate of an update, by the optimizer's schedule, the length of the run, and callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a training step's forward part is computed twice, given how much memory there is."""
+"""How much of the forward pass of a training step is computed again, for a given amount of memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(recompute: Recompute | None) -> None:
     if recompute is None or recompute == "sqrt":
         return
     if isinstance(recompute, bool) or not isinstance(recompute, int) or recompute < 1:
-        raise UsageError(f"recompute is 'sqrt' or a number of bytes, not {recompute!r}")
+        raise UsageError(f"recompute must be 'sqrt' or a number of bytes, not {recompute!r}")
 
 
 def marked(program: Graph, device: AnyDevice = "cpu") -> Graph:

@@ -1,4 +1,4 @@
-"""State that a recurrent network takes over from one batch to the next, for truncated backpropagation through time."""
+"""State that a recurrent network passes from batch to batch, for truncated backpropagation through time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RecurrentState:
                 raise UsageError(f"carry: the model has no output {result!r}{did_you_mean(result, outputs)}")
             before, after = inputs[source], outputs[result]
             if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.dtype != after.dtype:
-                raise UsageError(f"carry: input {source!r} is {before}, output {result!r} {after}")
+                raise UsageError(f"carry: input {source!r} is {before}, but output {result!r} is {after}")
             self._types[source] = before
         self._given = tuple(name for name in inputs if name not in self.names)
         self._others = {n: kind for n in self._given if isinstance(kind := inputs[n], TensorType)}
@@ -50,8 +50,9 @@ class RecurrentState:
         if len(arrays) != len(self._given):
             expected = ", ".join(self._given)
             raise InputError(
-                f"{len(self._given)} inputs are expected ({expected}), {len(arrays)} given; the data have an array for "
-                "each by its name (of an .npz file), but for states that go from batch to batch (carry=, --carry)"
+                f"expected {len(self._given)} inputs ({expected}), got {len(arrays)}; the data need an array for "
+                "each input, "
+                "by name (in an .npz file), except for states that are carried from batch to batch (carry=, --carry)"
             )
         return dict(zip(self._given, arrays, strict=True))
 
@@ -72,7 +73,9 @@ class RecurrentState:
             known = {k: n for k, n in sizes.items() if isinstance(n, int)}
             shape = tuple(evaluate(d, known) for d in declared.known_shape)
         except TypeMismatch as error:
-            raise UsageError(f"carry: the other inputs do not say the size of {name!r}, {declared}: {error}") from None
+            raise UsageError(
+                f"carry: the size of {name!r}, {declared}, does not follow from the other inputs: {error}"
+            ) from None
         kept = self._arrays.get(name)
         return kept if kept is not None and kept.shape == shape else np.zeros(shape, declared.dtype.numpy)
 

@@ -1,4 +1,4 @@
-"""Steps of workers whose parameters live on servers, and of workers that are drawn towards a centre there."""
+"""Steps of workers whose parameters are on servers, and of workers with elastic averaging."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class _Apart(Stepper):
         shard: bool = False,
     ):
         if shard:
-            raise UsageError("shard_optimizer: states of an optimizer live on servers here; dist_sync divides them")
+            raise UsageError("shard_optimizer: servers store the optimizer states here; use dist_sync to divide them")
         if rule.scale is not None:
-            raise UsageError("precision='f16': losses are not scaled where gradients go to servers; use 'bf16'")
+            raise UsageError("precision='f16' cannot be used with servers, because losses are not scaled; use 'bf16'")
         assert isinstance(kvstore, RemoteStore), "stepper_for has looked"
         self._remote = kvstore
         super().__init__(
@@ -263,10 +263,10 @@ def _write(params: ParamStore, name: str, rows: RowSparse) -> None:
 
 
 class ElasticStepper(_Apart):
-    """Steps of one process, and now and then an exchange with the centre, which is what evaluation and files get.
+    """Steps of one process, with occasional exchanges with the centre variable. Evaluation and files use the centre.
 
-    At the end of an epoch all workers go on from the centre, and from the mean of their moving averages. Slots are each
-    worker's own; a checkpoint has rank 0's.
+    At the end of an epoch all workers continue from the centre, and from the mean of their moving averages. Slots are
+    each worker's own; a checkpoint contains those of rank 0.
     """
 
     def take(

@@ -1,4 +1,4 @@
-"""How many samples of an epoch stood in for damaged ones, counted as metrics are: to the batch, and over processes."""
+"""Count the samples of an epoch that replace damaged ones; a metric, exact to the batch and over processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What compression has left out of gradients, from run to run: each rank's in a checkpoint, and back in ranks.
+"""Residuals of gradient compression in checkpoints: stored by rank, and given back to ranks.
 
-The ranks that send gradients in fewer bytes need not be the same ones, or as many: what waits is the difference between
-the sum of all gradients and that of what has arrived, and whoever sends it later, its sum counts.
+The ranks that compress need not be the same ones, or equally many. A residual is the difference between the sum of all
+gradients and the sum that has arrived. Only the total matters, not which rank sends it later.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def check(saved: ByRank, sizes: Mapping[str, int], where: str) -> None:
         for name, array in part.items():
             if sizes.get(name) != array.size or array.dtype != np.float32:
                 raise InvalidModel(
-                    f"{where} does not fit this model: it holds {array.size} {array.dtype} elements that compression "
-                    f"has left out of the gradient of {name!r}, which has {sizes.get(name, 'none')}"
+                    f"{where} does not fit this model: it contains a residual of {array.size} {array.dtype} elements "
+                    f"for the gradient of {name!r}, which has {sizes.get(name, 'none')}"
                 )

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time trains into it, and one run is in it."""
+"""The folder of a run: one process at a time trains into it, and it contains one run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_links(folder: str | Path) -> None:
         if (name in _READ or Path(name).suffix in _SUFFIXES) and top not in target.parents:
             raise UnsafeModel(
                 f"{Path(folder) / name} is a symbolic link to {target}, outside of the run folder: copy the file, "
-                "or say --trust-run-folder (trusted=True) if the folder is your own"
+                "or pass --trust-run-folder (trusted=True) if the folder is your own"
             )
 
 
@@ -111,7 +111,7 @@ class RunFolder:
                     continue
                 except OSError as error:
                     if path.is_symlink():
-                        raise UnsafeModel(f"{path} is a symbolic link, and no lock of a run: remove it") from error
+                        raise UnsafeModel(f"{path} is a symbolic link, not the lock of a run: remove it") from error
                     raise
                 with contextlib.ExitStack() as opened:
                     opened.callback(os.close, descriptor)
@@ -127,14 +127,15 @@ class RunFolder:
                     if time.monotonic() >= deadline:
                         owner = _described(os.read(descriptor, 4096))
                         raise UsageError(
-                            f"{self.path}: {owner} trains into this folder; wait for its end, or take another"
+                            f"{self.path}: {owner} trains into this folder; wait until it ends, or use another folder"
                         )
                 time.sleep(0.02)
         except OSError as error:
             raise RuntimeFailure(f"{self.path} cannot be written: {error.strerror or error}") from error
         if locked is None:
             warnings.warn(
-                f"{self.path}: the file system has no locks; no other process may train into this folder", stacklevel=4
+                f"{self.path}: the file system has no locks; make sure that no other process trains into this folder",
+                stacklevel=4,
             )
         self._descriptor = descriptor
 
@@ -144,8 +145,8 @@ class RunFolder:
         """Raise UsageError when it has a model or a checkpoint that is not of this run, of which None has none."""
         if held := self._others(run):
             raise UsageError(
-                f"{self.path} holds another run ({', '.join(held)}): go on with it by resume() (--resume), replace it "
-                "by overwrite=True (--overwrite), or take another folder"
+                f"{self.path} contains another run ({', '.join(held)}): continue it with resume() (--resume), replace "
+                "it with overwrite=True (--overwrite), or use another folder"
             )
 
     def claim(self, run: str, *, overwrite: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What a Trainer leaves in the folder of a run, and takes from there: the model, and a checkpoint to go on from."""
+"""How a Trainer writes the model and a checkpoint to a run folder, and resumes from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def save(trainer: Trainer, folder: str | Path) -> None:
     waiting, ranks = trainer._stepper.waiting, trainer._place[1]
     if waiting and ranks > 1:
         raise UsageError(
-            f"gradients of {waiting} batches wait in {ranks} processes: call flush() in all of them before save()"
+            f"{ranks} processes have accumulated gradients of {waiting} batches: call flush() in all of them before "
+            "save()"
         )
     trainer._stepper.settle()
     if trainer._place[0] > 0:
@@ -193,8 +194,8 @@ def _mine(
     if len(parts) != ranks:
         if any(_METRIC not in name for part in parts for name in part):
             raise UsageError(
-                f"the checkpoint in {folder} is within an epoch, and holds what {len(parts)} processes carry from "
-                f"batch to batch; there are {ranks} now"
+                f"the checkpoint in {folder} is within an epoch and contains the carried state of {len(parts)} "
+                f"processes; there are {ranks} now"
             )
         return {}, {}
     recurrent: dict[str, np.ndarray] = {}
@@ -214,8 +215,8 @@ def _left_out(trainer: Trainer, saved: residuals.ByRank, folder: str | Path) -> 
     if not compressing:
         if any(saved):
             warnings.warn(
-                f"the checkpoint in {folder} holds what compression has left out of gradients, which is dropped: they "
-                "are sent whole now",
+                f"the checkpoint in {folder} contains residuals of gradient compression, which are dropped, because "
+                "gradients are not compressed now",
                 stacklevel=4,
             )
         return None

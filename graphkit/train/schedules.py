@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a number as a function of the update count, described by a JSON-able dict."""
+"""Learning-rate schedules: the rate as a function of the number of updates. `describe` returns a dict for JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkit.train.arguments import POSITIVE, Range, fields, real
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate at update `step` (0 for the first)."""
+    """Base class of schedules: called with the number of earlier updates, a schedule returns the learning rate."""
 
     kind: ClassVar[str] = ""
 
@@ -30,22 +30,22 @@ class Schedule:
 
     @property
     def is_open(self) -> bool:
-        """Whether it goes over the updates of a run, which have to be known first."""
+        """Whether the schedule has no `steps` of its own and covers all updates of a run."""
         return False
 
     def over(self, steps: int) -> Schedule:
-        """The same, where it is open, over so many updates."""
+        """Return the schedule with `steps` set to a number of updates, if it is open."""
         return self
 
     def describe(self) -> dict[str, Any]:
-        """`{"type": ..., fields}`; `schedule(...)` reads it back."""
+        """Return `{"type": ..., fields}`, from which `schedule(...)` creates the schedule again."""
         own = {k: v.describe() if isinstance(v, Schedule) else v for k, v in vars(self).items()}
         return {"type": self.kind, **own}
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Always `rate`."""
+    """The rate is always `rate`."""
 
     rate: float
     kind = "constant"
@@ -56,7 +56,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """`rate`, multiplied by `factor` every `every` updates."""
+    """The rate starts at `rate` and is multiplied by `factor` after every `every` updates."""
 
     rate: float
     every: int
@@ -69,7 +69,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """rate * factor ** step."""
+    """The rate is rate * factor ** step."""
 
     rate: float
     factor: float
@@ -81,19 +81,19 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class _Over(Schedule):
-    """Over `steps` updates; without `steps`, over those of the run that `fit` trains, counted from its beginning."""
+    """A schedule over `steps` updates. Without `steps`, it covers all updates of the run that `fit` trains."""
 
     rate: float
     steps: int | None = None
 
     def progress(self, step: int) -> float:
-        """Which part of the updates is done, 0 to 1; raises UsageError without `steps`."""
+        """Return the completed part of the updates, 0 to 1. Raises UsageError without `steps`."""
         return min(step / self._known(), 1.0)
 
     def _known(self) -> int:
         if self.steps is None:
             raise UsageError(
-                f"{type(self).__name__} without steps goes over the updates of a run, which `fit` knows; give steps="
+                f"{type(self).__name__} without steps covers all updates of a run, which only `fit` knows; pass steps="
             )
         return self.steps
 
@@ -107,8 +107,10 @@ class _Over(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(_Over):
-    """Half a cosine from `rate` to `final` over `steps` updates (of the run, without), then `final` (Loshchilov and
-    Hutter, SGDR, 2017)."""
+    """Half a cosine from `rate` to `final` over `steps` updates, then `final` (Loshchilov and Hutter, SGDR, 2017).
+
+    Without `steps`, it covers all updates of the run.
+    """
 
     final: float = 0.0
     kind = "cosine"
@@ -119,7 +121,10 @@ class Cosine(_Over):
 
 @dataclass(frozen=True)
 class Polynomial(_Over):
-    """final + (rate - final) * (1 - step / steps) ** power, then `final`. steps: of the run, without."""
+    """The rate is final + (rate - final) * (1 - step / steps) ** power, then `final`.
+
+    Without `steps`, it covers all updates of the run.
+    """
 
     power: float = 1.0
     final: float = 0.0
@@ -132,7 +137,10 @@ class Polynomial(_Over):
 
 @dataclass(frozen=True)
 class Linear(_Over):
-    """A straight line from `rate` to `final` over `steps` updates (of the run, without), then `final`."""
+    """A straight line from `rate` to `final` over `steps` updates, then `final`.
+
+    Without `steps`, it covers all updates of the run.
+    """
 
     final: float = 0.0
     kind = "linear"
@@ -143,9 +151,11 @@ class Linear(_Over):
 
 @dataclass(frozen=True)
 class OneCycle(_Over):
-    """Up from rate / start_factor to `rate` over the part `rise` of `steps` updates (of the run, without), and down to
-    rate / (start_factor * end_factor) over the others, each as half a cosine (Smith and Topin, 2018, in the form that
-    PyTorch and fastai use); momentum stays as it is."""
+    """Up from rate / start_factor to `rate`, then down to rate / (start_factor * end_factor), each as half a cosine.
+
+    The rise takes the share `rise` of `steps` updates, the descent the others. Without `steps`, the schedule covers all
+    updates of the run. The momentum does not change. (Smith and Topin, 2018, in the form that PyTorch and fastai use.)
+    """
 
     rise: float = 0.3
     start_factor: float = 25.0
@@ -173,7 +183,7 @@ def _between(first: float, last: float, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Linear from 0 during `steps` updates, then `after`, a schedule or a number, which counts from there."""
+    """Linear from 0 during `steps` updates, then `after`: a number, or a schedule that starts counting there."""
 
     after: Schedule
     steps: int
@@ -200,7 +210,7 @@ def names() -> list[str]:
 
 
 def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
-    """A Schedule from a number, a Schedule, or what `describe` gave."""
+    """Return a Schedule from a number, a Schedule, or the dict of `describe`."""
     if isinstance(spec, Schedule):
         return spec
     if isinstance(spec, Mapping):

@@ -29,18 +29,18 @@ class TrainedParameter:
 
 @dataclass(frozen=True)
 class ParameterSelection:
-    """Names of parameters, or shell patterns of names, that say what is trained, and how.
+    """Selects the parameters to train, and their settings, by names or glob patterns.
 
-    The name of a parameter stands for that one alone, also where it has brackets, which patterns read otherwise.
+    The exact name of a parameter selects only that parameter, even if it contains brackets, which patterns interpret.
 
     Attributes:
-        freeze: What is left out of `train`.
-        train: What is trained; all parameters where it is empty. One that is marked trainable=False is trained by its
-            name alone, not by a pattern.
+        freeze: Parameters that are excluded from `train`.
+        train: Parameters that are trained; all if it is empty. A parameter marked trainable=False is selected only by
+            its exact name, not by a pattern.
         lazy: Tables with row-sparse updates.
-        lr_mult: Factors on the learning rate. They replace the attributes `lr_mult` of parameters; of several patterns
-            that match, the last counts.
-        wd_mult: The same for the weight decay, and the attributes `wd_mult`.
+        lr_mult: Factors on the learning rate. They override the attributes `lr_mult` of parameters. If several patterns
+            match, the last one counts.
+        wd_mult: The same for the weight decay and the attributes `wd_mult`.
     """
 
     freeze: Sequence[str] = ()
@@ -55,11 +55,11 @@ class ParameterSelection:
 
 
 def select_parameters(graph: Graph, selection: ParameterSelection) -> list[TrainedParameter]:
-    """The parameters to update: floats that `selection` takes and that the loss (the graph's first output) depends on.
+    """Return the float parameters that `selection` selects and that the loss (the graph's first output) depends on.
 
-    Those that are marked trainable=False only if `train` has their very name.
+    Parameters marked trainable=False are included only if `train` contains their exact name.
 
-    Raises UsageError when a pattern matches no parameter, a multiplier is no number, or nothing is left to train.
+    Raises UsageError if a pattern matches no parameter, a multiplier is not a number, or there is nothing to train.
     """
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     for option, patterns in vars(selection).items():
@@ -67,7 +67,9 @@ def select_parameters(graph: Graph, selection: ParameterSelection) -> list[Train
             if not _matching([pattern], names):
                 hint = ""
                 if any(isinstance(n.op, Constant) and graph.name_of(n.outputs[0]) == pattern for n in graph.nodes):
-                    hint = f"; it is a constant, of which constants_to_parameters(net, [{pattern!r}]) makes a parameter"
+                    hint = (
+                        f"; it is a constant, which constants_to_parameters(net, [{pattern!r}]) turns into a parameter"
+                    )
                 raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}{hint}")
     found, taken = reached([graph.outputs[0]]), selection.taken(names)
     lazy = _matching(selection.lazy, names)
@@ -116,5 +118,5 @@ def _multiplier(name: str, value: Value, key: str, given: Mapping[str, float]) -
     try:
         number = float(text) if isinstance(text, str) else text
     except ValueError:
-        raise UsageError(f"{key} of parameter {name!r} is {text!r}, which is no number") from None
+        raise UsageError(f"{key} of parameter {name!r} is {text!r}, which is not a number") from None
     return real(f"parameter {name!r}", key, number, NOT_NEGATIVE)

@@ -1,7 +1,8 @@
-"""Optimizer states of which each process holds a part: it updates its slice of each bucket, and gets the others'.
+"""Sharded optimizer states: each process stores a part, updates its slice of each bucket, and receives the other
+slices.
 
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, section 5.1. The
-slices of a bucket are of its parameters one behind the other, so that one has parts of some of them.
+parameters of a bucket lie one after another, so a slice can contain parts of some of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Gradients and losses summed over processes inside of a program: in buckets, each begun when its last part is there.
+"""All-reduce of gradients and losses inside a program, in buckets; each starts when its last gradient is ready.
 
-Buckets: Li et al., "PyTorch Distributed", VLDB 2020. A parameter is in a bucket with those that the backward pass
-reaches at about the same time: from the loss to the inputs.
+Buckets: Li et al., "PyTorch Distributed", VLDB 2020. A bucket contains parameters that the backward pass reaches at
+about the same time, from the loss to the inputs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Row-sparse updates: a step touches only those rows of a table that it read.
+"""Row-sparse updates: a step changes only those rows of a table that it read.
 
-A table is a parameter that the model reads by Gather along axis 0 and in no other way, such as the table of an
-embedding. The gradient of a step is then one row per index, and the optimizer runs on these rows alone, in the memory
-of the table and of its slots; what is left that grows with the table is one number for each row. It is the lazy
-update: a row that no index of the step names keeps its bits and those of its slots, also where the dense update
-would go on moving it by momentum, or decaying its averages or its weight. A row that several indices name
-receives the sum of their gradients, once. Bias corrections count all steps, as torch.optim.SparseAdam's do.
+A table is a parameter that the model reads only by Gather along axis 0, such as the table of an embedding. The gradient
+of a step then has one row per index, and the optimizer runs only on these rows, in the memory of the table and of its
+slots. Of the remaining work, only one number per row grows with the table.
+
+This is a lazy update: rows that a step does not read stay unchanged, and so do their slots. A dense update would change
+them by momentum, or decay their averages or weights. A row that several indices name gets the sum of their gradients,
+once. Bias corrections count all steps, as in torch.optim.SparseAdam.
 """
 
 from __future__ import annotations

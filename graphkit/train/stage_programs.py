@@ -1,4 +1,4 @@
-"""One stage of a pipeline as programs: forward, backward, and what is kept of each micro-batch between the two."""
+"""One stage of a pipeline as programs: forward, backward, and what is saved of each micro-batch between them."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class _Joint:
         self.names = [n for port in gradients_out for n in port.names]
         if wrt and not outputs:
             names = ", ".join(str(v) for v in wrt[:3])
-            raise UsageError(f"groups: no gradient comes back to {names}")
+            raise UsageError(f"groups: no gradient flows back to {names}")
         found = gradient(outputs, wrt, list(self.seeds.values()), allow_unused=True) if wrt else []
         self.gradients = found[len(own) :]
         with context.detached():

@@ -1,4 +1,4 @@
-"""The passes of one stage of a pipeline on micro-batches, and the messages around them."""
+"""Run the passes of one pipeline stage on micro-batches, with the messages before and after them."""
 
 from __future__ import annotations
 

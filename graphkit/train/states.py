@@ -1,8 +1,8 @@
-"""What an update keeps of a parameter beside its value, and one update of both.
+"""The states that an optimizer keeps for a parameter, and one update of parameter and states.
 
-Beside parameters of float16 and bfloat16 the states are float32, and there is one more, the master weight: the
-parameter before it was rounded. Without it, steps of less than half of the last digit would vanish, and second moments
-of gradients below 8e-3 would underflow in float16 (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
+For float16 and bfloat16 parameters, the states are float32, and there is one more, the master weight: the parameter
+before it was rounded. Without it, steps of less than half of the last digit would vanish, and second moments of
+gradients below 8e-3 would underflow in float16 (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Statistics of BatchNormalization over all processes, in which one without samples takes part, too."""
+"""Statistics of BatchNormalization over all processes, including processes without samples in a step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def over_processes(graph: Graph, kvstore: KVStore | None) -> Graph:
         return graph
     if kvstore.type in REMOTE:
         raise UsageError(
-            f"sync_batch_norm: the workers of {kvstore.type!r} take steps of their own, without statistics of all; use "
-            "dist_sync"
+            f"sync_batch_norm: the workers of {kvstore.type!r} take their steps independently, so statistics cannot "
+            "be shared; "
+            "use dist_sync"
         )
     return synchronise(graph)
 
@@ -88,7 +89,7 @@ def _zeros(node: Node, key: str) -> tuple[Value, ...]:
     kinds = [v.tensor for v in node.operands]
     for kind in kinds:
         if not kind.is_static:
-            raise UnsupportedError(f"{node.describe()}: statistics over processes are of a known number of channels")
+            raise UnsupportedError(f"{node.describe()}: sync_batch_norm needs a known number of channels")
     return tuple(Value(TensorType(k.dtype, k.known_shape), f"{key}/{number}") for number, k in enumerate(kinds))
 
 

@@ -454,7 +454,7 @@ def fit_sums(
         elif key not in states and key in arrays:
             if waiting:
                 raise UsageError(
-                    f"the checkpoint holds gradients of {waiting} batches that wait for their update, which a trainer "
-                    f"of one batch per update cannot take: resume with accumulate={waiting + 1}, or more"
+                    f"the checkpoint contains accumulated gradients of {waiting} batches, but this trainer updates "
+                    f"after every batch: resume with accumulate={waiting + 1}, or more"
                 )
             del arrays[key]

@@ -1,6 +1,6 @@
-"""What a step does: the programs of `step` run on a batch, the gradients that wait, the updates that are counted.
+"""Steppers run the programs of `step` on batches, and keep accumulated gradients and counts of updates.
 
-With several processes the programs themselves sum losses and gradients over them, through the store.
+With several processes, the programs themselves all-reduce losses and gradients, through the store.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _NO_LOSS = np.full((), np.nan, np.float32)
 
 
 class Stepper:
-    """Takes batches and updates `params`: one fused program, or one that accumulates gradients and one that updates.
+    """Takes batches and updates `params`: with one fused program, or with one that accumulates and one that updates.
 
-    graph: its first output is the loss; options: of the executors. slots: the states that the model does not hold.
-    The gradients of `waiting` batches, of `waiting_weight` samples together, are not yet used; `updates` counts the
-    updates, `skipped` the steps that were not taken as something was not finite.
+    graph: its first output is the loss. options: of the executors. slots: the states that the model does not contain.
+    `waiting` is the number of batches with accumulated gradients, `waiting_weight` their number of samples. `updates`
+    counts the updates, `skipped` the steps that were skipped because something was not finite.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Stepper:
         return self.slots if self._whole is None else self._whole
 
     def slot_bytes(self, processes: int = 1) -> int:
-        """Of the optimizer's slots in the process that has most of them, where so many divide them (`shard`)."""
+        """Return the largest number of bytes of optimizer state in one rank, if `processes` ranks shard it."""
         values = list(self._values.values())
         each = [[kind.dtype.itemsize for kind in slots.values()] for slots in self._slot_kinds().values()]
         if processes == 1:
@@ -195,14 +195,14 @@ class Stepper:
 
     @property
     def waited_seconds(self) -> float:
-        """For which programs have waited for other processes."""
+        """Seconds that programs spent waiting for other ranks."""
         return self.collectives.waited_seconds if self.buckets is not None else 0.0
 
     def spread(self) -> None:
-        """Parameters and states were set from outside: whoever else holds them takes them over."""
+        """Parameters and states were set from outside: update all copies of them."""
 
     def settle(self) -> None:
-        """Parameters and states are asked for, which every process calls: what others hold of them is brought here."""
+        """Gather parameters and states that other ranks hold. Collective: every rank must call it."""
         if self._kvstore is None or self.buckets is None:
             return
         first = self._kvstore.rank == 0
@@ -291,8 +291,8 @@ class Stepper:
         self.executors[0].send_ahead(feeds)
 
     def read(self, outputs: bool) -> None:
-        """Whether what `take` returns has the network's outputs, too, or they may be None. A device with memory of its
-        own then keeps them there."""
+        """Set whether `take` returns the network's outputs, or may return None for them. On a device with its own
+        memory, they then stay there."""
         self._unread = () if outputs else self._outputs
 
     def take(
@@ -406,8 +406,8 @@ class Stepper:
             self._drop()
             if not may_go_on:
                 raise NotFinite(
-                    f"gradients are not finite at update {self.updates + 1}, of losses that are not scaled any more; "
-                    "the parameters are those before it. Use precision='bf16', or give on_nonfinite='skip'"
+                    f"gradients are not finite at update {self.updates + 1}, although the loss is not scaled any more; "
+                    "the parameters are unchanged. Use precision='bf16', or pass on_nonfinite='skip'"
                 ) from None
             return
         self.updates += 1
@@ -447,22 +447,22 @@ class Stepper:
         value = str(error).rpartition(": ")[2]
         origin = finite.origin(self.programs[0], self.store, feeds, generator, others=self.buckets is not None)
         raise NotFinite(
-            f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
-            "rate, look for NaN in the data, or give on_nonfinite='skip'"
+            f"the loss is {value} at {where}, {origin}; the parameters are unchanged. Lower the learning "
+            "rate, check the data for NaN, or pass on_nonfinite='skip'"
         ) from None
 
 
 def _staged(graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore, ordered: bool) -> str:
     """Why cards do not sum among themselves what processes have chosen, all alike; "" where they may."""
     if kvstore.compresses:
-        return "gradients in fewer bytes are made by processors (compression)"
+        return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in trained):
-        return "rows of tables are summed by processors (lazy)"
+        return "rows of tables are summed on the CPU (lazy)"
     if any(isinstance(node.op, (AllMoments, AllSum)) for node in graph.nodes):
-        return "statistics of all samples are merged by processors (sync_batch_norm)"
+        return "statistics of all samples are merged on the CPU (sync_batch_norm)"
     # Of two summands each order has the same sum.
     if ordered and kvstore.num_workers > 2:
-        return "cards do not add up in the order of more than two ranks (deterministic)"
+        return "GPUs cannot sum in the order of more than two ranks (deterministic)"
     return ""
 
 
@@ -477,7 +477,8 @@ def _are_within(shapes: Mapping[str, Sequence[int]], bounds: Mapping[str, Sequen
 def _check_elementwise(rule: steps.UpdateRule) -> None:
     if not rule.optimizer.elementwise:
         raise UsageError(
-            f"shard_optimizer: {rule.optimizer.kind} takes norms of whole parameters, of which a process updates parts"
+            f"shard_optimizer: {rule.optimizer.kind} needs norms of whole parameters, but each process updates only "
+            "parts of them"
         )
 
 
@@ -485,6 +486,6 @@ def _check_sharded(trained: Sequence[TrainedParameter], rule: steps.UpdateRule, 
     """Raise UsageError for what cannot be divided among processes."""
     _check_elementwise(rule)
     if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(f"shard_optimizer: lazy tables ({', '.join(lazy)}) are updated by every process")
+        raise UsageError(f"shard_optimizer cannot be combined with lazy tables ({', '.join(lazy)})")
     if compresses:
-        raise UsageError("shard_optimizer: sums are of slices, which gradients in fewer bytes do not have")
+        raise UsageError("shard_optimizer cannot be combined with gradient compression")

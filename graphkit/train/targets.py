@@ -1,7 +1,7 @@
-"""Targets as people have them, in the type and shape that a loss compares with.
+"""Convert targets to the type and shape that a loss needs.
 
-Only what cannot mean anything else is changed: whole numbers become floats and the other way round, axes of 1 come
-and go ([N] for an output [N, 1]). Whatever else does not fit is an error that names the loss to use instead.
+Targets are converted only if there is one possible meaning: whole numbers become floats and vice versa, and axes of
+size 1 are added or removed ([N] for an output [N, 1]). Anything else is an error that names a suitable loss.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Targets:
         arrays = given if isinstance(given, tuple) else (given,)
         if len(arrays) != len(self.names):
             names = ", ".join(self._others if len(self._others) > 1 else self.names)
-            raise InputError(f"{len(self.names)} targets are expected ({names}), {len(arrays)} given")
+            raise InputError(f"expected {len(self.names)} targets ({names}), got {len(arrays)}")
         return dict(zip(self.names, arrays, strict=True))
 
     def measured(self, given: Any, output: str) -> np.ndarray:
         """Of a batch, the target that metrics compare with an output."""
         named, wanted = self.named(given), self.of(output)
         if wanted not in named:
-            raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, which is not given")
+            raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, but it is not given")
         return array_of(f"target {wanted!r}", named[wanted])
 
     def check_classes(self, data: Dataset, net: str) -> None:
@@ -75,7 +75,7 @@ class Targets:
             return
         named = "" if data.classes is None else f" ({listed(data.classes, has, 8)})"
         raise InputError(
-            f"{data.name} has {has} classes{named}, and the network {net!r} has outputs for {tells}: build it with "
+            f"{data.name} has {has} classes{named}, but the network {net!r} has outputs for {tells}: build it with "
             f"classes={has}, or give it a new last layer (--head classes={has})"
         )
 
@@ -172,7 +172,7 @@ class _Target:
         if array.dtype.kind in "biu" and aligned(array, self._shape[:-1]) is not None:
             return ': whole numbers, one per sample; for classes use loss="softmax_cross_entropy" (the default)'
         if self._loss.name == "sigmoid_binary_cross_entropy":
-            return ': for other numbers than probabilities use loss="mse" (--loss mse)'
+            return ': if they are not probabilities, use loss="mse" (--loss mse)'
         return ""
 
 

@@ -1,4 +1,4 @@
-"""One trace of all processes: what each computed, and what was on its way between them meanwhile."""
+"""A common trace of all processes: what each computed, and which communication was in progress."""
 
 from __future__ import annotations
 

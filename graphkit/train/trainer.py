@@ -1,8 +1,8 @@
-"""Trainer: a model, a loss and an optimizer as programs that run step by step.
+"""Trainer: runs a model, a loss and an optimizer as compiled programs, step by step.
 
-What it is made of: `training_graph` joins the model and its loss, `step` writes forward, backward and update as graphs,
-`stepper` runs them on a batch and keeps what waits for the next one, `fit` goes through epochs of batches from wherever
-`position` says that a run stands, and `saving` takes all of it to a folder and back.
+The Trainer delegates its work to other modules. `training_graph` joins the model and its loss. `step` writes forward
+pass, backward pass and update as graphs. `stepper` runs them on batches and keeps accumulated gradients. `fit` loops
+over epochs and batches, from the point that `position` stores. `saving` writes a run to a folder and restores it.
 """
 
 from __future__ import annotations
@@ -60,60 +60,82 @@ from graphkit.train.training_graph import Criterion, training_graph
 
 
 class Trainer:
-    """Trains `net` in place: after a step `net.params` holds the new values.
+    """Trains the model `net` in place: after each step, `net.params` contains the new values.
 
-    loss: a name (see `gk.losses.names()`), `gk.losses.get(name, label_smoothing=..., class_weights=...)`, a function of
-    (outputs..., targets...) with `targets` giving the targets' types, or a dict of losses by output, which are added
-    up, each times its `loss_weights`; their targets have the names of the outputs. output: the one that a loss by name
-    and the metrics look at, where a model has several (default: the first, for the metrics). mixup, cutmix: alpha of
-    the Beta distribution by which samples of a batch, and their losses, are mixed (see `train.mixing`). optimizer:
-    `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient norm. accumulate: gradients of that many
-    batches are averaged per update. kvstore: a KVStore whose processes share each update, every one with its part of
-    the batch; RanksDiffer is raised in all of them unless they make the same Trainer. seed: of dropout, of mixing and
-    of the data order.
+    Arguments that select parameters (`freeze`, `train`, `lazy`, `lr_mult`, `wd_mult`) take names or glob patterns.
 
-    Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
-    BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
-    the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
-    recompute: "sqrt" to compute most activations again in the backward pass in place of keeping them, or the number of
-    bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
-    swap_memory: on a card, what the forward pass saves may wait in the host's memory until the backward pass reads it
-    (see docs/gpu.md); without, what `gk.attr_scope(swap_memory=True)` marks. On the processor it means nothing.
-    precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
-    too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
-    slots and all else are float32. On a card, "f16" does the same with float16, and multiplies losses before the
-    backward pass (see `train.loss_scale`): an update whose gradients are not finite is skipped, and the factor halved,
-    as long as it is above 1; "tf32" multiplies float32 elements by their leading 11 bits; "fp8" is "bf16" with operands
-    of matrix products in 8 bits (see docs/gpu.md).
-    device: "cuda" is for each process of a host the card of its number, and the first one again where there are fewer;
-    names by group, `{"first": "cuda:0", "second": "cuda:1"}`, run the groups of `gk.attr_scope(ctx_group=...)` on
-    devices of one process (see docs/training.md).
-    deterministic: the same bits for any number of threads.
-    straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back). Through
-    quantisation and dequantisation behind it they always pass.
-    batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running ones,
-    whatever mode the model or file has; "frozen": it normalises by the running statistics, which stay as they are, and
-    its scale and offset are trained. sync_batch_norm: statistics are over the samples of all processes.
-    ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
+    If a loss is not finite and `on_nonfinite` is "raise" or "skip", parameters, optimizer states and running statistics
+    keep their exact values from before the step. With `accumulate`, parameters and optimizer states keep those from
+    before the group of batches. All processes decide alike. If a gradient is not finite while the loss is, "raise"
+    notices it in the next step.
 
-    on_nonfinite: "raise" ends a step whose loss is not finite with NotFinite, which names the first node that made it;
-    "skip" drops it, also when a gradient is not finite, and counts it in `skipped`; "ignore" updates all the same. In
-    the first two parameters, slots and running statistics stay, to the bit, what they were before the step (before the
-    group of batches, with `accumulate`, but for statistics), and all processes decide alike; gradients that are not
-    finite while the loss is, "raise" finds at the next step.
+    If `groups` places the model on several ranks, each process stores only the parameters of its own groups. Every
+    process gets the whole batch, which passes through the processes as a pipeline of `micro_batches` parts (see
+    docs/processes.md). If ranks depend on each other in both directions, or branches and loops contain nodes of several
+    ranks, the ranks exchange values during a step, and `micro_batches` must be 1.
 
-    groups: the rank of each group of nodes (`gk.attr_scope(ctx_group=...)`), for a model that is larger than a rank.
-    Each process has the parameters of its own, and every batch, which all of them are given whole, goes through them as
-    a pipeline of `micro_batches` (see docs/processes.md). Where ranks need each other, or branches and loops have nodes
-    of several, they exchange values in the middle of a step, and there is one micro-batch. batch_axes: the axis that
-    counts samples by input and target, where it is not 0; None: every micro-batch gets all of it. Data sets say it
-    themselves.
-    shard_optimizer: each process of the kvstore holds a part of the optimizer's slots, updates what they belong to, and
-    gets the rest of the parameters from the others; `save` is then called by all of them, and rank 0 writes.
-
-    carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
-    the start of an epoch and whenever the batch size changes. Gradients do not reach back into earlier batches. `step`
-    takes such inputs like all others.
+    Args:
+        net: The model.
+        loss: A name (see `gk.losses.names()`), a loss with options (`gk.losses.get(name, label_smoothing=...,
+            class_weights=...)`), a function of (outputs..., targets...), or a dict of losses by output. The losses of a
+            dict are multiplied by `loss_weights` and added; their targets have the names of the outputs.
+        optimizer: An optimizer such as `gk.optim.SGD(0.1)`, or its name.
+        device: "cpu" or "cuda". With several processes on a host, "cuda" gives process n GPU n, and starts again at the
+            first GPU if there are fewer. A dict such as `{"first": "cuda:0", "second": "cuda:1"}` runs the groups of
+            `gk.attr_scope(ctx_group=...)` on several devices of one process (see docs/training.md).
+        threads: Number of CPU threads.
+        kvstore: A KVStore for several processes. Each process contributes its part of the batch to every update. If the
+            processes do not create equal Trainers, all of them raise RanksDiffer.
+        freeze: Parameters that keep their values. If scale and offset of a BatchNormalization are frozen, its running
+            statistics do not change either.
+        train: If given, only these parameters are trained.
+        lr_mult: Factors on the learning rate, by parameter.
+        wd_mult: Factors on the weight decay, by parameter.
+        lazy: Tables with row-sparse updates: a step updates only the rows that it reads (see `graphkit.train.sparse`).
+        ema: The decay of a moving average of the parameters, or a `gk.optim.EMA`. Evaluation and the saved model use
+            the averages.
+        clip_norm: Upper limit of the global gradient norm.
+        accumulate: Number of batches whose gradients are averaged for one update.
+        carry: Input name to output name: recurrent state that `fit` and `evaluate` feed from each batch to the next. It
+            is 0 at the start of an epoch and whenever the batch size changes. Gradients do not flow into earlier
+            batches. `step` takes such inputs like all others.
+        targets: Types of the targets by name. Required if `loss` is a function.
+        output: The output that a loss given by name, and the metrics, use. A loss by name requires it if the model has
+            several outputs; the metrics use the first output by default.
+        loss_weights: Factors of the losses, by output, if `loss` is a dict.
+        mixup: Mix pairs of samples and their losses, with shares from Beta(mixup, mixup) (see `graphkit.train.mixing`).
+        cutmix: Replace a box of each image by that of another image, with shares from Beta(cutmix, cutmix).
+        recompute: "sqrt" computes most activations again in the backward pass instead of keeping them. A number limits
+            the bytes of activations and working memory of a step. None recomputes only nodes that were built in
+            `gk.attr_scope(recompute=True)`.
+        swap_memory: On a GPU, activations may move to host memory until the backward pass reads them (see
+            docs/gpu.md). If False, only those of nodes built in `gk.attr_scope(swap_memory=True)` do. It has no
+            effect on the CPU.
+        seed: Seed of dropout, of mixing and of the data order.
+        precision: "f32", "bf16", "f16", "tf32" or "fp8". "bf16" rounds operands and results of matrix products and
+            convolutions to bfloat16, also in the backward pass. Weight gradients of convolutions, depthwise
+            convolutions, parameters, optimizer states and everything else stay float32. The other three need a GPU.
+            "f16" does the same with float16, and scales the loss (see `graphkit.train.loss_scale`): if gradients are
+            not finite, the update is skipped, and the scale is halved if it is above 1. "tf32" multiplies float32
+            elements by their leading 11 bits. "fp8" is "bf16" with 8-bit operands of matrix products (see
+            docs/gpu.md).
+        deterministic: Make results bit-identical for any number of threads.
+        straight_through: Let gradients pass through rounding: Round, Floor, Ceil, Sign, and casts to integers and back.
+            They always pass through a quantisation followed by a dequantisation.
+        on_nonfinite: What happens if the loss of a step is NaN or infinite. "raise" raises NotFinite, which names the
+            first node that produced such a value. "skip" drops the step, also if a gradient is not finite, and counts
+            it in `skipped`. "ignore" updates anyway.
+        groups: Rank of each group of nodes (`gk.attr_scope(ctx_group=...)`), for a model that is too large for one
+            process.
+        micro_batches: Number of parts into which a pipeline divides a batch.
+        batch_axes: The axis that counts samples, for each input and target where it is not 0. With None, every
+            micro-batch gets the whole array. Data sets provide these axes themselves.
+        shard_optimizer: Each process of `kvstore` stores a part of the optimizer states, updates the parameters of this
+            part, and receives the others. All processes must then call `save`; rank 0 writes.
+        batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running
+            statistics, whatever mode the model or file has. "frozen": it normalises by the running statistics, which do
+            not change; its scale and offset are trained.
+        sync_batch_norm: Compute the statistics of BatchNormalization over the samples of all processes.
     """
 
     @typed("gk.Trainer")
@@ -156,7 +178,7 @@ class Trainer:
     ):
         recomputation.check(recompute)
         if not isinstance(swap_memory, bool):
-            raise UsageError(f"Trainer: swap_memory is True or False, not {swap_memory!r}")
+            raise UsageError(f"Trainer: swap_memory must be True or False, not {swap_memory!r}")
         on_nonfinite = finite.choice(on_nonfinite)
         micro_batches = integer("Trainer", "micro_batches", micro_batches, 1)
         accumulate = integer("Trainer", "accumulate", accumulate, 1)
@@ -166,7 +188,9 @@ class Trainer:
         alphas = {n: real("Trainer", n, alpha, POSITIVE) for n, alpha in alphas.items() if alpha is not None}
         known = isinstance(loss, (str, losses.Loss, Mapping)) or callable(loss)
         if isinstance(loss, optimizers.Optimizer) or not known:
-            raise UsageError(f"Trainer: loss is a name or a function, not {loss!r}; optimizer= takes an optimizer")
+            raise UsageError(
+                f"Trainer: loss must be a name or a function, not {loss!r}; pass an optimizer as optimizer="
+            )
         freeze, train, lazy = (_patterns(p) for p in (freeze, train, lazy))
         net.separate_roles()
         self.net = net
@@ -178,9 +202,9 @@ class Trainer:
         self.position = Position()
         # All checkpoints of a run have its name.
         self.run = secrets.token_hex(8)
-        # Goes along in checkpoints: anything that JSON has.
+        # Stored in checkpoints: any JSON value.
         self.notes: dict[str, Any] = {}
-        # Whether a step was stopped in its middle, which leaves some parameters new and some old.
+        # Whether a step was interrupted, so that some parameters are updated and some are not.
         self.torn = False
         self._resumed = False
         self._fit: Fit | None = None
@@ -202,8 +226,8 @@ class Trainer:
         self._place = (0, 1) if kvstore is None or self._pipeline else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
         self._writes = kvstore is None or kvstore.rank == 0
-        # Around what an interrupt has to leave whole. One of several ranks may wait for the others there for ever, and
-        # is interrupted at once.
+        # Delays an interrupt until a block is complete. With several ranks it interrupts at once, because a rank might
+        # wait for the others forever.
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self.ema = moving_average(ema)
@@ -261,7 +285,9 @@ class Trainer:
         self.trained = self._stepper.trained
         self._averages = Averages(net.params, self._stepper, self.ema is not None)
         if self.optimizer.schedule.is_open and not self._stepper.sets_rates:
-            raise UsageError("servers have the learning rate, and no run to go over: give steps= to the schedule")
+            raise UsageError(
+                "servers apply the learning rate and do not know the length of the run: pass steps= to the schedule"
+            )
         if kvstore is not None and not self._alone and self._pipeline is None:
             names = list(net.params)
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
@@ -272,22 +298,22 @@ class Trainer:
 
     def __reduce__(self) -> Any:
         raise UsageError(
-            "a Trainer holds memory and native code of this process and cannot be copied or pickled: save(folder) it, "
-            "and let a Trainer made alike resume(folder); or copy trainer.net, the Model"
+            "a Trainer holds memory and native code of this process and cannot be copied or pickled: call save(folder) "
+            "and resume(folder) in an equal Trainer; or copy trainer.net, the Model"
         )
 
     # --- moving average --------------------------------------------------------------------------
 
     def swap(self) -> None:
-        """Exchange the parameters of `net` and their moving averages; a second call changes them back.
+        """Exchange the parameters of `net` and their moving averages. A second call exchanges them back.
 
-        While `net` has the averages no step can be taken. Raises UsageError without `ema`.
+        While `net` contains the averages, you cannot train. Raises UsageError if the Trainer has no `ema`.
         """
         self._averages.exchange()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
-        """`with trainer.averaged() as net:` - inside, `net` has the moving averages; without `ema` its own values."""
+        """Context manager that gives `net` with its moving averages, or with its own values without `ema`."""
         with self._averages.in_their_place():
             yield self.net
 
@@ -295,44 +321,44 @@ class Trainer:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The training programs: one fused step, or an accumulating and an updating one; recomputation shows from the
-        first step on."""
+        """The training programs: one fused step, or two programs that accumulate and update. Recomputation appears in
+        them after the first step."""
         return tuple(self._stepper.programs)
 
     @property
     def graph(self) -> Graph:
-        """The program that a batch goes through: its inputs are those of the model, the targets and the settings."""
+        """The program that runs on a batch. Its inputs are those of the model, the targets and the settings."""
         return self._stepper.programs[0]
 
     @property
     def executor(self) -> Executor:
-        """What runs `graph`."""
+        """The Executor of `graph`."""
         return self._stepper.executors[0]
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """The memory plan of the step for inputs and targets of the given shapes (of the accumulating program)."""
+        """Return the memory plan of `graph` for the given shapes of inputs and targets."""
         return self._stepper.plan(shapes)
 
     @typed("Trainer.slot_bytes")
     def slot_bytes(self, processes: int = 1) -> int:
-        """Bytes of the optimizer's slots, of the most that one process has where so many divide them
+        """Return the bytes of optimizer state in one process: the largest, if `processes` ranks share it
         (`shard_optimizer`)."""
         processes = integer("Trainer.slot_bytes", "processes", processes, 1)
         return self._stepper.slot_bytes(processes)
 
     @property
     def epoch(self) -> int:
-        """How many epochs are over."""
+        """Number of complete epochs."""
         return self.position.epoch
 
     @property
     def batch(self) -> int:
-        """How many batches of the next epoch `fit` has trained on."""
+        """Number of batches of the next epoch that `fit` has already trained on."""
         return self.position.batch
 
     @property
     def updates(self) -> int:
-        """How many updates there were; the learning rate depends on it."""
+        """Number of updates so far. Learning-rate schedules depend on it."""
         return self._stepper.updates
 
     @updates.setter
@@ -341,67 +367,83 @@ class Trainer:
 
     @property
     def skipped(self) -> int:
-        """How many steps were not taken: with `on_nonfinite="skip"`, and with `precision="f16"`."""
+        """Number of steps that were skipped, because of `on_nonfinite="skip"` or `precision="f16"`."""
         return self._stepper.skipped
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update. Raises UsageError for a schedule over the updates of a run, outside of `fit`."""
+        """Learning rate of the next update. A schedule over all updates of a run raises UsageError outside of `fit`."""
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
     @property
     def rate_scale(self) -> float:
-        """What the optimizer's learning rates are multiplied by, 1 at first; for callbacks, which keep it.
+        """Factor on the optimizer's learning rates, 1 at first. Callbacks may set it, and must store it in their state.
 
-        Raises UsageError where rates are those of servers.
+        Raises UsageError on assignment if servers store the learning rate.
         """
         return self._rates.scale
 
     @rate_scale.setter
     def rate_scale(self, scale: float) -> None:
         if not self._stepper.sets_rates:
-            raise UsageError("servers have the learning rate, by the optimizer's schedule: nothing else changes it")
+            raise UsageError(
+                "servers apply the learning rate, by the optimizer's schedule; rate_scale cannot change it"
+            )
         self._rates.scale = real("Trainer", "rate_scale", scale, NOT_NEGATIVE)
 
     @property
     def rank(self) -> int:
-        """Which process this one is, of those that train together; 0 writes."""
+        """Rank of this process among those that train together. Rank 0 writes the files."""
         return 0 if self.kvstore is None else self.kvstore.rank
 
     @property
     def folder(self) -> Path | None:
-        """Where the `fit` that goes on writes."""
+        """Folder that the current `fit` writes to, or None."""
         return None if self._fit is None else self._fit.folder
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The names of losses and metrics that each epoch of the `fit` under way has; empty outside of one."""
+        """Names of the losses and metrics that each epoch of the current `fit` has. Empty outside of `fit`."""
         return () if self._fit is None else self._fit.scores()
 
     @property
     def adds_scores(self) -> bool:
-        """Whether a callback of the user's sees the numbers of an epoch, to which it may add some."""
+        """Whether a user's callback sees the numbers of an epoch. Such a callback may add numbers."""
         return self._fit is not None and self._fit.calls.adds_scores
 
     @property
     def callback_states(self) -> States:
-        """Of the callbacks of the `fit` that goes on, and of those before it, by name."""
+        """States of the callbacks of this `fit` and of earlier ones, by name."""
         return self._callback_states | ({} if self._fit is None else self._fit.calls.states())
 
     def stop(self, reason: str) -> None:
-        """End the run: for callbacks. The epoch ends with the batch under way, its validation and its checkpoint.
+        """Stop the run; for callbacks. The epoch ends after the current batch, with validation and a checkpoint.
 
-        reason: for the log, and whoever goes on. `fit` then returns; see `Callback` for several processes.
+        `fit` then returns. See `Callback` for several processes.
+
+        Args:
+            reason: Text for the log, shown again if the run is resumed.
         """
         self.stop_reason = reason
 
     def step(self, inputs: Any, targets: Any) -> LazyScalar:
-        """Train on one batch; return its mean loss. inputs, targets: an array, a tuple, or a dict by name.
+        """Train on one batch and return its mean loss.
 
-        With `accumulate` the update happens at every so-many-th call; with a kvstore in every process together,
-        and the loss is the mean over all of them. Raises NotFinite, at once and not when the loss is read, as
-        `on_nonfinite` says; the loss of a step that was skipped is NaN. Raises RanksDiffer in all processes, and
-        changes nothing, where their learning rates, counts of updates or assigned parameters differ.
+        With `accumulate=N`, the update happens at every N-th call. With a kvstore, every process calls `step`, and the
+        loss is the mean over all of them.
+
+        Args:
+            inputs: An array, a tuple, or a dict by name.
+            targets: An array, a tuple, or a dict by name.
+
+        Returns:
+            The loss, which is read from the device when you convert it to float. It is NaN if the step was skipped.
+
+        Raises:
+            NotFinite: The loss is NaN or infinite, and `on_nonfinite` is "raise". It is raised at once, not when the
+                loss is read.
+            RanksDiffer: The processes differ in learning rate, number of updates or assigned parameters. All processes
+                raise it, and nothing changes.
         """
         with self._interrupts:
             self._stepper.read(False)
@@ -433,9 +475,9 @@ class Trainer:
         self.executor.rng = seed, step + self._place[0]
 
     def flush(self) -> None:
-        """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).
+        """Update with gradients that were accumulated but not used (the last, shorter group of an epoch).
 
-        With servers all workers call it, and go on from the servers' values.
+        With servers, all workers must call it; they then continue with the values of the servers.
         """
         if self._averages.are_in_place:
             raise UsageError("the model holds the moving averages: call swap() before flush()")
@@ -443,11 +485,11 @@ class Trainer:
             self._stepper.flush(self.learning_rate)
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
-        """Other processes may wait for this one meanwhile, which has not stalled."""
+        """Context in which other processes may wait for this one, which has not stalled."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
 
     def _running(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Code of the user's runs meanwhile, for which other processes do not wait for ever."""
+        """Context that runs the user's code, for which other processes wait only for a limited time."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.running(code)
 
     # --- many steps ------------------------------------------------------------------------------
@@ -471,29 +513,36 @@ class Trainer:
         callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
-        """Train for `epochs` more epochs (default: one); return the records of the epochs that end in this call.
+        """Train for `epochs` more epochs (default: one) and return the records of the epochs that end in this call.
 
-        train, valid: a Dataset, (inputs, targets) in the forms that `step` takes, an object with a length and items, or
-        an iterable of samples or batches (see `gk.data.as_dataset`).
+        After `resume`, and after a `fit` that was interrupted or failed, this call continues that run. The result is
+        bit-identical to a run without interruption. `epochs` is then the length of the whole run, counted from its
+        first epoch (default: the length that it had). If the run is already complete, you get a warning.
 
-        After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run, to the bit as
-        if it had not been: `epochs` is then the length of the whole run, counted from its first epoch (default: the
-        length that it had). If nothing is left of it, a warning says so.
+        With a folder, `fit` writes a checkpoint after every epoch, and logs to `log.jsonl`. Rank 0 writes the files and
+        shows the progress. Ctrl-C takes effect between two batches, a second Ctrl-C at once. A single process
+        first writes a checkpoint, and a note on the KeyboardInterrupt names it.
 
-        batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
-        every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch, and one
-        every `log_every` updates (0: none). Rank 0 writes and shows. Ctrl-C takes effect between two batches, or at
-        once when it comes twice; a single process leaves a checkpoint there, and the KeyboardInterrupt tells it.
-
-        A folder is that of one run, and of one process at a time: one with a model or a checkpoint that is not of this
-        run is refused (UsageError), unless `overwrite`, which removes them; so is one that another process has.
-
-        progress: a bar on stderr, by default on a terminal. on_epoch(number, record): called after each epoch and its
-        checkpoint, by every rank that was given it. callbacks: one or several; checkpoints have their states.
-
-        prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
-        computed, on threads of their own; 0: nothing is. workers: processes that make samples of lazy data sets and of
-        objects with a length and items, or `gk.data.Workers` (default: those of the data). No bit depends on either.
+        Args:
+            train: Training data: a Dataset, a pair (inputs, targets) in the forms that `step` takes, an object with a
+                length and items, or an iterable of samples or batches (see `gk.data.as_dataset`).
+            valid: Validation data, in the same forms.
+            epochs: Number of epochs; see above for a run that is continued.
+            batch_size: Samples per batch in one process.
+            metrics: Metrics by name, or objects (see `gk.metrics.Metric`).
+            folder: Where the run is written. One process at a time can use it, for one run. If it contains a model or
+                checkpoint of another run, or another process uses it, `fit` raises UsageError.
+            overwrite: Remove the other run in the folder.
+            checkpoint_every: Also write a checkpoint every so many updates, and before validation.
+            progress: Show a progress bar on stderr (default: only on a terminal).
+            prefetch: Number of batches that background threads load ahead. They also compute slow metrics. With 0,
+                nothing runs in the background.
+            workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets and of
+                objects with a length and items (default: those of the data). Neither `prefetch` nor `workers` changes a
+                bit of the result.
+            on_epoch: Called with (number, record) after each epoch and its checkpoint, by every rank that passes it.
+            callbacks: One callback or several. Checkpoints contain their states.
+            log_every: Number of updates between lines of the log within an epoch. With 0, only epochs are logged.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
@@ -517,7 +566,7 @@ class Trainer:
             return self._fit.run()
 
     def left(self, epochs: int | None = None) -> int:
-        """How many epochs a `fit` of so many would end."""
+        """Return how many epochs `fit(epochs=epochs)` would complete."""
         return self.position.left(epochs, self._resumed)
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
@@ -534,13 +583,13 @@ class Trainer:
         return found
 
     def _check_classes(self, *parts: Dataset | Iterated | None) -> None:
-        """Raise InputError for data that have another number of classes than the network."""
+        """Raise InputError if the data and the network have different numbers of classes."""
         for part in parts:
             if isinstance(part, Dataset):
                 self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
-        """The batch with its inputs by name, in arrays that programs take without a copy, on their way to a card."""
+        """The batch with inputs by name, as arrays that programs take without a copy. Their copy to a GPU begins."""
         inputs = self._recurrent_state.named(batch.inputs)
         if not batch.size:
             return replace(batch, inputs=inputs)
@@ -559,11 +608,19 @@ class Trainer:
         prefetch: int = 2,
         workers: int | Workers | None = None,
     ) -> dict[str, float]:
-        """Compute metrics of the inference graph over a data set, with the moving averages if there are any.
+        """Compute metrics of the model in inference mode over a data set. Uses the moving averages if there are any.
 
-        metrics: names (see `gk.metrics.names()`), "loss" for the mean loss, or objects with the methods of
-        `gk.metrics.Metric`. By default those of the loss: accuracy for classes, the squared or absolute error for a
-        regression, the loss itself for a loss that is a function. prefetch, workers: as for `fit`.
+        Args:
+            data: In the forms that `fit` takes.
+            metrics: Names (see `gk.metrics.names()`), "loss" for the mean loss, or objects with the methods of
+                `gk.metrics.Metric`. The default depends on the loss: accuracy for classes, squared or absolute error
+                for a regression, the loss itself if it is a function.
+            batch_size: Samples per batch in one process.
+            prefetch: As for `fit`.
+            workers: As for `fit`.
+
+        Returns:
+            The metrics by name.
         """
         chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
         with employed(workers, self._data(data)) as (found,):
@@ -574,31 +631,48 @@ class Trainer:
 
     @typed("Trainer.save")
     def save(self, folder: str | Path) -> None:
-        """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole.
+        """Write the model (`model.json`, weights) and a checkpoint to resume from.
 
-        The model is in inference mode and has the moving averages where there are any; the checkpoint has both. Every
-        rank calls it where each has a part of what is saved: of a pipeline, with shard_optimizer, with servers, and
-        where gradients are compressed. Rank 0 writes.
+        Each replaces the previous one when it is complete. The model is in inference mode, and has the moving averages
+        if there are any. The checkpoint contains both weights and averages. Every rank must call `save` if ranks store
+        different parts: in a pipeline, with shard_optimizer, with servers, and with gradient compression. Rank 0
+        writes.
         """
         with self._working():
             saving.save(self, folder)
 
     @typed("Trainer.save_model")
     def save_model(self, path: str | Path, meta: Mapping[str, str] | None = None) -> None:
-        """Write the model alone, in inference mode and with the moving averages where there are any, as `.json` or
-        `.onnx`. meta: goes into its metadata. Every rank calls it where each has a part of it; rank 0 writes."""
+        """Write only the model, as `.json` or `.onnx`, in inference mode and with the moving averages if there are any.
+
+        Every rank must call it if ranks store different parts of the model; rank 0 writes.
+
+        Args:
+            path: The file.
+            meta: Texts to add to the metadata.
+        """
         with self._working():
             saving.save_model(self, Path(path), meta or {})
 
     @typed("Trainer.resume")
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
-        """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.
+        """Restore the checkpoint of a folder: weights, optimizer states, random state, and the position of `fit`.
 
-        It may be that of another number of processes, unless it is within an epoch and they carried state; what
-        compression had left out in them is shared alike, and dropped with a warning where nothing is compressed. Raises
-        InvalidModel when it does not fit, UsageError for what they carried, and where gradients wait in the checkpoint
-        for an update that this trainer does not make; nothing is changed then. A file of the folder that is a symbolic
-        link out of it raises UnsafeModel, unless `trusted`.
+        The number of processes may have changed, unless the checkpoint is within an epoch and contains carried state.
+        The residuals of gradient compression are then divided equally. If this trainer does not compress, they are
+        dropped with a warning.
+
+        If an error is raised, nothing changes.
+
+        Args:
+            folder: The folder of a run.
+            trusted: Accept files that are symbolic links to places outside of the folder.
+
+        Raises:
+            InvalidModel: The checkpoint does not fit this trainer.
+            UsageError: The number of processes has changed, and the checkpoint contains carried state; or it contains
+                accumulated gradients, and this trainer does not accumulate.
+            UnsafeModel: A file of the folder is a symbolic link to a place outside of it.
         """
         saving.resume(self, folder, trusted)
 
@@ -618,14 +692,16 @@ class Trainer:
 
 
 def _batch_statistics(batch_norm: str, synchronised: bool) -> bool:
-    """Whether BatchNormalization normalises by its batch."""
+    """Whether BatchNormalization uses the statistics of the batch."""
     if batch_norm not in defaults.BATCH_NORM:
-        raise UsageError(f"Trainer: batch_norm is {' or '.join(map(repr, defaults.BATCH_NORM))}, not {batch_norm!r}")
+        raise UsageError(
+            f"Trainer: batch_norm must be {' or '.join(map(repr, defaults.BATCH_NORM))}, not {batch_norm!r}"
+        )
     if synchronised and batch_norm == "frozen":
         raise UsageError("Trainer: sync_batch_norm=True has no statistics to share with batch_norm='frozen'")
     return batch_norm == "train"
 
 
 def _patterns(given: str | Sequence[str]) -> Sequence[str]:
-    """Shell patterns; one alone is no sequence of letters."""
+    """A sequence of glob patterns; a single string is one pattern."""
     return (given,) if isinstance(given, str) else given

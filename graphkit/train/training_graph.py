@@ -74,6 +74,7 @@ def _check_names(net: Model) -> None:
     for what, names in (("input", net.graph.input_names), ("output", net.outputs)):
         if taken := NAMES.intersection(names):
             raise UsageError(
-                f"{titled(net.graph, 'model')} has an {what} {min(taken)!r}, as a step of training has: rename it to "
-                "train the model"
+                f"{titled(net.graph, 'model')} has an {what} {min(taken)!r}, a name that training uses itself: "
+                "rename it "
+                "to train the model"
             )

@@ -1,4 +1,4 @@
-"""An optimizer outside of a training program: what a KVStore calls where its values live."""
+"""An optimizer outside of a training program: a KVStore calls it where its values are stored."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Key = int | str
 
 @dataclass(frozen=True)
 class KeyedOptimizer:
-    """An optimizer, as `set_optimizer` takes it, with what differs by key.
+    """An optimizer for `set_optimizer`, with settings by key.
 
-    rates and decays: factors on the learning rate and the weight decay of a key, 1 where there is none; ema: the moving
-    average that is kept of each key.
+    rates and decays: factors on the learning rate and the weight decay of a key (default: 1). ema: the moving average
+    of each key.
     """
 
     optimizer: Optimizer
@@ -198,14 +198,14 @@ class OptimizerUpdater:
             if not slash or last not in ("updates", *self._kept(has_master=True)):
                 wanted = ", ".join(self._kept(has_master=False)) or "none"
                 raise InvalidModel(
-                    f"state {name!r} is none of {type(self.optimizer).__name__}, whose slots are: {wanted}"
+                    f"state {name!r} is not a slot of {type(self.optimizer).__name__}, whose slots are: {wanted}"
                 )
         for start in dict.fromkeys(start for start, _, _ in names.values()):
             key = _key(start)
             kept = self._kept(f"{start}/{states.MASTER}" in found)
             parts = [found.get(f"{start}/{slot}") for slot in ("updates", *kept)]
             if any(part is None for part in parts):
-                raise InvalidModel(f"the states of key {key!r} are not whole")
+                raise InvalidModel(f"the states of key {key!r} are incomplete")
             count, *arrays = (np.array(part) for part in parts)
             if self._ema is not None:
                 averages[key] = arrays.pop()

@@ -1,4 +1,4 @@
-"""The weight of a batch before a step computes it: every rank of a placed model knows it from the data alone."""
+"""Compute the weight of a batch before its step, from the data alone, on every rank of a placed model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Weigher:
         inputs = [v for v in graph.inputs if v in read]
         if odd := [graph.name_of(v) for v in inputs if v.role != "data"]:
             raise UsageError(
-                f"groups: the weight of the loss depends on {odd[0]!r}; with groups= it has to follow from inputs and "
-                "targets alone"
+                f"groups: the weight of the loss depends on {odd[0]!r}; with groups= it must depend only on inputs and "
+                "targets"
             )
         self.graph = graph.replace(outputs=outputs.values(), output_names=outputs)
         self._inputs = [graph.name_of(v) for v in inputs]

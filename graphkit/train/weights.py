@@ -1,7 +1,7 @@
 """Weights of batches: the mean loss of a batch is a sum divided by its weight.
 
-Means of several batches, micro-batches or ranks are put together by these weights, so that losses and gradients do not
-depend on how samples were divided into batches.
+Means of several batches, micro-batches or ranks are combined by these weights, so losses and gradients do not depend on
+how samples were divided into batches.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_entries_name_cases() -> None:
 
 def interpreted(error: UnsupportedError) -> set[str]:
     """The operators that GRAPHKIT_STRICT refused."""
-    listed = re.search(r"nodes without a native kernel: (.*)", str(error))
+    listed = re.search(r"these nodes have no native kernel: (.*)", str(error))
     if listed:
         return set(re.findall(r" \((\w+)\)(?:, |$)", listed[1]))
     at_run_time = re.search(r"no native kernel: .*?(\w+)\(", str(error))

@@ -97,7 +97,7 @@ def test_validation_and_test_files_are_numbered_as_the_training_file(call, tmp_p
     assert call(*train, test)[0] == 0
     code, _, err = call(*train, tmp_path / "strange.csv")
     assert code == 2
-    assert "class 'yak' is none of 'ant', 'bee', 'cow'" in err
+    assert "class 'yak' is not one of 'ant', 'bee', 'cow'" in err
     with pytest.raises(InputError, match="yak"):
         gk.data.read(tmp_path / "strange.csv").renumbered(NAMES)
 

@@ -390,7 +390,7 @@ def test_groups_on_devices(call, grouped):
     assert code == 0, out + err
     for given, message in (
         ("first=cpu,third=cpu", "the graph has no group 'third'; its groups are 'first', 'second'"),
-        ("first=cpu", "no device is given for 'second', nor one for None"),
+        ("first=cpu", "there is no device for 'second', and none for None"),
         ("first=cpu,cpu,cuda", "cpu and cuda are both without a group"),
         ("first=cpu,first=cuda", "--device first is given twice, as cpu and as cuda"),
         ("first=cpu,second=cuba", "did you mean 'cuda'? (of group 'second')"),
@@ -435,7 +435,7 @@ def test_plan_of_states_that_processes_divide(call, folder):
         "plan", folder / "net.json", "--training", "--optimizer", "lamb", "--processes", "2", "--no-run"
     )
     assert code == 2
-    assert "takes norms of whole parameters" in err
+    assert "needs norms of whole parameters" in err
 
 
 def test_plan_measures_a_run_and_writes_a_page(call, folder, tmp_path):

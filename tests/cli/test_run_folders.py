@@ -66,7 +66,7 @@ def test_a_folder_that_is_called_like_a_data_set(tmp_path: Path, monkeypatch: py
     (tmp_path / "digits").mkdir()
     np.savez(tmp_path / "digits/train.npz", x=np.ones((6, 2), np.float32), y=np.arange(6) % 2)
     np.savez(tmp_path / "digits/test.npz", x=np.ones((4, 2), np.float32), y=np.arange(4) % 2)
-    with pytest.raises(InputError, match="digits is a data set of the package, and a file or folder here: write"):
+    with pytest.raises(InputError, match="digits is both a data set of the package and a file or folder here: write"):
         sources.read("digits")
     assert len(sources.read("./digits")) == len(sources.read("digits/")) == 10
     assert len(sources.read("built-in:digits")) > 1000
@@ -212,7 +212,7 @@ def test_a_head_for_another_number_of_classes_names_both(
     run = tmp_path / "run"
     options = ["--data", str(folder), "--data-option", "colours=L", "-o", str(run)]
     assert invoke(["train", network(tmp_path, classes), *options]) == 2
-    message = f"has {has} classes (cat, dog{', owl' * (has - 2)}), and the network 'net' has outputs for {classes}: "
+    message = f"has {has} classes (cat, dog{', owl' * (has - 2)}), but the network 'net' has outputs for {classes}: "
     assert message in capsys.readouterr().err
     assert not run.exists()
     assert invoke(["train", network(tmp_path, classes), "--head", f"classes={has}", *options]) == 0
@@ -304,7 +304,7 @@ def test_a_lock_that_is_a_link_empties_no_file(small: Path, tmp_path: Path, caps
     (small / ".lock").symlink_to(precious)
     call = ["train", network(tmp_path), "-o", str(small), "--resume", "--epochs", "2", "--trust-run-folder"]
     assert invoke(call) == 4
-    assert ".lock is a symbolic link, and no lock of a run" in capsys.readouterr().err
+    assert ".lock is a symbolic link, not the lock of a run" in capsys.readouterr().err
     assert precious.read_text() == "kept"
 
 

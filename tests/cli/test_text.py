@@ -151,7 +151,7 @@ def test_pairs_of_sequences(call, tmp_path):
     [
         (["sentences:nowhere"], "nowhere: no such folder"),
         (["text:nowhere.txt"], "nowhere.txt: No such file"),
-        (["text:"], "text needs a path"),
+        (["text:"], "text does not come with the package and needs a path"),
         (["text:book.txt", "--data-option", "lenght=3"], "did you mean 'length'"),
         (["text:book.txt", "--data-option", "length"], "expected NAME=VALUE"),
         (["digits", "--data-option", "length=3"], "there is no option 'length'"),

@@ -58,18 +58,18 @@ def test_training_ends_when_nothing_becomes_better(call, task, tmp_path):
     code, out, err = call(*early, "--min-delta", 100)
     assert code == 0, err
     assert len(out.splitlines()) == 3
-    assert "stopped after epoch 3: valid_loss has not become better for 2 epochs" in err
+    assert "stopped after epoch 3: valid_loss has not improved for 2 epochs" in err
     (stopped,) = log(run, "stopped")
     assert stopped["epoch"] == 3
     code, out, err = call(*early, "--resume")
     assert (code, out) == (0, "")
-    assert "was stopped after 3 of its 9 epochs: valid_loss has not become better" in err
+    assert "was stopped after 3 of its 9 epochs: valid_loss has not improved" in err
     assert "--epochs 10 continues it" in err
     # More epochs than were planned are asked for: the run goes on, with the patience that it has left.
     code, out, err = call(*options(task, "-o", run, "--resume", "--epochs", 11, "--json"))
     assert code == 0, err
     assert json.loads(out)["epochs"] == 4
-    assert "has not become better for 3 epochs" in json.loads(out)["stopped"]
+    assert "has not improved for 3 epochs" in json.loads(out)["stopped"]
 
 
 def test_the_best_model_is_beside_the_last(call, task, tmp_path):

@@ -82,7 +82,9 @@ def test_ranks_share_each_global_batch(ranks, count):
 def test_drop_last():
     assert [b.size for b in numbered().batches(4, drop_last=True)] == [4, 4]
     assert [b.size for b in numbered().batches(3, drop_last=True, ranks=2)] == [3]
-    with pytest.raises(UsageError, match="numbers: drop_last leaves no batch: 10 samples, 22 in a batch"):
+    with pytest.raises(
+        UsageError, match="numbers: drop_last leaves no batch: there are 10 samples, and a batch has 22"
+    ):
         numbered().batches(11, ranks=2, drop_last=True)
 
 
@@ -163,10 +165,10 @@ def test_split_without_classes():
         (np.array([[1.0], [np.nan], [np.nan]]), None, "set: x holds NaN in 2 of 3 samples, first in sample 1"),
         (np.array([[1.0], [np.inf]]), None, "set: x holds infinity"),
         (np.zeros(2), np.array([0.0, np.nan]), "set: targets holds NaN"),
-        (np.zeros((0, 2)), None, "there is no sample"),
+        (np.zeros((0, 2)), None, "the data set has no samples"),
         (np.float32(1), None, "single number"),
         (np.array(["a"]), None, "not numbers"),
-        ({}, None, "no input array"),
+        ({}, None, "at least one input array is required"),
     ],
 )
 def test_bad_data(inputs, targets, message):
@@ -177,5 +179,5 @@ def test_bad_data(inputs, targets, message):
 def test_names_must_fit():
     with pytest.raises(UsageError, match="2 inputs need as many different names"):
         Dataset((np.zeros(2), np.zeros(2)), names=["a", "a"])
-    with pytest.raises(UsageError, match="a dict has its own"):
+    with pytest.raises(UsageError, match="the keys of a dict are the names"):
         Dataset({"a": np.zeros(2)}, names=["b"])

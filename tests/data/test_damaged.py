@@ -72,7 +72,7 @@ def test_targets_that_are_known_go_with_the_sample():
     found = Rusty(6, {2})
     found.sample = lambda number, draw: (Rusty.sample(found, number, draw)[0], None)
     found.targets = np.arange(6) * 10
-    with pytest.warns(GraphkitWarning, match="stands in for sample 2"):
+    with pytest.warns(GraphkitWarning, match="sample 2 is replaced by the next readable one"):
         _, targets = found.configured(on_damaged="skip").take(slice(None))
     assert targets.tolist() == [0, 10, 30, 30, 40, 50]
 
@@ -96,7 +96,7 @@ def test_each_is_named_once():
     with pytest.warns(GraphkitWarning) as caught:
         _three_epochs(found)
     assert sorted(str(w.message) for w in caught) == [
-        f"rusty: the next whole sample stands in for sample {n}: photos/{n}.png: the file ends within the image"
+        f"rusty: sample {n} is replaced by the next readable one: photos/{n}.png: the file ends within the image"
         for n in (11, 3, 4)
     ]
 
@@ -108,10 +108,12 @@ def _three_epochs(found):
 
 def test_no_whole_sample():
     found = Rusty(5, range(5)).configured(on_damaged="skip")
-    with pytest.raises(InputError, match=r"rusty: from sample 0 on, 5 in a row are damaged; the last: photos/4.png"):
+    with pytest.raises(
+        InputError, match=r"rusty: 5 samples in a row are damaged, from sample 0; the last: photos/4.png"
+    ):
         found.take(slice(0, 1))
     many = Rusty(5000, range(5000)).configured(on_damaged="skip")
-    with pytest.raises(InputError, match="1000 in a row are damaged"):
+    with pytest.raises(InputError, match="1000 samples in a row are damaged"):
         _ = many.shape
     assert len(many.asked) == 1000
 

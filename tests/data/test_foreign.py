@@ -77,7 +77,7 @@ def test_iterables(batch):
 
 
 def test_a_generator_runs_once():
-    with pytest.raises(InputError, match="nothing came in epoch 2; a generator runs once: give a function"):
+    with pytest.raises(InputError, match="there were no data in epoch 2; a generator runs only once: pass a function"):
         weights(iter(Samples()))
     assert weights(iter(Samples()), epochs=1)[1] == 3
 
@@ -116,15 +116,15 @@ def test_dicts_of_targets():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.zeros((4, 6), np.float32), "(inputs, targets), or a data set; ndarray"),
-        ({"x": np.zeros((4, 6), np.float32)}, "(inputs, targets), or a data set; a dict"),
-        (7, "7 is no data set"),
-        ([1, 2, 3], "an item is (inputs, targets) or a dict by name; int"),
-        ([], "there is no sample"),
-        ([{"z": 1}] * 3, "an item has 'z', none of them an input of the model"),
-        ([(np.zeros(6), 0), (np.zeros(5), 0), (np.zeros(6), 0)], "samples of one batch have the shapes"),
+        (np.zeros((4, 6), np.float32), "(inputs, targets), or a data set, not ndarray"),
+        ({"x": np.zeros((4, 6), np.float32)}, "(inputs, targets), or a data set, not a dict"),
+        (7, "or an iterable, not 7"),
+        ([1, 2, 3], "an item must be (inputs, targets) or a dict by name, not int"),
+        ([], "the data set has no samples"),
+        ([{"z": 1}] * 3, "an item has 'z'; none of these is an input of the model"),
+        ([(np.zeros(6), 0), (np.zeros(5), 0), (np.zeros(6), 0)], "samples of one batch must have one shape"),
         (lambda: iter([(np.zeros((1, 2, 6)), 0)]), "rank 3; a batch has rank 2, a sample 1"),
-        (lambda: iter([]), "nothing came in epoch 1"),
+        (lambda: iter([]), "there were no data in epoch 1"),
     ],
     ids=["array", "dict", "number", "numbers", "empty", "names", "shapes", "rank", "nothing"],
 )
@@ -156,7 +156,7 @@ def test_an_interrupted_epoch_goes_on(tmp_path, make):
 
 
 def test_iterables_and_processes():
-    with pytest.raises(UsageError, match="cannot be shared by 2 processes"):
+    with pytest.raises(UsageError, match="2 processes cannot share an iterable"):
         gk.data.as_dataset(Samples(), {"x": 2}).batches(8, ranks=2)
 
 

@@ -59,7 +59,7 @@ def test_targets_and_empty_parts():
     assert [b.size for b in batches] == [0]
     assert batches[0].inputs.shape == (0, 2)
     assert found.shape == (2,)
-    with pytest.raises(InputError, match="there is no sample"):
+    with pytest.raises(InputError, match="the data set has no samples"):
         Noisy(0)
-    with pytest.raises(InputError, match="3 samples, and 2 targets"):
+    with pytest.raises(InputError, match="3 samples, but 2 targets"):
         Noisy(3, [1, 2])

@@ -69,7 +69,7 @@ def test_a_whole_is_split_by_the_seed(spec):
     [
         ("rows", {"cout": 3}, UsageError, "there is no option 'cout'.*count"),
         ("row", {}, UsageError, "has no function 'row'.*rows"),
-        ("nothing", {}, InputError, "returned a int, not arrays by name"),
+        ("nothing", {}, InputError, "must return a dict of arrays by name, .* not int"),
         ("broken", {}, UserCodeError, r"mine.py:\d+, in broken: FileNotFoundError: .*nowhere"),
         ("refused", {}, InputError, r"mine.py:\d+, in refused: the third row"),
     ],

@@ -84,14 +84,14 @@ def test_mnist_problems_name_the_file(tmp_path):
         data.load("mnist")
     with pytest.raises(InputError, match="no such folder"):
         data.load(f"mnist:{tmp_path / 'none'}")
-    with pytest.raises(InputError, match="there is no train-images"):
+    with pytest.raises(InputError, match="the folder contains no train-images"):
         data.load(f"mnist:{tmp_path}")
     images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
     write_idx(images, IMAGES)
     with pytest.raises(InputError, match="train-labels-idx1-ubyte is missing"):
         data.load(tmp_path)
     write_idx(labels, LABELS[:4])
-    with pytest.raises(InputError, match="holds 5 images, and train-labels-idx1-ubyte 4 labels"):
+    with pytest.raises(InputError, match="contains 5 images, but train-labels-idx1-ubyte contains 4 labels"):
         data.load(tmp_path)
     write_idx(labels, IMAGES)
     with pytest.raises(InputError, match="labels of rank 1"):
@@ -145,7 +145,7 @@ def test_bad_npz(tmp_path):
     with pytest.raises(InputError, match="not a readable"):
         data.load(path)
     np.savez(path, y=np.zeros(3))
-    with pytest.raises(InputError, match=r"no input array; name one x \(it holds y\)"):
+    with pytest.raises(InputError, match=r"no input array; name one x \(the file contains y\)"):
         data.load(path)
     np.savez(path, x=np.zeros((3, 2)), y=np.zeros(2))
     with pytest.raises(InputError, match=r"set.npz: every array needs one row per sample"):
@@ -181,10 +181,10 @@ def test_csv(tmp_path):
     ("text", "message"),
     [
         ("", "comma-separated"),
-        ("<html>\n", "a header, and no sample"),
-        ("a,b\n", "a header, and no sample"),
-        ("1,2,0\n3,x,1\n", "set.csv: line 2: 'x' in column '1' is no number, as '2' in line 1 is"),
-        ("1,2,0\n3,1\n", "set.csv: 2 cells in a line that begins '3,1', up to line 2; the first line has 3"),
+        ("<html>\n", "there is a header, but no sample"),
+        ("a,b\n", "there is a header, but no sample"),
+        ("1,2,0\n3,x,1\n", "set.csv: line 2: 'x' in column '1' is not a number, but '2' in line 1 is"),
+        ("1,2,0\n3,1\n", "set.csv: 2 cells in the row that begins '3,1' and ends in line 2; the first line has 3"),
         ("1,2,0\n3,nan,1\n", "set.csv: column '1' has no value in 1 of 2 rows, first in line 2"),
         ("1,2,0\n3,4,nan\n", "set.csv: the target '2' has no value in 1 of 2 rows, first in line 2"),
         ("1,2,0\n3,inf,1\n", "set.csv.*: x holds infinity in 1 of 2 samples, first in sample 1"),
@@ -216,7 +216,7 @@ def test_unknown_specs(tmp_path):
     (tmp_path / "a.txt").write_text("1")
     with pytest.raises(InputError, match=r"the suffix is '.txt'; known: .npz, .csv, .tsv, .parquet, .rec, or a folder"):
         data.load(tmp_path / "a.txt")
-    with pytest.raises(InputError, match=r"it holds a\.txt"):
+    with pytest.raises(InputError, match=r"it contains a\.txt"):
         data.load(tmp_path)
     with pytest.raises(UsageError, match="seed"):
         data.load("digits", seed=-1)
@@ -240,11 +240,11 @@ def test_samples_along_other_axes(tmp_path):
         assert batch.inputs["rate"] == 16
     with pytest.raises(InputError, match="did you mean 'state'"):
         data.read(path, axes={"stat": 1, "rate": None})
-    with pytest.raises(InputError, match="no axis 3 of samples"):
+    with pytest.raises(InputError, match="no axis 3 to count samples"):
         data.read(path, axes={"state": 3, "rate": None})
     with pytest.raises(InputError, match="one row per sample: x has 6, state has 2"):
         data.read(path, axes={"rate": None})
-    with pytest.raises(InputError, match=r"only inputs of an \.npz"):
+    with pytest.raises(InputError, match=r"axes= \(--batch-axis\) is only for \.npz"):
         data.read("digits", axes={"x": 1})
     state[1, 4, 0] = np.nan
     np.savez(path, x=np.arange(6.0)[:, None], state=state, y=np.arange(6.0))

@@ -50,7 +50,7 @@ def test_rare_words_are_left_out():
     assert Vocabulary.build(texts, min_count=2).tokens[2:] == ("a", "b", "c")
     assert Vocabulary.build(texts, size=4).tokens[2:] == ("a", "b")
     for options in ({"min_count": 4}, {"size": 2}):
-        with pytest.raises(InputError, match="no token for the vocabulary: 4 occur"):
+        with pytest.raises(InputError, match="no token is left for the vocabulary: of 4 tokens"):
             Vocabulary.build(texts, **options)
 
 
@@ -185,27 +185,27 @@ def test_errors_name_the_file(reviews, book, tmp_path):
 
     fails("nowhere: no such folder", "sentences:nowhere")
     fails("book.txt: not a folder", f"sentences:{book}")
-    fails("sentences needs a path", "sentences:")
+    fails("sentences does not come with the package and needs a path", "sentences:")
     fails("nowhere.txt: No such file", "text:nowhere.txt")
     empty = tmp_path / "empty"
     empty.mkdir()
-    fails("it holds no file", f"sentences:{empty}")
+    fails("it contains no file", f"sentences:{empty}")
     (empty / "only.txt").write_text("one class\n")
-    fails("it holds only.txt", f"sentences:{empty}")
+    fails("it contains only.txt", f"sentences:{empty}")
     (empty / "only.txt").write_bytes(b"caf\xe9\n")
     fails(r"only.txt: not UTF-8 text \(byte 3\)", f"text:{empty / 'only.txt'}")
     (empty / "a.pos").write_text("\n")
     (empty / "a.neg").write_text("\n")
-    fails("there is no sentence in a.neg, a.pos", f"sentences:{empty}")
+    fails("found no sentence in a.neg, a.pos", f"sentences:{empty}")
     (empty / "a.pos").write_text("one\n")
     fails("1 samples cannot be split", f"sentences:{empty}")
     fails("no option 'lenght'; did you mean 'length'", f"text:{book}", UsageError, lenght=3)
     fails("there is no option 'length'", "digits", UsageError, length=3)
-    fails("length is positive", f"text:{book}", UsageError, length=0)
-    fails("length and bucket are positive", f"sentences:{reviews}", UsageError, bucket=0)
-    fails("level of a vocabulary is word or char", f"text:{book}", UsageError, level="line")
-    fails("test_fraction lies between", f"text:{book}", UsageError, test_fraction=1.0)
+    fails("length must be positive", f"text:{book}", UsageError, length=0)
+    fails("length and bucket must be positive", f"sentences:{reviews}", UsageError, bucket=0)
+    fails("level of a vocabulary must be word or char", f"text:{book}", UsageError, level="line")
+    fails("test_fraction must be between", f"text:{book}", UsageError, test_fraction=1.0)
     (empty / "short.txt").write_text("ab")
     fails("a language model needs at least two", f"text:{empty / 'short.txt'}")
-    with pytest.raises(InputError, match="do not make 1000 streams"):
+    with pytest.raises(InputError, match="are too few for 1000 streams"):
         data.load(f"text:{book}").train.batches(1000)

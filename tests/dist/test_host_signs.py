@@ -56,7 +56,7 @@ def test_there_is_hope_for_hosts_that_are_heard_of(waited):
 def test_a_silent_host_is_named_with_its_ranks(watch, board, clock, waited):
     reason = waited(heard=5.0)
     assert reason == (
-        "host two (ranks 2, 3) has shown no sign of life for 5 s; rank 2 was last seen in step 7, behind sum 'w'"
+        "host two (ranks 2, 3) has sent no heartbeat for 5 s; rank 2 was last seen in step 7, after sum 'w'"
     )
     board.slots["there"][2:] = ENDED
     with watch.for_progress:

@@ -285,13 +285,17 @@ STOP, STALL = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(1000)"
 @pytest.mark.parametrize(
     ("ranks", "per_host", "rank", "how", "said"),
     [
-        (2, 1, 1, STOP, r"rank 0: host \S+:1 \(rank 1\) has shown no sign of life for \d+ s; rank 1 .* in step 3"),
-        full(2, 1, 0, STALL, r"rank 1: rank 0 on \S+:0 \(process \d+\) has not gone on for \d+ s; .* in step 3"),
+        (2, 1, 1, STOP, r"rank 0: host \S+:1 \(rank 1\) has sent no heartbeat for \d+ s; rank 1 .* in step 3"),
+        full(2, 1, 0, STALL, r"rank 1: rank 0 on \S+:0 \(process \d+\) has made no progress for \d+ s; .* in step 3"),
         # The leader of a host of two: those of its own host see which process it is, others that they hear nothing.
         full(
-            4, 2, 2, STOP, r"rank 3: rank 2 on \S+:1 .* no sign|rank [01]: host \S+:1 \(ranks 2, 3\) has shown no sign"
+            4,
+            2,
+            2,
+            STOP,
+            r"rank 3: rank 2 on \S+:1 .* no heartbeat|rank [01]: host \S+:1 \(ranks 2, 3\) has sent no heartbeat",
         ),
-        full(4, 2, 3, STOP, r"rank [012]: rank 3 on \S+:1 \(process \d+\) has shown no sign of life"),
+        full(4, 2, 3, STOP, r"rank [012]: rank 3 on \S+:1 \(process \d+\) has sent no heartbeat"),
     ],
 )
 def test_a_rank_of_another_host_that_does_not_come_ends_the_job(monkeypatch, ranks, per_host, rank, how, said):
@@ -330,7 +334,7 @@ def test_who_does_not_come_to_a_sum_inside_of_a_host_ends_the_job(monkeypatch, r
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "2")
     status, _, errors = finish(start(4, COMPRESSED_STOPS.format(rank=rank), before=""))
     assert status in FAILED
-    stopped = rf"rank {rank} on \S+:1 .* no sign of life|host \S+:1 \(ranks 2, 3\) has shown no sign"
+    stopped = rf"rank {rank} on \S+:1 .* no heartbeat|host \S+:1 \(ranks 2, 3\) has sent no heartbeat"
     assert re.search(f"graphkit: rank [0-3]: ({stopped})", errors), errors
 
 

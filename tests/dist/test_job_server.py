@@ -33,5 +33,5 @@ def test_a_job_that_does_not_end_in_time_is_an_error():
 
 @pytest.mark.full
 def test_calls_of_one_code_do_not_meet_those_of_the_next():
-    with running() as jobs, pytest.raises(JobError, match="do not go on together"):
+    with running() as jobs, pytest.raises(JobError, match="make different calls"):
         jobs.run("kv.init('w', 0.0)\nif kv.rank: kv.push('w', 1.0)")

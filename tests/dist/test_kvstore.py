@@ -59,7 +59,7 @@ def test_updater_changes_the_stored_value():
     [
         (lambda kv: kv.pull("weigth"), UsageError, "did you mean 'weight'"),
         (lambda kv: kv.push("weight", np.zeros(3)), InputError, "'weight' is float64[2]; pushed float64[3]"),
-        (lambda kv: kv.init("weight", np.zeros(2)), UsageError, "initialised already"),
+        (lambda kv: kv.init("weight", np.zeros(2)), UsageError, "already initialised"),
         (lambda kv: kv.init(["a", "b"], [np.zeros(2)]), UsageError, "2 keys need as many values"),
     ],
 )
@@ -79,7 +79,7 @@ def assert_not_summed(kv, dtype):
     stored = np.zeros(3, dtype)
     kv.init("mask", stored)
     rows = kvstore.RowSparse([1], np.zeros(1, dtype))
-    message = re.escape(f"key 'mask' is {dtype}: a store does not add up {dtype}")
+    message = re.escape(f"key 'mask' is {dtype}: a store cannot sum {dtype}")
     for push in (
         lambda: kv.pushpull("mask", stored),
         lambda: kv.push("mask", stored),

@@ -219,7 +219,7 @@ def test_processes_are_given_some_time_to_connect_however_short_the_timeout(monk
 def test_who_does_not_come_is_named():
     with Listener(False, 2) as listener, pytest.raises(RuntimeFailure, match=r"no connection from rank 0, 1 in 0\.1 s"):
         listener.accept([0, 1], b"x" * 32, 0.1)
-    with pytest.raises(RuntimeFailure, match=r"rank 3 finds no way to another process: @graphkit-.*refused"):
+    with pytest.raises(RuntimeFailure, match=r"rank 3 cannot connect to another process: @graphkit-.*refused"):
         mesh.connect(3, listener.address, True, b"x" * 32, 1)
 
 

@@ -99,7 +99,7 @@ def test_a_rank_that_takes_no_step_is_an_error_of_all():
         )
     )
     assert status in FAILED
-    assert "the processes do not go on together" in errors
+    assert "the processes make different calls" in errors
 
 
 @pytest.mark.full
@@ -115,11 +115,11 @@ def test_batches_that_differ_between_ranks_are_an_error_of_all():
         )
     )
     assert status in FAILED
-    assert "the processes do not go on together" in errors
+    assert "the processes make different calls" in errors
 
 
 ACTS = {
-    "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", 5, r"of rank 1 are awaited in vain: rank 1 .* no sign of life"),
+    "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", 5, r"of rank 1 failed: rank 1 .* no heartbeat"),
     "error": ("raise MemoryError('of rank 1')", 5, r"rank 1: MemoryError: of rank 1; this ends the job"),
     "interrupt": ("os.kill(os.getpid(), signal.SIGINT)", 130, r"rank 1: interrupted; this ends the job"),
 }  # fmt: skip
@@ -228,8 +228,8 @@ def test_inspect_shows_groups(network, capsys):
     ("options", "message"),
     [
         (["--place", "a=first"], "--place a=first: expected the rank of a process, from 0"),
-        (["--place", "a=0"], "groups= places a model on several processes"),
-        (["--micro-batches", "4"], "micro_batches are those of a pipeline"),
+        (["--place", "a=0"], "groups= needs a kvstore= of several processes"),
+        (["--micro-batches", "4"], "micro_batches= needs a pipeline"),
     ],
 )
 def test_places_that_do_not_fit(network, capsys, options, message):

@@ -95,7 +95,7 @@ def test_gradients_that_wait_go_to_one_of_the_processes(tmp_path, train):
 
 
 def test_gradients_that_wait_in_several_processes_are_not_saved_in_part(tmp_path, train):
-    with pytest.raises(UsageError, match="gradients of 1 batches wait in 2 processes: call flush"):
+    with pytest.raises(UsageError, match="2 processes have accumulated gradients of 1 batches: call flush"):
         train(2, range(3), tmp_path / "run", False, accumulate=2)
     assert not (tmp_path / "run").exists()
 

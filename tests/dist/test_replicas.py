@@ -235,7 +235,7 @@ def test_two_losses_one_behind_the_other():
         try:
             additions(net)
         except RuntimeFailure as error:
-            assert "its replica was not whole yet" in str(error)  # noqa: PT017 - both ends are right
+            assert "its replica was not complete yet" in str(error)  # noqa: PT017 - both ends are right
             ended += 1
         else:
             survived += 1
@@ -459,5 +459,5 @@ def test_frames_that_cannot_be():
     "options", [{"type": "dist_async", "servers": 1}, {"type": "dist_sync"}, {"type": "local"}, {"type": "elastic"}]
 )
 def test_one_server_is_not_replicated(options):
-    with pytest.raises(UsageError, match="replicate=True: two servers at least"):
+    with pytest.raises(UsageError, match="replicate=True needs at least two servers"):
         gk.kvstore.create(**options, replicate=True)

@@ -170,9 +170,9 @@ def test_staleness_is_never_above_its_bound_when_a_server_is_killed(hosts, monke
 @pytest.mark.parametrize(
     ("who", "kind", "message"),
     [
-        ("worker", "SIGKILL", "rank 1 on .* has gone without a word"),
-        ("worker", "SIGSTOP", "rank 1 on .* has (shown no sign|not gone)"),
-        ("server", "SIGSTOP", "rank 2 on .* has (shown no sign|not gone)"),
+        ("worker", "SIGKILL", "rank 1 on .* has ended without notice"),
+        ("worker", "SIGSTOP", "rank 1 on .* has (sent no heartbeat|made no progress)"),
+        ("server", "SIGSTOP", "rank 2 on .* has (sent no heartbeat|made no progress)"),
         ("both", "SIGKILL", "all servers are lost"),
     ],
 )
@@ -287,7 +287,7 @@ def test_what_launchers_are_told(tmp_path):
 
     assert survival.launcher_options(made("HYDRA build details:")) == ["-disable-auto-cleanup"]
     assert survival.launcher_options(made("mpiexec (Open MPI) 5.0.11")) == ["--with-ft", "ulfm"]
-    with pytest.raises(UsageError, match=r"replicated servers: how to tell .*mpiexec \(another one\) to go on"):
+    with pytest.raises(UsageError, match=r"replicated servers need the launcher of MPICH .*mpiexec \(another one\)"):
         survival.launcher_options(made("another one"))
 
 
@@ -320,9 +320,9 @@ def test_where_a_store_with_replicated_servers_is_made(monkeypatch):
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert failures == ["replicate=True: the main thread makes the store, under MPICH's launcher"]
+    assert failures == ["replicate=True: with MPICH's launcher, create the store in the main thread"]
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(Is_initialized=lambda: True))
-    with pytest.raises(UsageError, match="make the store before MPI is started"):
+    with pytest.raises(UsageError, match="create the store before MPI is started"):
         survival.prepare(2)
     monkeypatch.delenv("PMI_FD")
     survival.prepare(2)  # another launcher's processes stay as they are

@@ -176,7 +176,7 @@ def test_an_earlier_checkpoint_takes_the_place_of_what_waits(on_ranks, tmp_path)
 
 def test_gradients_that_are_sent_whole_say_what_is_dropped(on_ranks, tmp_path):
     on_ranks(lambda store: trained(store, "2bit:0.01", range(2), save=tmp_path))
-    with pytest.warns(UserWarning, match="what compression has left out of gradients, which is dropped"):
+    with pytest.warns(UserWarning, match="residuals of gradient compression, which are dropped"):
         gk.Trainer(net(), "mse", gk.optim.Adam(0.01), threads=1).resume(tmp_path)
 
 
@@ -199,7 +199,9 @@ def test_what_does_not_fit_is_refused(on_ranks, tmp_path, damage):
     def work(store):
         trainer = trainer_of(store, "float16")
         before = {n: a.copy() for n, a in trainer.net.params.items()}
-        with pytest.raises(InvalidModel, match=r"does not fit this model: it holds .* that compression has left out"):
+        with pytest.raises(
+            InvalidModel, match=r"does not fit this model: it contains a residual of .* for the gradient"
+        ):
             trainer.resume(tmp_path)
         return all(np.array_equal(trainer.net.params[n], a) for n, a in before.items())
 

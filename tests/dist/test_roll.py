@@ -96,7 +96,7 @@ def test_a_rank_that_has_waited_for_another_to_start_is_not_called_killed():
         ranks.wait(subprocess.Popen(["sleep", "1"]), 0.1)
         os.close(pipe)
         lost = ranks.first_lost()
-    assert lost == f"rank 0 on box (process {first.pid}) left before all ranks had started MPI; rank 2 has not begun"
+    assert lost == f"rank 0 on box (process {first.pid}) left before all ranks had started MPI; rank 2 has not started"
 
 
 def test_a_folder_that_holds_no_pipe_is_named(monkeypatch, tmp_path):
@@ -105,7 +105,7 @@ def test_a_folder_that_holds_no_pipe_is_named(monkeypatch, tmp_path):
 
     monkeypatch.setattr(roll.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "mkfifo", refused)
-    with pytest.raises(RuntimeFailure, match=r"no named pipe can be made there .*: set TMPDIR"):
+    with pytest.raises(RuntimeFailure, match=r"cannot create a named pipe .*: set TMPDIR"):
         roll.Roll(2).__enter__()
     assert list(tmp_path.iterdir()) == []
 

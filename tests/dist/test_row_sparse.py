@@ -48,7 +48,7 @@ def test_a_push_of_rows_stands_for_an_array_that_is_0_elsewhere(local):
 
 def test_pushpull_needs_a_stored_value(local):
     rows = RowSparse([0], np.ones((1, 2), np.float32))
-    with pytest.raises(UsageError, match="init, push and pull"):
+    with pytest.raises(UsageError, match="call init, then push and pull"):
         local.pushpull("table", rows)
     local.set_updater(add)
     assert local.pushpull("table", rows)[0].tolist() == [1, 2]
@@ -57,16 +57,22 @@ def test_pushpull_needs_a_stored_value(local):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda kv: RowSparse([-1], np.ones((1, 2))), "count from 0; there is -1"),
+        (lambda kv: RowSparse([-1], np.ones((1, 2))), "must be at least 0, not -1"),
         (lambda kv: RowSparse([0.5], np.ones((1, 2))), "a vector of integers, not float64"),
         (lambda kv: RowSparse([[0]], np.ones((1, 2))), "a vector of integers"),
-        (lambda kv: RowSparse([0, 1], np.ones((1, 2))), "2 rows by index need as many values"),
-        (lambda kv: RowSparse([0], 1.0), "1 rows by index need as many values"),
-        (lambda kv: kv.push("table", RowSparse([6], np.ones((1, 2), np.float32))), "6 rows; there is none of index 6"),
+        (lambda kv: RowSparse([0, 1], np.ones((1, 2))), "2 indices need as many rows of values"),
+        (lambda kv: RowSparse([0], 1.0), "1 indices need as many rows of values"),
+        (
+            lambda kv: kv.push("table", RowSparse([6], np.ones((1, 2), np.float32))),
+            "6 rows, so index 6 is out of",
+        ),
         (lambda kv: kv.push("table", RowSparse([0], np.ones((1, 3), np.float32))), "pushed rows of float32[3]"),
         (lambda kv: kv.push("table", RowSparse([0], np.ones((1, 2)))), "pushed rows of float64[2]"),
-        (lambda kv: kv.push("table", [RowSparse([0], np.ones((1, 2), np.float32)), np.ones(2)]), "some is not"),
-        (lambda kv: kv.row_sparse_pull("table", [2, 6]), "'table' has 6 rows; there is none of index 6"),
+        (
+            lambda kv: kv.push("table", [RowSparse([0], np.ones((1, 2), np.float32)), np.ones(2)]),
+            "all RowSparse or all",
+        ),
+        (lambda kv: kv.row_sparse_pull("table", [2, 6]), "'table' has 6 rows, so index 6 is out of range"),
     ],
 )
 def test_what_are_no_rows_of_the_key_is_named(local, call, message):
@@ -140,7 +146,7 @@ def test_rows_in_one_process_and_a_whole_array_in_another_is_an_error(on_ranks):
         kv.init("t", np.zeros((2, 1), np.float32))
         one = np.ones((2, 1), np.float32)
         kv.push("t", RowSparse([0, 1], one) if kv.rank else one)
-        with pytest.raises(RuntimeFailure, match=r"do not go on together.*sum 't'"):
+        with pytest.raises(RuntimeFailure, match=r"make different calls.*sum 't'"):
             kv.pull("t")
         return True
 

@@ -147,13 +147,17 @@ def test_nan_and_infinity_travel(table):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda kv: kv.push("table", RowSparse([7], TABLE[:1])), InputError, "7 rows; there is none of index 7"),
+        (lambda kv: kv.push("table", RowSparse([7], TABLE[:1])), InputError, "7 rows, so index 7 is out of range"),
         (lambda kv: kv.push("table", RowSparse([0], TABLE[:1, :2])), InputError, "pushed rows of float32[2]"),
         (lambda kv: kv.push("table", RowSparse([0], TABLE[:1].astype(float))), InputError, "pushed rows of float64[3]"),
-        (lambda kv: kv.push("table", [RowSparse([0], TABLE[:1]), TABLE]), InputError, "some is not"),
+        (
+            lambda kv: kv.push("table", [RowSparse([0], TABLE[:1]), TABLE]),
+            InputError,
+            "all RowSparse or all arrays",
+        ),
         (lambda kv: kv.push("q", RowSparse([0], TABLE[:1])), UsageError, "key 'q' is not initialised"),
-        (lambda kv: kv.row_sparse_pull("table", [2, 7]), InputError, "'table' has 7 rows; there is none of index 7"),
-        (lambda kv: kv.row_sparse_pull("table", [-1]), InputError, "count from 0; there is -1"),
+        (lambda kv: kv.row_sparse_pull("table", [2, 7]), InputError, "'table' has 7 rows, so index 7 is out of range"),
+        (lambda kv: kv.row_sparse_pull("table", [-1]), InputError, "must be at least 0, not -1"),
         (lambda kv: kv.row_sparse_pull("table", [0.5]), InputError, "a vector of integers"),
         (lambda kv: kv.row_sparse_pull("q", [0]), UsageError, "key 'q' is not initialised"),
         (lambda kv: kv.init("s", np.zeros(())) or kv.row_sparse_pull("s", [0]), InputError, "'s' has no rows"),

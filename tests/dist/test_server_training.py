@@ -257,7 +257,7 @@ def test_rows_that_only_other_rows_tell_are_refused():
     table = gk.parameter("table", [10, 1], init=gk.init.Normal(1.0))
     which = gk.reshape(gk.cast(gk.abs(gk.gather(table, gk.input("ids", ["N"], "int64"))), to="int64"), np.array([-1]))
     net = gk.Model(gk.gather(table, which), seed=0)
-    with pytest.raises(UsageError, match="'table' cannot have row-sparse updates on servers: which rows a batch reads"):
+    with pytest.raises(UsageError, match="'table' cannot have row-sparse updates on servers: the rows that a batch"):
         gk.Trainer(net, "mse", gk.optim.SGD(0.1), kvstore=workers(1)[0][0], lazy=["table"])
 
 
@@ -265,7 +265,7 @@ def test_rows_that_only_other_rows_tell_are_refused():
 def test_rows_that_a_table_lacks_are_named(ids):
     (store,), _ = workers(1)
     trainer = gk.Trainer(big_lookup(10), "mse", gk.optim.SGD(0.1), kvstore=store, threads=1, lazy=["table*"])
-    with pytest.raises(InputError, match=r"has 10 rows; there is none of index 10|count from 0; there is -1"):
+    with pytest.raises(InputError, match=r"has 10 rows, so index 10 is out of range|must be at least 0, not -1"):
         trainer.step(np.array(ids), np.zeros((2, 1), np.float32))
 
 
@@ -315,5 +315,5 @@ def test_an_elastic_worker_before_its_first_exchange_is_one_process(options):
 @pytest.mark.parametrize("type", ["dist_async", "elastic"])
 def test_losses_are_not_scaled(type):
     (store,), _ = workers(1, type=type)
-    with pytest.raises(UsageError, match="precision='f16': losses are not scaled"):
+    with pytest.raises(UsageError, match="precision='f16' cannot be used with servers"):
         new_trainer(store, precision="f16")

@@ -204,9 +204,9 @@ def test_a_checkpoint_goes_on_with_any_number_divided_or_not(on_ranks, tmp_path)
 def test_what_cannot_be_divided_is_refused(on_ranks):
     def work(store):
         for optimizer, options, message in [
-            (gk.optim.Lamb(0.1), {}, "takes norms of whole parameters"),
-            (gk.optim.LARS(0.1), {}, "takes norms of whole parameters"),
-            (gk.optim.SGD(0.1), {"compressed": True}, "gradients in fewer bytes"),
+            (gk.optim.Lamb(0.1), {}, "needs norms of whole parameters"),
+            (gk.optim.LARS(0.1), {}, "needs norms of whole parameters"),
+            (gk.optim.SGD(0.1), {"compressed": True}, "cannot be combined with gradient compression"),
         ]:
             if options.pop("compressed", False):
                 store.set_gradient_compression("2bit")

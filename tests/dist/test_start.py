@@ -73,7 +73,7 @@ def test_several_processes_that_are_each_alone_are_an_error(launched, name):
     check_company(1)
     launched(**{name: "3"})
     check_company(3)
-    with pytest.raises(UsageError, match="started 3 processes, but by MPI's word each is alone"):
+    with pytest.raises(UsageError, match="started 3 processes, but MPI reports that each is alone"):
         check_company(1)
 
 
@@ -91,7 +91,7 @@ def test_processes_of_pytorchs_launchers_are_told_how_to_start(launched):
     launched(**TORCHRUN)
     with pytest.raises(UsageError, match=r"torchrun has started 3 processes.*dist_sync.*unset TORCHELASTIC_RUN_ID"):
         check_alone()
-    with pytest.raises(UsageError, match="--processes 2 in each of the 3 processes that torchrun has started"):
+    with pytest.raises(UsageError, match="each of the 3 processes of torchrun would start --processes 2"):
         check_tasks(2)
 
 
@@ -106,11 +106,9 @@ def test_one_process_of_torchrun_is_alone(launched, changed):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "with --kvstore local each of them would train alone"),
-        (["--kvstore", "dist_sync"], "by MPI's word each is alone"),
-        pytest.param(
-            ["--kvstore", "dist_sync", "--processes", "2"], "in each of the 3 processes", marks=pytest.mark.full
-        ),
+        ([], "with --kvstore local, each of them would train alone"),
+        (["--kvstore", "dist_sync"], "MPI reports that each is alone"),
+        pytest.param(["--kvstore", "dist_sync", "--processes", "2"], "each of the 3 processes", marks=pytest.mark.full),
     ],
 )
 def test_training_under_torchrun_is_an_error_of_each_process(tmp_path, options, message):

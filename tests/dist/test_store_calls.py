@@ -43,40 +43,40 @@ f32 = np.float32
 
 WRONG = [
     # Keys.
-    (lambda kv: kv.pull(3.5), UsageError, "a key is an int or a string, not 3.5 (float)"),
-    (lambda kv: kv.pull(None), UsageError, "a key is an int or a string, not None"),
-    (lambda kv: kv.pull(["w", None]), UsageError, "a key is an int or a string, not None"),
-    (lambda kv: kv.pull(np.array([7])), UsageError, "a key is an int or a string, not array([7])"),
-    (lambda kv: kv.push(True, 1.0), UsageError, "a key is an int or a string, not True (bool)"),
-    (lambda kv: kv.gather(["w"], np.ones(2)), UsageError, "a key is an int or a string, not ['w'] (list)"),
-    (lambda kv: kv.wait(3.5), UsageError, "a key is an int or a string, not 3.5 (float)"),
+    (lambda kv: kv.pull(3.5), UsageError, "a key must be an int or a string, not 3.5 (float)"),
+    (lambda kv: kv.pull(None), UsageError, "a key must be an int or a string, not None"),
+    (lambda kv: kv.pull(["w", None]), UsageError, "a key must be an int or a string, not None"),
+    (lambda kv: kv.pull(np.array([7])), UsageError, "a key must be an int or a string, not array([7])"),
+    (lambda kv: kv.push(True, 1.0), UsageError, "a key must be an int or a string, not True (bool)"),
+    (lambda kv: kv.gather(["w"], np.ones(2)), UsageError, "a key must be an int or a string, not ['w'] (list)"),
+    (lambda kv: kv.wait(3.5), UsageError, "a key must be an int or a string, not 3.5 (float)"),
     (lambda kv: kv.wait("u"), UsageError, "key 'u' is not initialised"),
     (lambda kv: kv.init(["a", "a"], [np.ones(2), np.ones(2)]), UsageError, "init: key 'a' is given twice"),
     (lambda kv: kv.push(["w", "w"], [np.ones((3, 2), f32)] * 2), UsageError, "push: key 'w' is given twice"),
     (lambda kv: kv.pushpull([7, np.int64(7)], [np.ones(4)] * 2), UsageError, ": key 7 is given twice"),
     (lambda kv: kv.broadcast(["b", "b"], [1, 2]), UsageError, "broadcast: key 'b' is given twice"),
     # Values.
-    (lambda kv: kv.init("a", None), InputError, "key 'a': a value is an array or a number, not None"),
-    (lambda kv: kv.init("a", RowSparse([0], [1.0])), InputError, "key 'a': a value is an array or a number, not RowS"),
+    (lambda kv: kv.init("a", None), InputError, "key 'a': a value must be an array or a number, not None"),
+    (lambda kv: kv.init("a", RowSparse([0], [1.0])), InputError, "a value must be an array or a number, not RowSparse"),
     (lambda kv: kv.init("a", [[1.0], [2.0, 3.0]]), InputError, "key 'a': its value is not an array"),
-    (lambda kv: kv.init(["a", "w"], [1.0, 2.0]), UsageError, "key 'w' is initialised already"),
+    (lambda kv: kv.init(["a", "w"], [1.0, 2.0]), UsageError, "key 'w' is already initialised"),
     (lambda kv: kv.init(["a", "b"], np.ones(2)), UsageError, "2 keys need as many values, in a list or a tuple"),
     (lambda kv: kv.init(["a", "b"], [1.0]), UsageError, "2 keys need as many values, not 1 (keys 'a', 'b')"),
-    (lambda kv: kv.push("w", None), InputError, "key 'w': a value is an array or a number, not None"),
+    (lambda kv: kv.push("w", None), InputError, "key 'w': a value must be an array or a number, not None"),
     (lambda kv: kv.push("w", "text"), InputError, "key 'w' is float32[3, 2]; pushed <U4[]"),
     (lambda kv: kv.push(["w"], np.ones((1, 3, 2), f32)), UsageError, "1 key needs as many values, in a list"),
-    (lambda kv: kv.push("w", np.ones((3, 2), f32), priority="high"), UsageError, "priority is an integer"),
-    (lambda kv: kv.pushpull("u", None), InputError, "key 'u': a value is an array or a number, not None"),
-    (lambda kv: kv.gather("u", None), InputError, "key 'u': a value is an array or a number, not None"),
-    (lambda kv: kv.broadcast("u", None), InputError, "key 'u': a value is an array or a number, not None"),
+    (lambda kv: kv.push("w", np.ones((3, 2), f32), priority="high"), UsageError, "priority must be an integer"),
+    (lambda kv: kv.pushpull("u", None), InputError, "key 'u': a value must be an array or a number, not None"),
+    (lambda kv: kv.gather("u", None), InputError, "key 'u': a value must be an array or a number, not None"),
+    (lambda kv: kv.broadcast("u", None), InputError, "key 'u': a value must be an array or a number, not None"),
     # The root of a broadcast.
-    (lambda kv: kv.broadcast("u", 1.0, root=7), UsageError, "broadcast of 'u': root is an integer from 0 to "),
-    (lambda kv: kv.broadcast("u", 1.0, root=-1), UsageError, "broadcast of 'u': root is an integer from 0 to "),
-    (lambda kv: kv.broadcast("u", 1.0, root="0"), UsageError, "broadcast of 'u': root is an integer from 0 to "),
-    (lambda kv: kv.broadcast(["u"], [1.0], root=None), UsageError, "broadcast of 'u': root is an integer from 0 to "),
+    (lambda kv: kv.broadcast("u", 1.0, root=7), UsageError, "broadcast of 'u': root must be an integer from 0 to "),
+    (lambda kv: kv.broadcast("u", 1.0, root=-1), UsageError, "broadcast of 'u': root must be an integer from 0 to "),
+    (lambda kv: kv.broadcast("u", 1.0, root="0"), UsageError, "broadcast of 'u': root must be an integer from 0 to "),
+    (lambda kv: kv.broadcast(["u"], [1.0], root=None), UsageError, "broadcast of 'u': root must be an integer from "),
     # Arrays to write to.
-    (lambda kv: kv.pull("w", out=3), InputError, "key 'w': its value is written to numpy arrays, not to 3 (int)"),
-    (lambda kv: kv.pull("s", out=f32(3)), InputError, "key 's': its value is written to numpy arrays, not to"),
+    (lambda kv: kv.pull("w", out=3), InputError, "key 'w': its value can only be written to numpy arrays, not to 3"),
+    (lambda kv: kv.pull("s", out=f32(3)), InputError, "key 's': its value can only be written to numpy arrays, not to"),
     (lambda kv: kv.pull("w", out=[]), UsageError, "key 'w': an empty list of arrays to write to"),
     (lambda kv: kv.pull("w", out=np.zeros((4, 3, 2), f32)), InputError, "the array to write to is float32[4, 3, 2]"),
     (lambda kv: kv.pull("s", out=np.zeros(3, f32)), InputError, "key 's' is float32[]; the array to write to is"),
@@ -86,16 +86,16 @@ WRONG = [
     (lambda kv: kv.pull(["w", 7], out=np.zeros((2, 3))), UsageError, "2 keys need as many arrays to write to, in a"),
     (lambda kv: kv.pull(["w"], out=[[np.zeros((3, 2), f32), None]]), InputError, "written to numpy arrays, not to N"),
     (lambda kv: kv.pushpull("u", np.ones(2), out=np.ones((2, 2))), InputError, "key 'u' is float64[2]; the array to"),
-    (lambda kv: kv.pushpull("u", np.ones(2), out=2), InputError, "key 'u': its value is written to numpy arrays"),
+    (lambda kv: kv.pushpull("u", np.ones(2), out=2), InputError, "key 'u': its value can only be written to numpy"),
     (lambda kv: kv.pushpull(["u"], [np.ones(2)], out=[[np.ones(2), np.ones(1)]]), InputError, "is float64[1]"),
     (lambda kv: kv.pushpull("w", np.ones((3, 2), f32), out=np.ones(2)), InputError, "key 'w' is float32[3, 2]; the ar"),
     # Rows.
-    (lambda kv: kv.row_sparse_pull("w", None), InputError, "key 'w': row indices are an array of numbers, not "),
-    (lambda kv: kv.row_sparse_pull("w", 1), InputError, "key 'w': row indices are a vector of integers, not int64[]"),
-    (lambda kv: kv.row_sparse_pull("w", [0.5]), InputError, "key 'w': row indices are a vector of integers"),
+    (lambda kv: kv.row_sparse_pull("w", None), InputError, "key 'w': row indices must be an array of numbers, not "),
+    (lambda kv: kv.row_sparse_pull("w", 1), InputError, "key 'w': row indices must be a vector of integers, not int"),
+    (lambda kv: kv.row_sparse_pull("w", [0.5]), InputError, "key 'w': row indices must be a vector of integers"),
     (lambda kv: kv.row_sparse_pull("w", [[0], [1, 2]]), InputError, "key 'w': row indices are not an array"),
-    (lambda kv: kv.row_sparse_pull("w", [3]), InputError, "key 'w' has 3 rows; there is none of index 3"),
-    (lambda kv: kv.row_sparse_pull("w", np.array([2**64 - 1], np.uint64)), InputError, "row indices are below 2**63"),
+    (lambda kv: kv.row_sparse_pull("w", [3]), InputError, "key 'w' has 3 rows, so index 3 is out of range"),
+    (lambda kv: kv.row_sparse_pull("w", np.array([2**64 - 1], np.uint64)), InputError, "indices must be below 2**63"),
     (lambda kv: kv.row_sparse_pull("s", []), InputError, "key 's' has no rows"),
     (lambda kv: kv.row_sparse_pull(["w", 7], [0]), UsageError, "2 keys need as many vectors of row indices, not 1"),
     (lambda kv: kv.row_sparse_pull(["w", 7], None), UsageError, "2 keys need as many vectors of row indices, in"),
@@ -103,13 +103,13 @@ WRONG = [
     (lambda kv: kv.row_sparse_pull("w", [0], out=np.zeros((1, 2), f32)), InputError, "to write to is float32[1, 2]"),
     (lambda kv: kv.push("w", RowSparse([0], np.ones((1, 3), f32))), InputError, "pushed rows of float32[3]"),
     # Updaters, optimizers, compression and files.
-    (lambda kv: kv.set_updater(3), UsageError, "an updater is a function f(key, sum, stored), not 3 (int)"),
+    (lambda kv: kv.set_updater(3), UsageError, "an updater must be a function f(key, sum, stored), not 3 (int)"),
     (lambda kv: kv.set_optimizer("sgd"), UsageError, "set_optimizer takes an optimizer, such as"),
     (lambda kv: kv.set_optimizer(None), UsageError, "set_optimizer takes an optimizer, such as"),
     (lambda kv: kv.set_optimizer(gk.optim.SGD), UsageError, "set_optimizer takes an optimizer, such as gk.optim.SGD"),
     (lambda kv: kv.save_optimizer_states(None), UsageError, "save_optimizer_states takes the path of a file, not None"),
     (lambda kv: kv.load_optimizer_states(3), UsageError, "load_optimizer_states takes the path of a file, not 3 (int)"),
-    (lambda kv: kv.restore_residuals(None), UsageError, "residuals are a dict of vectors by key, not None"),
+    (lambda kv: kv.restore_residuals(None), UsageError, "residuals must be a dict of vectors by key, not None"),
 ]  # fmt: skip
 
 
@@ -240,18 +240,18 @@ def test_empty_lists_of_keys_do_nothing(on_stores):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"type": None}, "gk.kvstore.create: type is a text, not None"),
-        ({"type": ["dist"]}, "gk.kvstore.create: type is a text, not ['dist']"),
+        ({"type": None}, "gk.kvstore.create: type must be a string, not None"),
+        ({"type": ["dist"]}, "gk.kvstore.create: type must be a string, not ['dist']"),
         ({"overlap": None}, "unknown overlap None"),
-        ({"timeout": "soon"}, "a timeout of ranks is a number of seconds above 0, not 'soon'"),
-        ({"timeout": 0}, "a timeout of ranks is a number of seconds above 0, not 0"),
-        ({"bucket_bytes": 0}, "bucket_bytes is an integer of at least 1, not 0"),
-        ({"bucket_bytes": 0.5}, "bucket_bytes is an integer of at least 1, not 0.5"),
-        ({"type": "dist_async", "servers": "two"}, "servers is an integer of at least 1, not 'two'"),
-        ({"type": "dist_async", "servers": 1.5}, "servers is an integer of at least 1, not 1.5"),
-        ({"type": "dist_bounded", "staleness": 0.5}, "staleness is an integer of at least 0, not 0.5"),
-        ({"type": "elastic", "period": True}, "period is an integer of at least 1, not True"),
-        ({"type": "elastic", "strength": "much"}, "strength is a number above 0 and at most 1, not 'much'"),
+        ({"timeout": "soon"}, "a timeout of ranks must be a number of seconds above 0, not 'soon'"),
+        ({"timeout": 0}, "a timeout of ranks must be a number of seconds above 0, not 0"),
+        ({"bucket_bytes": 0}, "bucket_bytes must be an integer of at least 1, not 0"),
+        ({"bucket_bytes": 0.5}, "bucket_bytes must be an integer of at least 1, not 0.5"),
+        ({"type": "dist_async", "servers": "two"}, "servers must be an integer of at least 1, not 'two'"),
+        ({"type": "dist_async", "servers": 1.5}, "servers must be an integer of at least 1, not 1.5"),
+        ({"type": "dist_bounded", "staleness": 0.5}, "staleness must be an integer of at least 0, not 0.5"),
+        ({"type": "elastic", "period": True}, "period must be an integer of at least 1, not True"),
+        ({"type": "elastic", "strength": "much"}, "strength must be a number above 0 and at most 1, not 'much'"),
     ],
 )
 def test_arguments_of_create_are_named(arguments, message):
@@ -262,12 +262,12 @@ def test_arguments_of_create_are_named(arguments, message):
 def test_servers_are_called_with_functions_and_keys():
     store = begun(workers(1)[0][0])
     for value in (b"bytes", np.datetime64("2026-11-28"), np.zeros(2, "V4")):
-        with pytest.raises(InputError, match="key 'a': servers hold numbers, booleans and strings, not "):
+        with pytest.raises(InputError, match="key 'a': servers store numbers, booleans and strings, not "):
             store.init(["b", "a"], [1.0, value])
     store.init("b", 2.0)
     with pytest.raises(UsageError, match=r"call_servers takes a function f\(values, \.\.\.\), not 3"):
         store.call_servers(3)
     with pytest.raises(UsageError, match="key 'u' is not initialised"):
         store.averages("u")
-    with pytest.raises(UsageError, match=r"a key is an int or a string, not 3\.5"):
+    with pytest.raises(UsageError, match=r"a key must be an int or a string, not 3\.5"):
         store.averages([3.5])

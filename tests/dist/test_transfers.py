@@ -65,7 +65,7 @@ def test_a_value_in_the_place_of_another_one(on_ranks):
             store.messages.settle()
             return
         arrival = store.messages.expect(0, [Kind(np.dtype(int), 0)], label=8)
-        with pytest.raises(RuntimeFailure, match="value 7 of rank 0 comes in the place of value 8"):
+        with pytest.raises(RuntimeFailure, match="value 7 of rank 0 arrived instead of value 8"):
             store.messages.receive(arrival, "a number")
 
     on_ranks(work)

@@ -58,7 +58,7 @@ def test_who_stalls_is_named_with_the_place_where_it_was_seen(watches, clock):
         assert one.lost() is None
         clock.forward(10, alive=(two,), progress=(one,))
         reason = one.lost()
-    assert re.search(r"^rank 11 on .* has not gone on for 10 s; it was last seen in step 7, behind sum 'loss'", reason)
+    assert re.search(r"^rank 11 on .* made no progress for 10 s; it was last seen in step 7, after sum 'loss'", reason)
 
 
 def test_code_of_the_user_that_does_not_return_is_named(watches, clock):
@@ -70,14 +70,14 @@ def test_code_of_the_user_that_does_not_return_is_named(watches, clock):
         assert not two.works
         clock.forward(10, alive=(two,), progress=(one,))
         reason = one.lost()
-    assert re.search(r"has not gone on for 10 s; it was last seen in step 7, in callback mine\.on_epoch_end$", reason)
+    assert re.search(r"made no progress for 10 s; it was last seen in step 7, in callback mine\.on_epoch_end$", reason)
     with two.working():
         with two.running("callback mine.on_epoch_end", 7):
             assert not two.works
         assert two.works
     with one.for_progress:
         clock.forward(10, alive=(two,), progress=(one,))
-        assert one.lost().endswith("in step 7, behind callback mine.on_epoch_end")
+        assert one.lost().endswith("in step 7, after callback mine.on_epoch_end")
 
 
 def test_who_waits_is_not_the_one_that_is_waited_for(watches, clock):
@@ -99,7 +99,7 @@ def test_at_the_end_only_life_counts(watches, clock):
         two._over.set()
         two._thread.join()
         clock.forward(0.5, alive=(one,))
-        assert "no sign of life" in one.lost()
+        assert "no heartbeat" in one.lost()
     two.end()
     with one.for_progress:
         clock.forward(0.5, progress=(one,))
@@ -124,7 +124,7 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
     far._board.slots["there"] = 1
     with far.for_progress:
         clock.forward(0.5, progress=(far,))
-        assert "host b (ranks 1, 2) has shown no sign" in far.lost()
+        assert "host b (ranks 1, 2) has sent no heartbeat" in far.lost()
         far.excuse(2)
         assert "host b" in far.lost()
         far.excuse(1)
@@ -241,7 +241,7 @@ def soon(monkeypatch):
 def test_a_rank_that_does_not_come_ends_the_job(soon, how, ranks):
     status, _, errors = finish(start(ranks, failing(how)))
     assert status in FAILED
-    what = "has shown no sign of life" if how == "stop" else "has not gone on"
+    what = "has sent no heartbeat" if how == "stop" else "has made no progress"
     # The first of them to see it ends the other.
     assert re.search(rf"graphkit: rank [02]: rank 1 on \S+ \(process \d+\) {what} for \d+ s; .* in step 3", errors)
 
@@ -258,7 +258,7 @@ def test_a_callback_that_never_returns_ends_the_job(soon):
     """
     status, _, errors = finish(start(2, code, TRAINER))
     assert status in FAILED
-    seen = r"has not gone on for \d+ s; it was last seen in step 2, in callback \w+\.on_epoch_end"
+    seen = r"has made no progress for \d+ s; it was last seen in step 2, in callback \w+\.on_epoch_end"
     assert re.search(rf"graphkit: rank 0: rank 1 on \S+ \(process \d+\) {seen}", errors), errors
 
 
@@ -267,7 +267,7 @@ def test_a_rank_that_stops_inside_of_a_collective_ends_the_job(soon):
     where = "kv._communicator.allreduce = lambda *_: act('stop')"
     status, _, errors = finish(start(2, failing("stop", where), TRAINER))
     assert status in FAILED
-    assert re.search(r"graphkit: rank 0: rank 1 .* no sign of life", errors)
+    assert re.search(r"graphkit: rank 0: rank 1 .* no heartbeat", errors)
 
 
 @pytest.mark.full

@@ -172,7 +172,7 @@ def test_while_loop_errors():
         gk.while_loop(lambda s: s, lambda s: s, x)
     with pytest.raises(UsageError, match="no value"):
         gk.while_loop(lambda s: True, lambda s: s, ())
-    with pytest.raises(UsageError, match=r"maximum_iterations is an integer or a graph value or None, not 2.5"):
+    with pytest.raises(UsageError, match=r"maximum_iterations must be an integer or a graph value or None, not 2.5"):
         gk.while_loop(keep, lambda s: s, x, 2.5)
 
 
@@ -303,7 +303,7 @@ def test_foreach_takes_axes_and_directions():
 def test_options_of_loops_are_checked():
     x, keep = gk.input("x", [4, 3]), lambda s: gk.reduce_sum(s, keepdims=False) < 9.0
     for wrong in (0, -1, 1.5, True, None):
-        with pytest.raises(UsageError, match=r"rows.*: parallel_iterations is a"):
+        with pytest.raises(UsageError, match=r"rows.*: parallel_iterations (must be an|is a positive) integer"):
             gk.map(lambda row: row, x, parallel_iterations=wrong, name="rows")
         with pytest.raises(UsageError, match=r"search.*: parallel_iterations"):
             gk.while_loop(keep, lambda s: s * 2.0, x, parallel_iterations=wrong, name="search")

@@ -145,7 +145,7 @@ def test_a_scan_output_grows_to_the_limit_and_no_further():
 )
 def test_shapes_that_no_array_has_are_refused_though_they_take_no_memory(results):
     net = gk.Model({"y": results(gk.input("x", (0, 1)))})
-    with pytest.raises(OutOfMemory, match=r"no array can have the shape \[0, 4611686018427387904\]"):
+    with pytest.raises(OutOfMemory, match=r"the shape \[0, 4611686018427387904\] is too large for an array"):
         net.compile().run({"x": np.ones((0, 1), np.float32)})
 
 

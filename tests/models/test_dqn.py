@@ -300,7 +300,7 @@ def test_any_optimizer(optimizer):
         (lambda: GridWorld(("S.", "..")), r"one goal \(G\), not 0"),
         (lambda: Settings(discount=1.5), r"discount=1.5: expected a number in \[0, 1\]"),
         (lambda: Settings(batch=0), "batch=0: expected a positive number"),
-        (lambda: QLearner(gk.models.build("dqn", actions=3), GridWorld()), "for 4 actions a Q network gives"),
+        (lambda: QLearner(gk.models.build("dqn", actions=3), GridWorld()), "for 4 actions, a Q network must return"),
         (lambda: QLearner(gk.models.build("vae"), GridWorld()), "one input, the observation, and one output"),
     ],
 )

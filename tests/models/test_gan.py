@@ -214,8 +214,14 @@ def perceptron(inputs, outputs, name="fc", given="x"):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AdversarialTrainer(gk.models.build("bert"), perceptron(2, 1)), "a generator has one input of numbers"),
-        (lambda: AdversarialTrainer(perceptron(3, 2), perceptron(3, 1, "judge")), "the generator makes .*2.*takes .*3"),
+        (
+            lambda: AdversarialTrainer(gk.models.build("bert"), perceptron(2, 1)),
+            "a generator must have one input",
+        ),
+        (
+            lambda: AdversarialTrainer(perceptron(3, 2), perceptron(3, 1, "judge")),
+            "generator returns .*2.*takes .*3",
+        ),
         (lambda: AdversarialTrainer(perceptron(3, 2), perceptron(2, 1)), "both networks have a parameter 'fc_bias'"),
         (lambda: AdversarialTrainer(*pair(), smoothing=1.0), r"smoothing=1.0: expected a number in \[0, 1\)"),
         (

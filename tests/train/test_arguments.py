@@ -20,7 +20,7 @@ WRONG = ["0.1", -1, -0.5, float("nan"), float("inf"), None, [0.1], True]
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("value", WRONG, ids=str)
 def test_learning_rates(kind, value):
-    with pytest.raises(UsageError, match=f"{kind.__name__}: lr is a "):
+    with pytest.raises(UsageError, match=f"{kind.__name__}: lr must be a "):
         kind(lr=value)
 
 
@@ -32,7 +32,7 @@ def test_every_option_of_every_optimizer(kind):
         if name == "lr":
             continue
         for value in ("0.1", None, -1.0, float("nan")):
-            with pytest.raises(UsageError, match=f"{kind.__name__}: {name} is "):
+            with pytest.raises(UsageError, match=f"{kind.__name__}: {name} must be "):
                 kind(**base, **{name: value})
         kind(**base, **{name: spec.default})
     with pytest.raises(UsageError, match="did you mean 'lr'"):

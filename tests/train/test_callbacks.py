@@ -98,7 +98,7 @@ def test_steps_are_in_the_log_as_often_as_asked(tmp_path):
     }  # fmt: skip
     trainer().fit(data(), batch_size=4, folder=tmp_path / "none", log_every=0)
     assert [line["event"] for line in lines(tmp_path / "none")] == ["epoch"]
-    with pytest.raises(UsageError, match="log_every is an integer of at least 0"):
+    with pytest.raises(UsageError, match="log_every must be an integer of at least 0"):
         trainer().fit(data(), log_every=-1)
 
 
@@ -115,7 +115,7 @@ def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
     again.resume(tmp_path)
     assert (again.left(), again.left(5), again.left(6)) == (0, 0, 4)
     with pytest.warns(
-        UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough\. After resume .*: epochs=6 goes on"
+        UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough\. After resume, .*: epochs=6 continues it"
     ):
         assert again.fit(data(), data(8), epochs=5, batch_size=4, folder=tmp_path, callbacks=[StopAt(8)]) == []
     again = trainer()
@@ -168,10 +168,10 @@ def test_what_is_no_callback_is_refused():
         with pytest.raises(UsageError, match=message):
             trainer().fit(data(), callbacks=given)
     odd = type("Odd", (gk.Callback,), {"state": lambda self: {"array": np.zeros(2)}})()
-    with pytest.raises(UsageError, match="state of callback 'Odd' is no JSON"):
+    with pytest.raises(UsageError, match="state of callback 'Odd' cannot be written as JSON"):
         trainer().fit(data(), callbacks=[odd])
     odd = type("Odd", (gk.Callback,), {"state": lambda self: [1]})()
-    with pytest.raises(UsageError, match="state of callback 'Odd' is a dict"):
+    with pytest.raises(UsageError, match="state of callback 'Odd' must be a dict"):
         trainer().fit(data(), callbacks=[odd])
 
 

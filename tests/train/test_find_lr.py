@@ -89,7 +89,7 @@ def test_a_loss_that_never_falls_has_no_suggestion():
 
 def test_what_cannot_be_searched(on_ranks):
     for options, message in [
-        ({"lowest": 1.0, "highest": 0.1}, "not below highest"), ({"steps": 1}, "integer of at least 2"),
+        ({"lowest": 1.0, "highest": 0.1}, "must be below highest"), ({"steps": 1}, "integer of at least 2"),
         ({"lowest": 0.0}, "above 0"),
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=message):
@@ -100,7 +100,7 @@ def test_what_cannot_be_searched(on_ranks):
         gk.find_lr(half, data())
 
     def work(store):
-        with pytest.raises(UsageError, match="in one process"):
+        with pytest.raises(UsageError, match="with one process only"):
             gk.find_lr(trainer(kvstore=store), data())
 
     on_ranks(work)

@@ -222,7 +222,7 @@ def test_a_model_put_where_a_first_save_was_killed_is_kept(tmp_path, monkeypatch
     other.params["fc1_bias"] = other.params["fc1_bias"] + 1
     other.save(tmp_path / "model.json")
     before = (tmp_path / "model.json").read_bytes()
-    with pytest.raises(UsageError, match=r"holds another run \(model.json\)"):
+    with pytest.raises(UsageError, match=r"contains another run \(model.json\)"):
         trainer().fit(data(), batch_size=32, folder=tmp_path)
     assert (tmp_path / "model.json").read_bytes() == before
     trainer().fit(data(), batch_size=32, folder=tmp_path, overwrite=True)
@@ -274,7 +274,7 @@ def test_an_interrupt_says_where_it_stopped_and_leaves_a_checkpoint(tmp_path):
     with pytest.raises(KeyboardInterrupt) as caught:
         found.fit(data(92, 30, KeyboardInterrupt), epochs=4, batch_size=4, folder=tmp_path, prefetch=0)
     (note,) = caught.value.__notes__
-    assert note == f"stopped in epoch 2 of 4, after batch 6; {tmp_path} has a checkpoint of it"
+    assert note == f"stopped in epoch 2 of 4, after batch 6; {tmp_path} contains a checkpoint of this position"
     whole, last = trainer(), trainer()
     whole.fit(data(), epochs=4, batch_size=4)
     last.resume(tmp_path)
@@ -305,8 +305,8 @@ def test_an_interrupt_in_a_step_waits_for_its_end_and_the_second_does_not(tmp_pa
     with pytest.raises(KeyboardInterrupt) as caught:
         found.fit(data(), batch_size=4, folder=tmp_path)
     assert (tmp_path / "checkpoint.json").read_bytes() == before
-    assert "middle of a step" in caught.value.__notes__[0]
-    with pytest.raises(UsageError, match="stopped in its middle"):
+    assert "within a step" in caught.value.__notes__[0]
+    with pytest.raises(UsageError, match="the last step was interrupted"):
         found.fit(data(), batch_size=4)
     found._step = step
     found.resume(tmp_path)
@@ -377,7 +377,7 @@ def test_epochs_are_those_of_a_call():
     found = trainer()
     assert [len(found.fit(data(), epochs=n, batch_size=46)) for n in (1, 1, 2, 0)] == [1, 1, 2, 0]
     assert (found.epoch, found.updates) == (4, 8)
-    with pytest.raises(UsageError, match="epochs is an integer of at least 0"):
+    with pytest.raises(UsageError, match="epochs must be an integer of at least 0"):
         found.fit(data(), epochs=-1)
 
 
@@ -393,7 +393,7 @@ def test_a_resumed_fit_ends_where_the_interrupted_one_would_have(tmp_path):
         last.fit(data(), epochs=epochs, batch_size=46)
         assert last.epoch == until
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match="epochs=1: the run that goes on stands in epoch 3"):
+    with pytest.raises(UsageError, match="epochs=1: the continued run stands in epoch 3"):
         last.fit(data(), epochs=1, batch_size=46)
     # In the same process as well.
     assert len(trained.fit(data(), batch_size=46)) == 2
@@ -404,10 +404,10 @@ def test_a_resumed_run_that_was_over_trains_nothing_and_says_so(tmp_path):
     trainer().fit(data(), epochs=2, batch_size=46, folder=tmp_path)
     last = trainer()
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match="epochs=1: the run that goes on stands after epoch 2 of 2"):
+    with pytest.raises(UsageError, match="epochs=1: the continued run stands after epoch 2 of 2"):
         last.fit(data(), epochs=1, batch_size=46)
     # What is refused does not make another run of it.
-    said = r"the run has its 2 epochs\. After resume epochs is the length of the whole run: epochs=3 goes on"
+    said = r"the run has its 2 epochs\. After resume, epochs is the length of the whole run: epochs=3 continues it"
     with pytest.warns(UserWarning, match=f"nothing is left to train: {said}"):
         assert last.fit(data(), epochs=2, batch_size=46) == []
     # Each of the two that it says.
@@ -460,7 +460,7 @@ def test_another_batch_size_where_the_order_depends_on_it(tmp_path):
         gk.Trainer(net, seed=0).fit(source, batch_size=4, folder=tmp_path, prefetch=0)
     last = gk.Trainer(gk.load(tmp_path), seed=0)
     last.resume(tmp_path)
-    with pytest.raises(UsageError, match=r"batches of 8 samples.* of batches of 4: the order"):
+    with pytest.raises(UsageError, match=r"a batch has 8 samples.* with batches of 4: the order"):
         last.fit(source, batch_size=8)
     last.fit(source, batch_size=4)
     assert last.updates == 10

@@ -47,5 +47,5 @@ def test_gradients_are_those_of_the_loss() -> None:
 def test_it_is_of_cards() -> None:
     x = gk.input("x", ["N", 3])
     net = gk.Model({"y": gk.nn.linear(x, 2)})
-    with pytest.raises(UnsupportedError, match="'f16' is one of cards"):
+    with pytest.raises(UnsupportedError, match="'f16' needs a GPU"):
         gk.Trainer(net, "mse", precision="f16")

@@ -83,7 +83,7 @@ def test_balanced_weights():
     found = gk.losses.balanced([0, 0, 0, 1, 1, 2], 3)
     assert found == pytest.approx((6 / 9, 6 / 6, 6 / 3))
     for targets, message in [
-        ([0, 0, 2], "no sample is of class 1"), ([0.5, 1.0], "targets that are classes"), ([0, 3], "from 0 to 3, of 3")
+        ([0, 0, 2], "no sample is of class 1"), ([0.5, 1.0], "class numbers as targets"), ([0, 3], "from 0 to 3, of 3")
     ]:  # fmt: skip
         with pytest.raises(UsageError, match=message):
             gk.losses.balanced(targets, 3)
@@ -109,7 +109,7 @@ def test_options_that_no_loss_has(name, options, message):
 )
 def test_a_loss_is_a_float_scalar(made):
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
-    with pytest.raises(UsageError, match="a loss is a float scalar, not"):
+    with pytest.raises(UsageError, match="a loss must be a float scalar, not"):
         gk.Trainer(net, made, targets={})
 
 
@@ -125,7 +125,7 @@ def test_there_is_a_weight_for_each_class():
     net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2))
     for name, weights, message in [
         ("softmax_cross_entropy", [1.0] * 3, "3 class weights for 2 classes"),
-        ("sigmoid_binary_cross_entropy", [1.0] * 3, "of no and yes"),
+        ("sigmoid_binary_cross_entropy", [1.0] * 3, "for no and yes"),
     ]:
         with pytest.raises(UsageError, match=message):
             gk.Trainer(net, gk.losses.get(name, class_weights=weights))
@@ -195,12 +195,12 @@ def test_gradients_of_several_losses_are_their_sum():
     [
         ({"kin": "mse"}, {}, "no output 'kin'; did you mean 'kind'"),
         ({"kind": "mze"}, {}, "did you mean 'mse'"),
-        ({}, {}, "no output to compare"),
-        (BOTH, {"loss_weights": {"sise": 1.0}}, "no loss is of 'sise'; did you mean 'size'"),
+        ({}, {}, "give a loss for at least one output"),
+        (BOTH, {"loss_weights": {"sise": 1.0}}, "no output with a loss is called 'sise'; did you mean 'size'"),
         (BOTH, {"loss_weights": {"size": -1.0}}, "of at least 0"),
-        ({"kind": print}, {}, "losses by output are names"),
-        ("mse", {"output": "size", "loss_weights": {"size": 2.0}}, "of several losses"),
-        (BOTH, {"targets": {"a": gk.TensorType("float32", [])}}, "targets follow from losses by output"),
+        ({"kind": print}, {}, "losses by output must be names"),
+        ("mse", {"output": "size", "loss_weights": {"size": 2.0}}, "needs a dict of losses by output"),
+        (BOTH, {"targets": {"a": gk.TensorType("float32", [])}}, "a dict of losses determines the targets"),
     ],
 )
 def test_losses_that_do_not_fit_the_outputs(loss, options, message):
@@ -212,7 +212,7 @@ def test_targets_that_do_not_fit_are_named():
     trainer = gk.Trainer(two_heads(), BOTH)
     for targets, message in [
         ({"kind": CLASSES, "size": np.zeros((7, 2), np.float32)}, "loss 'mse' compares the output"),
-        (CLASSES, r"2 targets are expected \(kind, size\), 1 given"),
+        (CLASSES, r"expected 2 targets \(kind, size\), got 1"),
         ({"kind": CLASSES}, "'target_size'"),
         ({"kind": CLASSES + 4, "size": SIZES}, "class numbers from 0 to 3"),
     ]:
@@ -337,5 +337,5 @@ def test_what_cannot_be_mixed_is_named():
         gk.Trainer(net, mixup=1.0).step(np.arange(4), np.arange(4))
     with pytest.raises(InputError, match="cutmix needs images"):
         gk.Trainer(classifier(), cutmix=1.0).step(X, CLASSES)
-    with pytest.raises(UsageError, match="mixup is a finite number above 0"):
+    with pytest.raises(UsageError, match="mixup must be a finite number above 0"):
         gk.Trainer(classifier(), mixup=0.0)

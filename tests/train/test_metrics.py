@@ -121,7 +121,7 @@ def test_the_value_of_a_metric_is_any_number(tmp_path: Path, on_ranks: Any, proc
         trainer = gk.Trainer(gk.models.build("mlp", inputs=6, hidden=(3,), classes=5), kvstore=store)
         metrics = [Counted(np.float32(2.5))]
         (record,) = trainer.fit((LOGITS, CLASSES), batch_size=8, folder=tmp_path, metrics=metrics)
-        with pytest.raises(UsageError, match="the value of metric 'counted' is a number, not None"):
+        with pytest.raises(UsageError, match="the value of metric 'counted' must be a number, not None"):
             trainer.fit((LOGITS, CLASSES), batch_size=8, metrics=[Counted(None)])
         return record
 

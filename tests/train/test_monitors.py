@@ -66,7 +66,7 @@ def test_a_number_that_no_epoch_has_is_named():
         given = (x, (y[:, 0] > 0).astype(np.int64))
         with pytest.raises(UsageError, match=message):
             gk.Trainer(net).fit(given, given, metrics=["accuracy"], callbacks=[gk.callbacks.EarlyStopping(1, monitor)])
-    with pytest.raises(UsageError, match="of validation there are where there is data"):
+    with pytest.raises(UsageError, match=r"valid_\.\.\. only with validation data"):
         trainer().fit(data(), callbacks=[gk.callbacks.EarlyStopping(1)])
 
 
@@ -95,7 +95,7 @@ def test_two_ranks_stop_alike(on_ranks, tmp_path):
     first, second = on_ranks(work)
     assert first == second
     assert 2 < first[0] < 40
-    assert "valid_loss has not become better for 2 epochs" in first[1]
+    assert "valid_loss has not improved for 2 epochs" in first[1]
     assert int(gk.load(tmp_path / BEST).meta["best_epoch"]) <= first[0]
 
 
@@ -172,7 +172,7 @@ def test_an_epoch_whose_best_model_found_no_room_is_ended_again(tmp_path, monkey
 
 
 def test_the_best_model_needs_a_folder():
-    with pytest.raises(UsageError, match="no folder to keep the best model in"):
+    with pytest.raises(UsageError, match="no folder for the best model"):
         trainer().fit(data(), data(8), callbacks=[gk.callbacks.KeepBest()])
 
 

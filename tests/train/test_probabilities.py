@@ -98,7 +98,7 @@ def test_what_changes_values_is_not_looked_through(end: Callable[[Value], Value]
 )
 def test_classes_along_another_axis_are_told(end: Callable[[Value], Value]) -> None:
     net = network(6, end)
-    with pytest.warns(UserWarning, match=r"the loss takes .* for logits, although it comes from .*Softmax"):
+    with pytest.warns(UserWarning, match=r"the loss treats .* as logits, although it comes from .*Softmax"):
         gk.Trainer(net, "softmax_cross_entropy")
 
 

@@ -74,7 +74,7 @@ def test_a_budget_that_cannot_be_met_says_what_can() -> None:
 
 @pytest.mark.parametrize("wrong", ["cbrt", 0, -5, True, 1.5])
 def test_other_values_are_errors(wrong: object) -> None:
-    with pytest.raises(UsageError, match="recompute is 'sqrt' or a number of bytes"):
+    with pytest.raises(UsageError, match="recompute must be 'sqrt' or a number of bytes"):
         trainer(wrong)
 
 

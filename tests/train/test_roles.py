@@ -111,7 +111,7 @@ def test_what_is_left_alone_is_trained_by_its_name() -> None:
 
 def test_a_scalar_becomes_a_parameter_by_its_name() -> None:
     net = gk.load(recurrent({}))
-    with pytest.raises(UsageError, match=r"constant, of which constants_to_parameters\(net, \['logit_scale'\]\) makes"):
+    with pytest.raises(UsageError, match=r"constant, which constants_to_parameters\(net, \['logit_scale'\]\) turns"):
         gk.Trainer(net, "softmax_cross_entropy", train=["logit_scale"])
     opened = constants_to_parameters(net, ["logit_scale"])
     np.testing.assert_allclose(opened.run({"x": X})["scaled"], net.run({"x": X})["scaled"], rtol=1e-5, atol=1e-6)

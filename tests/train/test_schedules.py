@@ -132,9 +132,9 @@ def test_an_open_schedule_of_two_processes(on_ranks):
 
 def test_an_open_schedule_needs_a_run_and_data_with_a_length():
     x, y = data()
-    with pytest.raises(UsageError, match="Cosine without steps goes over the updates of a run, which `fit` knows"):
+    with pytest.raises(UsageError, match="Cosine without steps covers all updates of a run, which only `fit` knows"):
         trainer(gk.optim.Cosine(0.1)).step(x, y)
-    with pytest.raises(UsageError, match="does not say its length: give steps="):
+    with pytest.raises(UsageError, match="has no length: pass steps="):
         trainer(gk.optim.Cosine(0.1)).fit(lambda: iter([(x, y)]))
     assert trainer(gk.optim.Cosine(0.1, 3)).fit(lambda: iter([(x, y)]))
 

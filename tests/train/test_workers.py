@@ -100,17 +100,17 @@ def test_objects_of_others(sets):
     straight.fit(sets.Mapped(40), **OPTIONS)
     found.fit(sets.Mapped(40), sets.Mapped(40), workers=2, **OPTIONS)
     assert bits(found) == bits(straight)
-    with pytest.raises(UsageError, match=r"Mapped cannot be given to worker processes.*pickling"):
+    with pytest.raises(UsageError, match=r"Mapped cannot be sent to worker processes.*pickled"):
         trainer().fit(sets.Mapped(40, extra=lambda: 0), workers=2, **OPTIONS)
 
 
 def test_data_that_workers_cannot_make():
     arrays = np.zeros((8, 6), np.float32), np.zeros(8, np.int64)
-    with pytest.raises(UsageError, match="workers=2: samples of data are not made one by one"):
+    with pytest.raises(UsageError, match="workers=2: data cannot use workers"):
         trainer().fit(arrays, workers=2)
-    with pytest.raises(UsageError, match=r"samples of .* are not made one by one"):
+    with pytest.raises(UsageError, match=r".* cannot use workers"):
         trainer().evaluate(lambda: iter([arrays]), workers=1)
-    with pytest.raises(UsageError, match="workers is a number of processes, not -1"):
+    with pytest.raises(UsageError, match="workers must be a number of processes, not -1"):
         trainer().fit(arrays, workers=-1)
     trainer().fit(arrays, workers=0)
 
@@ -145,11 +145,11 @@ def test_the_command(sets, tmp_path, monkeypatch):
 
     done = run()
     assert type(done.exception).__name__ == "DamagedSample"
-    with pytest.warns(gk.GraphkitWarning, match="stands in for sample"):
+    with pytest.warns(gk.GraphkitWarning, match="is replaced by the next readable one"):
         done = run("--on-damaged", "skip", "--epochs", "2")
     assert done.exit_code == 0, done.exception
     assert "data.damaged 2" in done.output
-    with pytest.warns(gk.GraphkitWarning, match="stands in for sample"):
+    with pytest.warns(gk.GraphkitWarning, match="is replaced by the next readable one"):
         done = run("--resume", "--epochs", "3", "--workers", "2")
     assert done.exit_code == 0, done.exception
     assert "data.damaged 2" in done.output, "the run goes on as it was, but for the workers of one call"
@@ -158,4 +158,4 @@ def test_the_command(sets, tmp_path, monkeypatch):
     done = CliRunner().invoke(command.command, digits)
     assert "these data are loaded into memory at once" in str(done.exception)
     done = CliRunner().invoke(command.command, [*digits[:3], "--workers", "2"])
-    assert "are not made one by one" in str(done.exception)
+    assert "cannot use workers" in str(done.exception)

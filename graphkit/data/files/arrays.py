@@ -12,15 +12,16 @@ from graphkit.errors import InputError
 
 
 def load(path: Path, *, axes: Axes | None = None) -> Dataset | Splits:
-    """`x` and `y` (see TARGETS for its other names), other inputs by name, `classes`; or x_train, x_test and so on."""
+    """Load `x` and `y` (see TARGETS for its other names), other inputs by name, `classes`; or x_train, x_test and so
+    on."""
     arrays = read_arrays(path)
     if "" in arrays:
-        raise InputError(f"{path}: not a readable .npz file: it holds one nameless array, as .npy files do")
+        raise InputError(f"{path}: not a readable .npz file: it contains one array without a name, like a .npy file")
     return of_arrays(arrays, path, axes=axes)
 
 
 def of_arrays(arrays: dict[str, np.ndarray], path: Path | str, *, axes: Axes | None = None) -> Dataset | Splits:
-    """The same of arrays that are there; `path` says whose they are."""
+    """The same for arrays in memory; `path` is their name in errors."""
     axes = axes or {}
     if "x_train" in arrays and "x_test" in arrays:
         return Splits(*(_arrays(_part(arrays, part), path, axes, part) for part in ("train", "test")))
@@ -28,7 +29,7 @@ def of_arrays(arrays: dict[str, np.ndarray], path: Path | str, *, axes: Axes | N
 
 
 def _part(arrays: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
-    """x of x_train, and so on. The names of the classes are those of both parts."""
+    """x of x_train, and so on. Both parts share the class names."""
     found = {n.removesuffix(f"_{part}"): a for n, a in arrays.items() if n.endswith(f"_{part}")}
     return {"classes": arrays["classes"], **found} if _are_names(arrays.get("classes")) else found
 
@@ -39,7 +40,7 @@ def _arrays(arrays: dict[str, np.ndarray], path: Path | str, axes: Axes, part: s
     target = next((name for name in TARGETS if name in arrays), None)
     inputs = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items() if n != target}
     if not inputs:
-        raise InputError(f"{source}: no input array; name one x (it holds {', '.join(arrays) or 'nothing'})")
+        raise InputError(f"{source}: no input array; name one x (the file contains {', '.join(arrays) or 'nothing'})")
     targets = None if target is None else arrays[target]
     if targets is not None:
         targets = _as_targets(targets, f"{source}: {target}")
@@ -49,7 +50,7 @@ def _arrays(arrays: dict[str, np.ndarray], path: Path | str, axes: Axes, part: s
 
 
 def _as_targets(array: np.ndarray, where: str) -> np.ndarray:
-    """Integers as int64, floats as float32. Raises InputError, naming `where`, for numbers that these do not hold."""
+    """Integers as int64, floats as float32. Raises InputError, which names `where`, for numbers that do not fit."""
     kind = {"u": np.int64, "i": np.int64, "f": np.float32}.get(array.dtype.kind)
     if kind is None:
         return array
@@ -57,7 +58,7 @@ def _as_targets(array: np.ndarray, where: str) -> np.ndarray:
         found = array.astype(kind)
     lost = np.isfinite(array) & ~np.isfinite(found) if kind is np.float32 else found != array
     if lost.any():
-        raise InputError(f"{where} holds {array[lost].flat[0]}, which is too large for {np.dtype(kind)}")
+        raise InputError(f"{where} contains {array[lost].flat[0]}, which is too large for {np.dtype(kind)}")
     return found
 
 

@@ -11,7 +11,7 @@ from graphkit.data.files.mnist import scaled
 
 
 def load() -> Dataset:
-    """1,797 images, float32 [N, 1, 8, 8] in [0, 1]; targets int64 [N]."""
+    """Load the 1,797 images, float32 [N, 1, 8, 8] in [0, 1]; targets int64 [N]."""
     with np.load(Path(__file__).with_name("digits.npz")) as stored:
         images, labels = stored["images"], stored["labels"]
     return Dataset(scaled(images, 16.0), labels.astype(np.int64), classes=[str(d) for d in range(10)], name="digits")

@@ -21,9 +21,10 @@ _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """The array in an idx file, in native byte order; a file that starts as gzip is unpacked.
+    """Read the array of an idx file, in native byte order. Gzip files are decompressed.
 
-    Raises InputError, naming the file, when it is missing, empty, no idx file, truncated, or longer than it says.
+    Raises InputError, which names the file, if it is missing, empty, not an idx file, truncated, or longer than its
+    header says.
     """
     data, rest = _begun(Path(path))
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES:
@@ -33,7 +34,7 @@ def read_idx(path: str | Path) -> np.ndarray:
     dtype, rank = np.dtype(_TYPES[data[2]]), data[3]
     header = 4 + 4 * rank
     if len(data) < header:
-        raise InputError(f"{path}: truncated idx file: {len(data)} bytes, and the header alone has {header}")
+        raise InputError(f"{path}: truncated idx file: it has {len(data)} bytes, but its header alone takes {header}")
     shape = struct.unpack(f">{rank}I", data[4:header])
     expected = header + math.prod(shape) * dtype.itemsize
     # What is packed may be much longer than its file, and the array is a copy.
@@ -50,7 +51,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 
 
 def _begun(path: Path) -> tuple[bytes, Callable[[int], bytes]]:
-    """The first bytes, as many as the longest header has, and what reads so many more."""
+    """The first bytes, as many as the longest header has, and a function that reads more."""
     first = _read(path, 0, 2)
     packed = first == b"\x1f\x8b"
     return _read(path, 0, _HEADER, packed), lambda size: _read(path, _HEADER, size, packed)

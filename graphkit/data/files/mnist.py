@@ -19,27 +19,27 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 
 def scaled(images: np.ndarray, top: float) -> np.ndarray:
-    """uint8 [N, H, W] to float32 [N, 1, H, W] in [0, 1]."""
+    """Convert uint8 [N, H, W] to float32 [N, 1, H, W] in [0, 1]."""
     return (images[:, None].astype(np.float32) / np.float32(top)).astype(np.float32)
 
 
 def is_mnist(folder: Path) -> bool:
-    """Whether a folder has images in idx files under MNIST's names."""
+    """Return whether a folder contains idx files with MNIST's names."""
     return any(_idx_file(folder, prefix, "images-idx3") for prefix in _PREFIXES.values())
 
 
 def load(path: Path, *, augment: Augment | str | None = None) -> Dataset | Splits:
-    """Images as float32 [N, 1, H, W] in [0, 1], targets int64 [N], in the parts that the folder has.
+    """Load images as float32 [N, 1, H, W] in [0, 1], and targets int64 [N], in the parts that the folder contains.
 
-    augment: changes of the training part at random, see Augment.parse. Samples have the same numbers then, and are
-    Pictures, made when their batch is; without it they are arrays in memory.
+    augment: random changes of the training part (see Augment.parse). The samples are then Pictures, made on request,
+    with the same numbers. Without it, they are arrays in memory.
     """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
     files = {part: _idx_file(path, prefix, "images-idx3") for part, prefix in _PREFIXES.items()}
     parts = {part: _read(path, _PREFIXES[part], file) for part, file in files.items() if file is not None}
     if not parts:
-        raise InputError(f"{path}: there is no train-images-idx3-ubyte or t10k-images-idx3-ubyte (or .gz) in it")
+        raise InputError(f"{path}: the folder contains no train-images-idx3-ubyte or t10k-images-idx3-ubyte (or .gz)")
     changes = augment_of(augment)
     made: list[Dataset] = [_arrays(images) for images in parts.values()]
     if changes is not None:
@@ -49,7 +49,7 @@ def load(path: Path, *, augment: Augment | str | None = None) -> Dataset | Split
 
 
 class _Images(NamedTuple):
-    """One part: uint8 [N, H, W], int64 [N], and what errors call it."""
+    """One part: uint8 [N, H, W], int64 [N], and its name in errors."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -60,14 +60,16 @@ class _Images(NamedTuple):
 def _read(path: Path, prefix: str, image_file: Path) -> _Images:
     label_file = _idx_file(path, prefix, "labels-idx1")
     if label_file is None:
-        raise InputError(f"{path}: {prefix}-images-idx3-ubyte is there, and {prefix}-labels-idx1-ubyte is missing")
+        raise InputError(f"{path}: {prefix}-labels-idx1-ubyte is missing, but {prefix}-images-idx3-ubyte exists")
     images, labels = read_idx(image_file), read_idx(label_file)
     if images.ndim != 3 or images.dtype != np.uint8:
         raise InputError(f"{image_file}: uint8 images of rank 3 are expected, not {images.dtype}{list(images.shape)}")
     if labels.ndim != 1 or labels.dtype != np.uint8:
         raise InputError(f"{label_file}: uint8 labels of rank 1 are expected, not {labels.dtype}{list(labels.shape)}")
     if len(images) != len(labels):
-        raise InputError(f"{image_file} holds {len(images)} images, and {label_file.name} {len(labels)} labels")
+        raise InputError(
+            f"{image_file} contains {len(images)} images, but {label_file.name} contains {len(labels)} labels"
+        )
     count = max(int(labels.max(initial=0)) + 1, 10)
     return _Images(images, labels.astype(np.int64), [str(d) for d in range(count)], str(image_file))
 
@@ -83,7 +85,7 @@ def _pictures(images: _Images) -> Pictures:
 
 
 def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
-    """The file under any of its usual names: with '.' for '-' before idx, with or without .gz."""
+    """The file under any of its usual names: with '.' instead of '-' before idx, with or without .gz."""
     for stem in (f"{prefix}-{kind}-ubyte", f"{prefix}-{kind.replace('-idx', '.idx')}-ubyte"):
         for candidate in (path / stem, path / f"{stem}.gz"):
             if candidate.exists():

@@ -1,4 +1,4 @@
-"""Arrays in .npy and .npz files: of numbers and text alone, and no larger than memory."""
+"""Arrays in .npy and .npz files: only numbers and text, and not larger than memory."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _UNSAFE = re.compile(r"[%\\\x00-\x1f\x7f]|^/|(?<=/)/|/$|^[A-Za-z]:|\.npy$", re.A
 
 
 def member_name(name: str) -> str:
-    """Return the name under which an .npz file holds an array: the same, unless it would be a path out of a folder.
+    """Return the name under which an .npz file stores an array: its own name, unless that is a path out of a folder.
 
-    Programs that unpack the file make paths of these names. Absolute paths, `.` and `..`, backslashes, drives and
-    control characters are written as in URLs: `../x` is `%2E%2E/x`. `read_arrays` gives the names back.
+    Programs that unpack the file use these names as paths. Absolute paths, `.` and `..`, backslashes, drives and
+    control characters are escaped as in URLs: `../x` becomes `%2E%2E/x`. `read_arrays` returns the original names.
     """
     parts = (part.replace(".", "%2E") if part in (".", "..") else part for part in _escaped(name).split("/"))
     return "/".join(parts)
@@ -47,7 +47,7 @@ def _escaped(name: str) -> str:
 
 
 def _array_name(member: str) -> str:
-    """The name of an array by that of its member. Files by others may have `%` in names that mean themselves."""
+    """The name of an array from that of its member. In files of other programs, `%` in names can mean itself."""
     try:
         name = urllib.parse.unquote(member, errors="strict") if "%" in member else member
     except UnicodeDecodeError:
@@ -56,10 +56,10 @@ def _array_name(member: str) -> str:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name (see `member_name`); that of an .npy file under "".
+    """Read the arrays of an .npz file by name (see `member_name`), or the array of an .npy file under the name "".
 
-    Raises InputError, naming the file, for one that is missing, damaged, or holds pickled objects, which are not read;
-    OutOfMemory for one that unpacks to more than the limit of memory.
+    Raises InputError, which names the file, if it is missing, damaged, or contains pickled objects, which are never
+    loaded. Raises OutOfMemory if the arrays exceed the memory limit.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file")

@@ -1,4 +1,4 @@
-"""Data that a function in a Python file of the user's makes: FILE.py:FUNCTION."""
+"""Data from a function in a Python file of the user: FILE.py:FUNCTION."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from graphkit.user_code import function_of, running
 
 
 def loader(file: str, name: str) -> Callable[..., Dataset | Splits]:
-    """What makes the data, with the function's own parameters. Raises as `function_of`; InputError for other results.
+    """Return a loader with the function's own parameters. Raises as `function_of`; InputError for other results.
 
-    The function returns arrays by name as an .npz file holds them, (inputs, targets), a Dataset, or Splits, where there
-    are two parts.
+    The function must return a dict of arrays as in an .npz file, (inputs, targets), a Dataset, or Splits if there are
+    two parts.
     """
     function = function_of(file, name)
 
@@ -34,7 +34,8 @@ def loader(file: str, name: str) -> Callable[..., Dataset | Splits]:
         if isinstance(made, tuple) and len(made) == 2:
             return Dataset(*made, name=spec)
         raise InputError(
-            f"{spec} returned a {type(made).__name__}, not arrays by name, (inputs, targets), a Dataset or Splits"
+            f"{spec} must return a dict of arrays by name, (inputs, targets), a Dataset or Splits, not "
+            f"{type(made).__name__}"
         )
 
     return load

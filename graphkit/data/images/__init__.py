@@ -1,1 +1,1 @@
-"""Pictures: decoded, brought to one size, changed at random in training, and turned into numbers."""
+"""Pictures: decoding, resizing, random changes in training, and conversion to numbers."""

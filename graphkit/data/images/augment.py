@@ -1,4 +1,4 @@
-"""Augment: changes at random, by which a network sees another picture of the same thing in every epoch."""
+"""Augment: random changes of pictures, so that a network sees another version of each in every epoch."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ _NAMED: dict[str, tuple[tuple[str, ...], float]] = {
 @typed_constructor("gk.data")
 @dataclass(frozen=True)
 class Augment:
-    """Changes at random, in this order; nothing is changed where nothing is said.
+    """Random changes of pictures, applied in this order. By default nothing is changed.
 
-    - crop: the smallest share of a picture's area that is cut out and resized in place of Preprocess' own resizing and
-      cutting, with a ratio of width to height within `ratio` (torchvision's RandomResizedCrop);
-    - pad: the picture is shifted by up to so many pixels each way, with black behind it (RandomCrop with padding);
-    - flip: the probability with which left and right change places;
-    - brightness, contrast, saturation: factors from 1 - x to 1 + x; hue: shifts by -x to x of the circle of colours
-      (ColorJitter); in an order at random. Of grey pictures, and of those with transparency, hue and saturation stay;
-    - rotate: by up to so many degrees either way, with black corners;
-    - erase: the probability with which a rectangle of 2% to 33% of the picture becomes the mean (RandomErasing).
+    - crop: the smallest share of a picture's area that is cut out, with a ratio of width to height within `ratio`. It
+      replaces the resizing and cropping of Preprocess (torchvision's RandomResizedCrop).
+    - pad: the picture is shifted by up to this number of pixels in each direction, with black behind it (RandomCrop
+      with padding).
+    - flip: the probability of a horizontal flip.
+    - brightness, contrast, saturation: factors from 1 - x to 1 + x. hue: shifts by -x to x of the colour circle
+      (ColorJitter). Their order is random. Saturation and hue of grey pictures, and of those with transparency, do not
+      change.
+    - rotate: rotation by up to this number of degrees in either direction, with black corners.
+    - erase: the probability that a rectangle of 2% to 33% of the picture is replaced by the mean (RandomErasing).
 
-    Colours and places are those of bytes, so that none is beyond 0 to 255. Raises UsageError for what cannot be.
+    Colours and positions are computed in bytes, so colours stay within 0 to 255. Raises UsageError for invalid values.
     """
 
     crop: float | None = None
@@ -71,15 +73,23 @@ class Augment:
         for name, most in bounds.items():
             value = getattr(self, name)
             if value is not None and not 0 <= value <= most:
-                raise UsageError(f"changes of pictures: {name} is from 0 to {most:g}, not {value!r}")
+                raise UsageError(f"changes of pictures: {name} must be from 0 to {most:g}, not {value!r}")
         if self.crop == 0 or not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise UsageError(f"changes of pictures: no area is {self.crop!r} of a picture with a ratio of {self.ratio}")
+            raise UsageError(
+                "changes of pictures: crop must be above 0, and ratio two ascending numbers above 0, not "
+                f"{self.crop!r} and {self.ratio}"
+            )
         if self.crop is not None and self.pad:
-            raise UsageError("changes of pictures: crop and pad both choose what is cut out; take one of them")
+            raise UsageError(
+                "changes of pictures: crop and pad both choose which part is cut out; use only one of them"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Augment | None:
-        """`crop,flip` or `pad:4,flip:0.5,colour:0.2`: names with their numbers, else usual ones; None for `none`."""
+        """Return the Augment of a text such as `crop,flip` or `pad:4,flip:0.5,colour:0.2`; None for `none`.
+
+        Names without a number have their usual values.
+        """
         if text == "none":
             return None
         fields: dict[str, Any] = {}
@@ -87,21 +97,21 @@ class Augment:
         for part in text.split(","):
             name, colon, number = part.strip().partition(":")
             if name not in _NAMED:
-                raise UsageError(f"changes of pictures: {name!r}{did_you_mean(name, [*_NAMED, 'none'])}")
+                raise UsageError(f"changes of pictures: unknown {name!r}{did_you_mean(name, [*_NAMED, 'none'])}")
             if name in seen:
-                raise UsageError(f"changes of pictures: {name!r} is there twice")
+                raise UsageError(f"changes of pictures: {name!r} is given twice")
             seen.add(name)
             try:
                 value = float(number) if colon else _NAMED[name][1]
             except ValueError:
-                raise UsageError(f"changes of pictures: {part.strip()!r}: {number!r} is no number") from None
+                raise UsageError(f"changes of pictures: {part.strip()!r}: {number!r} is not a number") from None
             if name == "pad" and not value.is_integer():
-                raise UsageError(f"changes of pictures: {part.strip()!r}: pixels are whole")
+                raise UsageError(f"changes of pictures: {part.strip()!r}: a number of pixels must be whole")
             fields |= dict.fromkeys(_NAMED[name][0], int(value) if name == "pad" else value)
         return cls(**fields)
 
     def image(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> Any:
-        """Pillow's image of a picture, cut, resized and changed."""
+        """Return Pillow's image of a picture, cut, resized and changed."""
         if self.crop is None:
             image = preprocess.image(picture)
             if self.pad:
@@ -117,7 +127,7 @@ class Augment:
         return image
 
     def array(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> np.ndarray:
-        """The array of a picture: what `preprocess` makes of it, changed."""
+        """Return the array of a picture, preprocessed and changed."""
         image = self.image(picture, preprocess, draw)
         array = preprocess.numbers(image)
         if self.erase and draw.random() < self.erase:
@@ -130,7 +140,7 @@ class Augment:
 
     def _cropped(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> Any:
         if preprocess.size is None:
-            raise UsageError("changes of pictures: crop needs the size that pictures come to; say it: size=224")
+            raise UsageError("changes of pictures: crop needs a fixed size of pictures; set it, for example size=224")
         height, width = preprocess.size
         window = resized_crop(picture.size, (self.crop or 1.0, 1.0), self.ratio, draw)
         right, bottom = window.left + window.width, window.top + window.height
@@ -149,7 +159,7 @@ class Augment:
 
 
 def _through(image: Any, values: np.ndarray) -> Any:
-    """Each colour through a table of 256 values; transparency stays."""
+    """Map each colour by a table of 256 values; transparency does not change."""
     of_colour = np.clip(values, 0, 255).astype(np.uint8).tolist()
     colours = [band for band in image.getbands() if band != "A"]
     opaque = list(range(256)) if len(colours) < len(image.getbands()) else []
@@ -161,14 +171,14 @@ def _brighter(image: Any, by: float) -> Any:
 
 
 def _contrasted(image: Any, by: float) -> Any:
-    """Away from the mean of the grey picture, or towards it."""
+    """Move colours away from, or towards, the mean of the grey picture."""
     counts = image.convert("L").histogram()
     mean = int(np.dot(counts, np.arange(256)) / sum(counts) + 0.5)
     return _through(image, mean + (np.arange(256) - mean) * (1 + by))
 
 
 def _saturated(image: Any, by: float) -> Any:
-    """Away from the grey picture, or towards it."""
+    """Move colours away from, or towards, the grey picture."""
     rows = [[-by * share for share in _LUMA] for _ in range(3)]
     for channel in range(3):
         rows[channel][channel] += 1 + by
@@ -176,7 +186,7 @@ def _saturated(image: Any, by: float) -> Any:
 
 
 def _turned(image: Any, by: float) -> Any:
-    """Around the circle of hues."""
+    """Rotate the hues."""
     values = np.arange(256)
     shifted = ((values + round(by * 255)) % 256).tolist()
     return image.convert("HSV").point(shifted + values.tolist() * 2).convert("RGB")

@@ -23,7 +23,8 @@ _BYTES = _SIDE * _SIDE * _PLANES
 
 
 class _Version(NamedTuple):
-    """One of the two sets. labels: bytes before a picture, of which the last is the class; lists: names by label."""
+    """One of the two data sets. labels: bytes before a picture, the last of which is the class; lists: names by
+    label."""
 
     train: tuple[str, ...]
     test: str
@@ -40,7 +41,7 @@ _PICKLES = (("data_batch_1", "batches.meta"), ("train", "meta"))
 
 
 class Records:
-    """Pictures that lie one behind the other in a file, each behind its labels."""
+    """Pictures stored one after another in a file, each after its labels."""
 
     def __init__(self, path: Path, labels: int):
         self.path, self.labels = path, labels
@@ -50,18 +51,20 @@ class Records:
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
         if not size or size % self.record:
-            raise InputError(f"{path}: {size} bytes, and pictures of {self.record} are expected; it is not whole")
+            raise InputError(
+                f"{path}: truncated file: its {size} bytes are not a multiple of the {self.record} bytes of a picture"
+            )
         self._count = size // self.record
 
     def __len__(self) -> int:
         return self._count
 
     def targets(self, classes: int) -> np.ndarray:
-        """int64 [N]: the class of each. Raises InputError for one that has no name."""
+        """Return the class of each record, int64 [N]. Raises InputError for a class without a name."""
         found = np.memmap(self.path, np.uint8, "r", shape=(self._count, self.record))[:, self.labels - 1]
         if (over := np.flatnonzero(found >= classes)).size:
             place = int(over[0])
-            raise InputError(f"{self.path}: record {place} is of class {found[place]}, and there are {classes}")
+            raise InputError(f"{self.path}: record {place} is of class {found[place]}, but there are {classes}")
         return found.astype(np.int64)
 
     @contextlib.contextmanager
@@ -73,13 +76,13 @@ class Records:
         except OSError as error:
             raise InputError(f"{self.path}: {error.strerror}") from None
         if len(data) != _BYTES:
-            raise InputError(f"{self.path}: record {number} is not whole")
+            raise InputError(f"{self.path}: record {number} is truncated")
         planes = np.frombuffer(data, np.uint8).reshape(_PLANES, _SIDE, _SIDE)
         yield of_pixels(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
 
 def is_cifar(folder: Path) -> bool:
-    """Whether a folder has pictures in files under CIFAR's names."""
+    """Return whether a folder contains files with CIFAR's names."""
     return any((folder / v.train[0]).is_file() and (folder / v.names).is_file() for v in _VERSIONS) or _pickled(folder)
 
 
@@ -90,22 +93,23 @@ def load(
     scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
     layout: str | None = None, dtype: str | None = None,
 ) -> Dataset | Splits:  # fmt: skip
-    """data_batch_1.bin and so on, test_batch.bin and batches.meta.txt; or train.bin, test.bin and fine_label_names.txt.
+    """Load CIFAR-10 or CIFAR-100 from its binary files.
 
-    60,000 pictures of 32 x 32 pixels, 10,000 of them for testing, of 10 or 100 classes. Other arguments: see
-    folders.load; without any the pictures keep their size, and have CIFAR-10's mean and standard deviation.
-    Raises InputError, naming the file.
+    The files are data_batch_1.bin and so on, test_batch.bin and batches.meta.txt; or train.bin, test.bin and
+    fine_label_names.txt. They contain 60,000 pictures of 32 x 32 pixels, 10,000 of them for testing, of 10 or 100
+    classes. Other arguments: see folders.load. By default, pictures keep their size, and are normalised by CIFAR-10's
+    mean and standard deviation. Raises InputError, which names the file.
     """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
     version = next((v for v in _VERSIONS if (path / v.train[0]).is_file()), None)
     if version is None and _pickled(path):
         raise InputError(
-            f"{path}: the version for Python, whose files are pickles: reading one runs what is in it. Take the binary "
-            "version"
+            f"{path}: the Python version of CIFAR consists of pickles, which can run code when they are read. Use the "
+            "binary version"
         )
     if version is None:
-        raise InputError(f"{path}: there is no {' or '.join(v.train[0] for v in _VERSIONS)} in it")
+        raise InputError(f"{path}: the folder contains no {' or '.join(v.train[0] for v in _VERSIONS)}")
     classes = _names(path / version.names)
     if preprocess is None and isinstance(like, Pictures):
         preprocess = like.preprocess
@@ -134,5 +138,5 @@ def _names(path: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: the names of the classes cannot be read: {error}") from None
     if not found or len(found) > 256:
-        raise InputError(f"{path}: {len(found)} names of classes, and a label is a byte")
+        raise InputError(f"{path}: {len(found)} class names, but a label is one byte")
     return found

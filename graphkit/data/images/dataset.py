@@ -1,4 +1,4 @@
-"""Pictures as samples, read and decoded when their batch is made."""
+"""Pictures as samples that are read and decoded when their batch is made."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from graphkit.text import short_repr
 
 
 class Store(Protocol):
-    """Where pictures are. Worker processes get a copy of it: it holds paths, and no open file."""
+    """Where pictures are stored. Worker processes get a copy; it contains paths, but no open file."""
 
     def __len__(self) -> int: ...
 
     def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
-        """A picture that can be decoded within the block. Raises InputError, naming it."""
+        """Open a picture, to be decoded within the block. Raises InputError, which names the picture."""
 
 
 class Files:
-    """A file for each picture, by its name below a folder."""
+    """One file for each picture, named by its path below a folder."""
 
     def __init__(self, folder: Path, names: Sequence[str]):
         self.folder, self.names = folder, tuple(names)
@@ -65,7 +65,7 @@ class Pixels:
 
 
 class Joined:
-    """The pictures of several stores, one behind the other."""
+    """The pictures of several stores, one store after another."""
 
     def __init__(self, stores: Sequence[Store]):
         self.stores = tuple(stores)
@@ -84,9 +84,10 @@ class Joined:
 
 @typed_constructor("gk.data")
 class Pictures(LazyDataset):
-    """One input: float32 [C, H, W] or what else `preprocess` makes; targets int64 [N], the numbers of `classes`.
+    """A lazy data set of pictures: one input, and targets int64 [N], the numbers of `classes`.
 
-    The pictures are those of `store`. One that cannot be read raises DamagedSample, naming the file.
+    The input is float32 [C, H, W], or what `preprocess` returns. The pictures are those of `store`. If one cannot be
+    read, DamagedSample is raised, with the name of the file.
     """
 
     preprocess: Preprocess
@@ -100,7 +101,7 @@ class Pictures(LazyDataset):
         self.store, self.preprocess = store, preprocess
 
     def augmented(self, augment: Augment | None) -> Pictures:
-        """The same pictures, with these changes at random in training; None: with none."""
+        """Return the same pictures with these random changes in training; None for none."""
         found = copy.copy(self)
         found.augment, found.augments = augment, augment is not None
         return found
@@ -119,13 +120,13 @@ class Pictures(LazyDataset):
         return self.preprocess.shape or super().shape
 
     def sample_names(self) -> Sequence[str] | None:
-        """The paths of the files below the folder; None for pictures that are not files."""
+        """Paths of the files below the folder; None for pictures that are not files."""
         store = self.store
         return [store.names[number] for number in self._numbers] if isinstance(store, Files) else None
 
     def joined(self, other: Dataset, name: str) -> Pictures:
         if not isinstance(other, Pictures) or self.classes != other.classes or self.preprocess != other.preprocess:
-            raise InputError(f"{name}: train and test do not hold the same classes, or pictures of the same form")
+            raise InputError(f"{name}: train and test must have the same classes, and pictures of the same form")
         found = copy.copy(self)
         found.name, found.store = name, Joined((self.store, other.store))
         found._numbers = np.concatenate([self._numbers, other._numbers + len(self.store)])
@@ -135,7 +136,7 @@ class Pictures(LazyDataset):
 
 
 def looked_at(store: Store, most: int = 32) -> list[tuple[tuple[int, int], str]]:
-    """((width, height), mode) of some pictures, evenly from first to last; those that cannot be read are left out."""
+    """Return ((width, height), mode) of some pictures, spread evenly; those that cannot be read are left out."""
     return list(_headers(store, np.unique(np.linspace(0, len(store) - 1, min(most, len(store))).astype(int))))
 
 

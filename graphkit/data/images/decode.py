@@ -1,4 +1,4 @@
-"""Pictures in files, decoded by Pillow: bounded, upright, and no larger than they are needed."""
+"""Decode picture files with Pillow: limited in size, upright, and no larger than needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DAMAGED = (
 
 
 class Decoded(NamedTuple):
-    """Pillow's image, of which a pixel is `scale` of the picture's, and where the picture begins in it."""
+    """Pillow's image. Each of its pixels is `scale` of the picture's, and the picture begins at a corner of it."""
 
     image: Any
     scale: int
@@ -44,7 +44,7 @@ class Decoded(NamedTuple):
 
 
 class Picture:
-    """A picture whose header was read. name: what errors call it; size: (width, height), upright; mode: Pillow's."""
+    """A picture whose header was read. name: its name in errors; size: (width, height), upright; mode: Pillow's."""
 
     def __init__(self, image: Any, name: str, orientation: int = 1):
         self.name, self._image, self._orientation = name, image, orientation
@@ -54,11 +54,17 @@ class Picture:
         self._scale = 1
 
     def decoded(self, mode: str, least: tuple[float, float] | None = None) -> Decoded:
-        """The picture upright, in mode L, RGB or RGBA.
+        """Decode the picture upright, in mode L, RGB or RGBA.
 
-        least: (width, height) that it will be resized to. A JPEG much larger is decoded at 1/2, 1/4 or 1/8 of its size
-        then, from fewer coefficients of its cosine transform; scale is 1 otherwise. Transparency is left out of L, RGB.
-        Raises InputError for a picture that is damaged.
+        A JPEG much larger than `least` is decoded at 1/2, 1/4 or 1/8 of its size, from fewer coefficients of its cosine
+        transform; otherwise scale is 1. Modes L and RGB drop transparency.
+
+        Args:
+            mode: The colours.
+            least: (width, height) to which the picture will be resized.
+
+        Raises:
+            InputError: The picture is damaged.
         """
         from PIL import ImageOps
 
@@ -80,18 +86,26 @@ class Picture:
         return Decoded(image, self._scale, *self._corner(*image.size))
 
     def _corner(self, width: int, height: int) -> tuple[float, float]:
-        """A last column or row that is not whole, in an image of less, comes first where it is turned."""
+        """Where the picture begins: a last column or row that is not whole in a reduced image comes first if it is
+        turned."""
         left, top = (whole - own / self._scale for whole, own in zip((width, height), self.size, strict=True))
         return left * (self._orientation in _FROM_RIGHT), top * (self._orientation in _FROM_BOTTOM)
 
 
 @contextlib.contextmanager
 def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
-    """The picture in a file, or in the bytes of one; within the block it can be decoded.
+    """Open a picture in a file, or in bytes; it can be decoded within the block.
 
-    name: what errors call it (default: the path). Raises InputError for what is no picture, for one above Pillow's
-    limit of pixels (before anything is decoded) and for pixels of more than 8 bits; MissingDependency without Pillow.
-    Of an animation it is the first picture. Colours of 16 bits, as PNG has them, are cut to their high byte.
+    Animations give their first picture. 16-bit colours of PNG files are cut to their high byte.
+
+    Args:
+        source: The path or the bytes.
+        name: Name of the picture in errors (default: the path).
+
+    Raises:
+        InputError: It is not a picture, is above Pillow's pixel limit (checked before decoding), or has more than 8
+            bits per pixel.
+        MissingDependency: Pillow is not installed.
     """
     name = name if name is not None else str(source) if isinstance(source, Path) else "a picture"
     try:
@@ -106,7 +120,7 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
             size = f"{image.width} x {image.height}"
             raise InputError(f"{name}: a picture of {size} pixels is above Pillow's limit of {limit}")
         if image.mode.startswith(("I", "F")):
-            raise InputError(f"{name}: its pixels have more than 8 bits ({image.mode}); give them as .npy")
+            raise InputError(f"{name}: its pixels have more than 8 bits ({image.mode}); pass it as .npy")
         if not image.width or not image.height:
             raise InputError(f"{name}: a picture of {image.width} x {image.height} pixels")
         with _naming(name):
@@ -119,19 +133,21 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """What Pillow raises becomes an error that names the picture."""
+    """Convert Pillow's exceptions to an error that names the picture."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         yield
     except UnidentifiedImageError:
-        raise InputError(f"{name} cannot be read as a picture: it is none of {', '.join(_FORMATS)}") from None
+        raise InputError(
+            f"{name} cannot be read as a picture: its format is not one of {', '.join(_FORMATS)}"
+        ) from None
     except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise InputError(f"{name} cannot be read as a picture: {error or type(error).__name__}") from None
 
 
 def of_pixels(pixels: np.ndarray) -> Picture:
-    """A picture of uint8 [H, W] or [H, W, 3]. Raises MissingDependency without Pillow."""
+    """Return a picture from uint8 [H, W] or [H, W, 3]. Raises MissingDependency without Pillow."""
     try:
         from PIL import Image
     except ImportError:

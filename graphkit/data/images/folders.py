@@ -1,4 +1,4 @@
-"""Folders of pictures: one folder for each class, in parts for training and testing or not; or a list of files."""
+"""Folders of pictures with one folder per class, optionally in training and test parts; or a list of files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _USUAL, _SMALL = 224, 96
 
 
 class Found(NamedTuple):
-    """Pictures that were found, with the class of each: its number, and what the numbers mean."""
+    """Pictures that were found, with the class number of each, and the names of the classes."""
 
     store: Files
     targets: np.ndarray
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 def is_pictures(folder: Path) -> bool:
-    """Whether there are folders with pictures in a folder, or in its folder `train`."""
+    """Return whether the folders in a folder, or in its folder `train`, contain pictures."""
     top = folder / _TRAIN if _in_parts(folder) else folder
     with contextlib.suppress(OSError), os.scandir(top) as entries:
         return any(_has_pictures(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
@@ -44,7 +44,7 @@ def is_pictures(folder: Path) -> bool:
 
 
 def _in_parts(folder: Path) -> bool:
-    """Whether `train` is there and no class of that name, with pictures in it."""
+    """Whether there is a folder `train` that is not a class of that name."""
     return (folder / _TRAIN).is_dir() and not _has_pictures(str(folder / _TRAIN))
 
 
@@ -61,24 +61,31 @@ def load(
     scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
     layout: str | None = None, dtype: str | None = None,
 ) -> Dataset | Splits:  # fmt: skip
-    """Pictures below FOLDER/CLASS, or FOLDER/train/CLASS and FOLDER/val/CLASS (valid, validation, test), or of a list.
+    """Load pictures from folders or from a list of files.
 
-    A list has lines of a path and a class with a tab between them; paths are relative to its folder, and classes that
-    are all whole numbers are the targets themselves. Classes are in the order of their names. Hidden files are left
-    out, others that are no pictures by their names are warned of.
+    Pictures are in FOLDER/CLASS, or in FOLDER/train/CLASS and FOLDER/val/CLASS (or valid, validation, test). A list has
+    lines of a path and a class, separated by a tab. Its paths are relative to its folder; if all classes are whole
+    numbers, they are the targets. Classes are sorted by name. Hidden files are skipped. Other files that are not
+    pictures, judging by their names, are skipped with a warning.
 
-    preprocess: what pictures go through; what else is given takes the place of its parts (see Preprocess).
-    Without one it is that of `like`, pictures that a model was trained on, or else: the size of the pictures if all
-    that are looked at are alike and none is above 96 pixels, and 224 otherwise; grey if all are; ImageNet's mean and
-    standard deviation for colours, 0.5 for greys. augment: changes of the training part at random, see Augment.parse.
-    Raises InputError, naming file or folder.
+    Args:
+        path: The folder or the list.
+        preprocess: Preprocessing of the pictures. Other options replace its parts (see Preprocess). The default is that
+            of `like`, or else: the size of the pictures if all sampled pictures have the same size of at most 96
+            pixels, otherwise 224; grey if all are grey; ImageNet's mean and standard deviation for colours, 0.5 for
+            grey.
+        like: Pictures that a model was trained on.
+        augment: Random changes of the training part, see Augment.parse.
+
+    Raises:
+        InputError: A picture or folder cannot be used. The message names it.
     """
     if path.is_dir():
         parts = _parts(path)
     elif path.is_file():
         parts = {str(path): listed(path)}
     else:
-        raise InputError(f"{path}: no such folder, and no list of pictures")
+        raise InputError(f"{path}: no such folder or list of pictures")
     if preprocess is None and isinstance(like, Pictures):
         preprocess = like.preprocess
     base = preprocess or usual(next(iter(parts.values())).store, size, colours)
@@ -94,7 +101,7 @@ def load(
 
 
 def usual(store: Store, size: Size | None = None, colours: str | None = None) -> Preprocess:
-    """What pictures go through of which nobody says more. See `load`."""
+    """Return the default preprocessing of pictures. See `load`."""
     seen = [] if size is not None and colours is not None else looked_at(store)
     grey = (colours or ("L" if seen and {mode for _, mode in seen} <= {"1", "L"} else "RGB")) == "L"
     alike = {wh for wh, _ in seen}
@@ -110,12 +117,12 @@ def usual(store: Store, size: Size | None = None, colours: str | None = None) ->
 
 
 def find(folder: Path) -> Found:
-    """The pictures of a folder with a folder for each class. Raises InputError, naming the folder."""
+    """Return the pictures of a folder with one folder per class. Raises InputError, which names the folder."""
     return _classes(folder, every=True)
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The pictures of a folder by their names, sorted; not those of folders in it."""
+    """Return the pictures of a folder, sorted by name, without those of its subfolders."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
@@ -128,7 +135,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def _parts(folder: Path) -> dict[str, Found]:
-    """One part, or that for training and that held out, by what they are called."""
+    """The pictures by the names of their parts: one part, or a training and a test part."""
     if not _in_parts(folder):
         return {str(folder): _classes(folder, every=True)}
     held_out = next((folder / name for name in _HELD_OUT if (folder / name).is_dir()), None)
@@ -139,7 +146,7 @@ def _parts(folder: Path) -> dict[str, Found]:
 
 
 def _classes(folder: Path, every: bool) -> Found:
-    """The pictures of a folder with a folder for each class. every: a class without pictures is an error."""
+    """The pictures of a folder with one folder per class. every: a class without pictures is an error."""
     names: list[str] = []
     targets: list[int] = []
     classes: list[str] = []
@@ -149,20 +156,22 @@ def _classes(folder: Path, every: bool) -> Found:
             strange.append(entry.name)
             continue
         if not _is_text(entry.name):
-            raise InputError(f"{str(folder / entry.name)!r}: the name of a class is text in UTF-8")
+            raise InputError(f"{str(folder / entry.name)!r}: the name of a class must be UTF-8 text")
         found = list(_files(Path(entry.path), entry.name, (), strange))
         if not found and every:
-            raise InputError(f"{entry.path}: no picture of that class in it; known: {', '.join(sorted(SUFFIXES))}")
+            raise InputError(
+                f"{entry.path}: the folder of this class contains no picture; known: {', '.join(sorted(SUFFIXES))}"
+            )
         names += found
         targets += [len(classes)] * len(found)
         classes.append(entry.name)
     if not names:
         held = ", ".join(strange[:8]) or "nothing"
-        raise InputError(f"{folder}: no folder of a class with pictures in it; it holds {held}")
+        raise InputError(f"{folder}: found no folder of a class with pictures; it contains {held}")
     if strange:
         some = ", ".join(map(repr, strange[:5])) + (", ..." if len(strange) > 5 else "")
         warnings.warn(
-            f"{folder}: {len(strange)} that are no pictures of a class are left out: {some}",
+            f"{folder}: {len(strange)} entries are not pictures of a class, and are skipped: {some}",
             GraphkitWarning,
             stacklevel=4,
         )
@@ -170,14 +179,14 @@ def _classes(folder: Path, every: bool) -> Found:
 
 
 def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange: list[str]) -> Iterator[str]:
-    """The pictures in a folder and the folders in it, by their names `below` that of the classes.
+    """The pictures in a folder and its subfolders, named by their paths `below` that of the classes.
 
-    outer: device and inode of the folders that this one lies in, which a link may lead back to.
+    outer: device and inode of the folders that contain this one, to detect links that lead back.
     """
     status = folder.stat()
     here = (status.st_dev, status.st_ino)
     if here in outer:
-        raise InputError(f"{folder}: a link that leads back to a folder that it lies in")
+        raise InputError(f"{folder}: this link leads back to a folder that contains it")
     for entry in _entries(folder):
         name = f"{below}/{entry.name}"
         if _is_folder(entry):
@@ -190,7 +199,7 @@ def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder and not hidden, in the order of names."""
+    """The entries of a folder that are not hidden, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
@@ -206,7 +215,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name is UTF-8, as metadata are."""
+    """Whether a name is UTF-8, as metadata must be."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -218,24 +227,24 @@ def _is_text(name: str) -> bool:
 
 
 def listed(path: Path) -> Found:
-    """The pictures of a list: see `load`."""
+    """Return the pictures of a list: see `load`."""
     names: list[str] = []
     labels: list[str] = []
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no list of pictures: {error}") from None
+        raise InputError(f"{path}: not a list of pictures: {error}") from None
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if not line:
             continue
         fields = line.split("\t")
         if len(fields) != 2 or not all(fields):
-            raise InputError(f"{path}, line {number}: a path, a tab and a class are expected, not {line[:80]!r}")
+            raise InputError(f"{path}, line {number}: expected a path, a tab and a class, not {line[:80]!r}")
         names.append(fields[0])
         labels.append(fields[1])
     if not names:
-        raise InputError(f"{path}: a list without a picture")
+        raise InputError(f"{path}: the list contains no picture")
     if all(label.isdecimal() and len(label) < 10 for label in labels):
         return Found(Files(path.parent, names), np.array(labels, np.int64), None)
     classes = sorted(set(labels))

@@ -1,4 +1,4 @@
-"""Where a picture is cut and how far it is scaled: sizes and windows, by torchvision's formulas, in pixels."""
+"""Sizes and windows for resizing and cropping pictures, by torchvision's formulas, in pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRIES = 10
 
 
 class Window(NamedTuple):
-    """A part of a picture: its left upper corner, which may lie outside, and its size."""
+    """A part of a picture: its upper left corner, which may lie outside, and its size."""
 
     left: int
     top: int
@@ -21,14 +21,14 @@ class Window(NamedTuple):
 
 
 def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """(width, height) with the shorter one of `side` pixels, in proportion: torchvision's Resize."""
+    """Return (width, height) with a shorter side of `side` pixels, in proportion: torchvision's Resize."""
     short, long = sorted(size)
     other = max(1, int(side * long / short))
     return (side, other) if size[0] <= size[1] else (other, side)
 
 
 def centred(size: tuple[int, int], width: int, height: int) -> Window:
-    """The middle of a picture, beyond its edges where it is smaller: torchvision's CenterCrop."""
+    """Return the centre window, beyond the edges if the picture is smaller: torchvision's CenterCrop."""
     return Window(_start(size[0], width), _start(size[1], height), width, height)
 
 
@@ -39,10 +39,10 @@ def _start(have: int, want: int) -> int:
 def resized_crop(
     size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], draw: np.random.Generator
 ) -> Window:
-    """A window of `scale` of the picture's area and a `ratio` of width to height: torchvision's RandomResizedCrop.
+    """Return a random window for torchvision's RandomResizedCrop.
 
-    The share of the area is uniform, the ratio's logarithm too. Where ten draws do not fit into the picture, it is the
-    middle, as large as the bounds of the ratio let it be.
+    The share of the area is uniform within `scale`, the logarithm of width / height uniform within `ratio`. If ten
+    draws do not fit into the picture, the window is the centre, as large as the bounds of the ratio allow.
     """
     width, height = size
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -61,7 +61,7 @@ def resized_crop(
 def erased(
     size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], draw: np.random.Generator
 ) -> Window | None:
-    """What is erased: torchvision's RandomErasing; None where ten draws did not fit into the picture."""
+    """Return the window that torchvision's RandomErasing erases; None if ten draws did not fit into the picture."""
     width, height = size
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""From pixels to numbers, by a table of what each of the 256 values of a channel becomes."""
+"""Convert pixels to numbers, with a table for the 256 values of each channel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from graphkit.ir.types import DType
 
 @functools.lru_cache(maxsize=64)
 def table(scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: str, channels: int) -> np.ndarray:
-    """[channels, 256]: (pixel * scale - mean) / std, computed in float64 and rounded once.
+    """Return (pixel * scale - mean) / std for all 256 values, [channels, 256], computed in float64 and rounded once.
 
-    mean, std: one number for each channel, one for all, or none (0 and 1).
+    mean, std: one number per channel, one for all, or none (0 and 1).
     """
     values = np.arange(256) * scale
     offset = np.broadcast_to(np.array(mean or 0.0), channels)[:, None]
@@ -24,7 +24,7 @@ def table(scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: 
 
 
 def planes(pixels: np.ndarray, of_channel: np.ndarray) -> np.ndarray:
-    """[C, H, W] of uint8 [H, W, C], each channel through its row of a `table`: read once, written once."""
+    """Convert uint8 [H, W, C] to [C, H, W], each channel by its row of a `table`. Reads and writes each pixel once."""
     channels = pixels.shape[2]
     out = np.empty((channels, *pixels.shape[:2]), of_channel.dtype)
     for channel in range(channels):
@@ -34,7 +34,7 @@ def planes(pixels: np.ndarray, of_channel: np.ndarray) -> np.ndarray:
 
 
 def interleaved(pixels: np.ndarray, of_channel: np.ndarray) -> np.ndarray:
-    """[H, W, C] of the same."""
+    """Convert uint8 [H, W, C] to [H, W, C] in the same way."""
     out = np.empty(pixels.shape, of_channel.dtype)
     for channel in range(pixels.shape[2]):
         out[:, :, channel] = of_channel[channel][pixels[:, :, channel]]

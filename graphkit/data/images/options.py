@@ -1,4 +1,4 @@
-"""What is said of pictures, as texts of the command line or as values, turned into Preprocess and Augment."""
+"""Convert options for pictures, as texts of the command line or as values, to Preprocess and Augment."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def preprocess_of(
     base: Preprocess, *, size: Size | None = None, resize: Size | None = None, crop: Size | None = None,
     mean: Numbers | None = None, std: Numbers | None = None, scale: float | str | None = None, **fields: str | None,
 ) -> Preprocess:  # fmt: skip
-    """`base` with what is given in place of its own; `size` sets resize and crop as is usual for that size.
+    """Return `base` with the given options. `size` sets resize and crop to the usual values for that size.
 
-    resize and crop take "none", too. Raises UsageError.
+    resize and crop also accept "none". Raises UsageError.
     """
     changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if size is not None:
@@ -43,7 +43,7 @@ def preprocess_of(
 
 
 def augment_of(given: Augment | str | None) -> Augment | None:
-    """Changes at random from their text (see Augment.parse)."""
+    """Return the Augment of a text (see Augment.parse)."""
     return Augment.parse(given) if isinstance(given, str) else given
 
 
@@ -51,7 +51,7 @@ def _size(name: str, given: Any) -> int | tuple[int, int]:
     if isinstance(given, str):
         found = _SIZES.fullmatch(given)
         if found is None:
-            raise UsageError(f"{name} of pictures: {given!r} is no size such as 64, or 48x64 (height, width)")
+            raise UsageError(f"{name} of pictures: expected a size such as 64, or 48x64 (height, width), not {given!r}")
         return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
     return given if isinstance(given, int) else tuple(given)
 
@@ -65,7 +65,9 @@ def _numbers(name: str, given: Any) -> tuple[float, ...]:
     try:
         numbers = tuple(float(part) for part in parts)
     except (TypeError, ValueError):
-        raise UsageError(f"{name} of pictures: {given!r} is no number, nor a list such as 0.485,0.456,0.406") from None
+        raise UsageError(
+            f"{name} of pictures: expected a number, or a list such as 0.485,0.456,0.406, not {given!r}"
+        ) from None
     if name == "scale" and len(numbers) != 1:
-        raise UsageError(f"scale of pictures: {given!r} is not one number")
+        raise UsageError(f"scale of pictures: expected one number, not {given!r}")
     return numbers

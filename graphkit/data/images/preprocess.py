@@ -1,4 +1,4 @@
-"""Preprocess: what a network's pictures go through on their way to its input, in training and ever after."""
+"""Preprocess: how pictures are converted to the input of a network, in training and in later use."""
 
 from __future__ import annotations
 
@@ -42,18 +42,23 @@ _SCHEMA, _VERSION = "graphkit.preprocessing", 1
 @typed_constructor("gk.data")
 @dataclass(frozen=True)
 class Preprocess:
-    """From a picture to an array: resized, cut, and (pixel * scale - mean) / std in each channel.
+    """Converts a picture to an array: resize, crop, then (pixel * scale - mean) / std in each channel.
 
-    - resize: the length of the shorter side, the other in proportion; or (height, width); None: as it is;
-    - filter: nearest, box, bilinear, hamming, bicubic or lanczos, as Pillow has them: when they make smaller, they look
-      at all pixels;
-    - crop: (height, width) of the middle that is cut out, with black where the picture is smaller; None: all of it;
-    - colours: RGB, BGR, L (grey) or RGBA; transparency is dropped, not blended, where they have none;
-    - scale, mean, std: of pixels from 0 to 255; mean and std have one number, or one for each channel in the order of
-      `colours`, and are of scaled pixels;
-    - layout: NCHW or NHWC; dtype: float32, float16, bfloat16, float64, or uint8, which takes the pixels as they are.
+    Args:
+        resize: Length of the shorter side, with the other in proportion; or (height, width). None keeps the size.
+        filter: nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow. When they shrink a picture, they use
+            all its pixels.
+        crop: (height, width) of the centre that is cut out, with black where the picture is smaller. None keeps all of
+            it.
+        colours: RGB, BGR, L (grey) or RGBA. If they have no transparency, it is dropped, not blended.
+        scale: Factor on pixels from 0 to 255.
+        mean: One number, or one per channel in the order of `colours`, for scaled pixels.
+        std: Like `mean`.
+        layout: NCHW or NHWC.
+        dtype: float32, float16, bfloat16, float64, or uint8, which keeps the pixels unchanged.
 
-    Raises UsageError for values that are none of these.
+    Raises:
+        UsageError: A value is not one of these.
     """
 
     resize: int | tuple[int, int] | None = None
@@ -72,15 +77,17 @@ class Preprocess:
         ):  # fmt: skip
             value = getattr(self, field)
             if value not in known:
-                raise UsageError(f"{field} of pictures: {value!r}{did_you_mean(str(value), known)}")
+                raise UsageError(f"{field} of pictures: unknown {value!r}{did_you_mean(str(value), known)}")
         for field, sizes in (("resize", self.resize), ("crop", self.crop)):
             flat = sizes if isinstance(sizes, tuple) else () if sizes is None else (sizes,)
             if any(isinstance(s, bool) or not isinstance(s, int) or not 1 <= s <= _LONGEST for s in flat) or (
                 isinstance(sizes, tuple) and len(sizes) != 2
             ):
-                raise UsageError(f"{field} of pictures: {sizes!r} is no size; sides are from 1 to {_LONGEST} pixels")
+                raise UsageError(
+                    f"{field} of pictures: {sizes!r} is not a size; sides must be from 1 to {_LONGEST} pixels"
+                )
             if math.prod(flat) > _MOST:
-                raise UsageError(f"{field} of pictures: {sizes!r} is above {_MOST} pixels")
+                raise UsageError(f"{field} of pictures: {sizes!r} is above the limit of {_MOST} pixels")
         if not math.isfinite(self.scale):
             raise UsageError(f"scale of pictures: {self.scale!r} cannot be used")
         for field, values in (("mean", self.mean), ("std", self.std)):
@@ -93,10 +100,10 @@ class Preprocess:
 
     @classmethod
     def of_size(cls, height: int, width: int, **fields: Any) -> Preprocess:
-        """What is usual for a network of that size: the shorter side resized, and the middle cut out.
+        """Return the usual preprocessing for a size: resize the shorter side, and cut out the centre.
 
-        Above 96 pixels the shorter side is the longer one of the size divided by 0.875, as for ImageNet (256 for 224);
-        below that nothing of a square picture is cut off.
+        Above 96 pixels, the shorter side becomes the longer side of `size` divided by 0.875, as for ImageNet (256 for
+        224). Below, square pictures are not cropped.
         """
         longer = max(height, width)
         return cls(
@@ -104,7 +111,7 @@ class Preprocess:
         )
 
     def __str__(self) -> str:
-        """What happens to a picture, in words: sizes, colours, arithmetic, layout."""
+        """Describe the preprocessing in words: sizes, colours, arithmetic, layout."""
         size = []
         if isinstance(self.resize, tuple):
             size.append(f"resized to {self.resize[0]} x {self.resize[1]}")
@@ -136,18 +143,18 @@ class Preprocess:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) that every picture comes to; None where it depends on the picture."""
+        """(height, width) of all resulting pictures; None if it depends on the picture."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
-        """Of an array: [C, H, W] or [H, W, C]; None where it depends on the picture."""
+        """Shape of the resulting array: [C, H, W] or [H, W, C]; None if it depends on the picture."""
         if self.size is None:
             return None
         return (self.channels, *self.size) if self.layout == "NCHW" else (*self.size, self.channels)
 
     def image(self, picture: Picture) -> Any:
-        """Pillow's image of a picture, resized and then cut."""
+        """Return Pillow's image of a picture, resized and then cropped."""
         size = self._resized(picture.size)
         whole = self.part(picture, (0, 0, *picture.size), size)
         if self.crop is None:
@@ -157,12 +164,14 @@ class Preprocess:
         return whole.crop((left, top, left + width, top + height))
 
     def part(self, picture: Picture, box: tuple[float, float, float, float], size: tuple[int, int]) -> Any:
-        """Pillow's image of a part of the picture, (left, top, right, bottom), resized to (width, height).
+        """Return Pillow's image of a part of the picture, (left, top, right, bottom), resized to (width, height).
 
-        Raises InputError for a picture that is damaged, or larger when it is resized than pictures may be.
+        Raises InputError if the picture is damaged, or too large after resizing.
         """
         if size[0] * size[1] > _MOST:
-            raise InputError(f"{picture.name}: resized it has {size[0]} x {size[1]} pixels, which is above {_MOST}")
+            raise InputError(
+                f"{picture.name}: resized, it has {size[0]} x {size[1]} pixels, more than the limit of {_MOST}"
+            )
         part = box[2] - box[0], box[3] - box[1]
         if size == part:
             decoded = picture.decoded(self.mode).image
@@ -174,7 +183,7 @@ class Preprocess:
         return decoded.resize(size, _FILTERS[self.filter], box=within)
 
     def numbers(self, image: Any) -> np.ndarray:
-        """The array of an image that has its size: [C, H, W] or [H, W, C]."""
+        """Return the array of an image that has the right size: [C, H, W] or [H, W, C]."""
         pixels = np.asarray(image)
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         pixels = pixels[:, :, ::-1] if self.colours == "BGR" else pixels
@@ -184,13 +193,13 @@ class Preprocess:
         return (numbers.planes if self.layout == "NCHW" else numbers.interleaved)(pixels, table)
 
     def array(self, picture: Picture) -> np.ndarray:
-        """The array of a picture: [C, H, W] or [H, W, C]. Raises InputError for one that is damaged."""
+        """Return the array of a picture: [C, H, W] or [H, W, C]. Raises InputError if the picture is damaged."""
         return self.numbers(self.image(picture))
 
     def read(self, *paths: str | os.PathLike[str]) -> np.ndarray:
-        """The batch of picture files: [N, C, H, W] or [N, H, W, C].
+        """Return a batch of picture files: [N, C, H, W] or [N, H, W, C].
 
-        Raises InputError, naming the file, for one that is damaged, and for one that has another shape than the first.
+        Raises InputError, which names the file, for a picture that is damaged or has another shape than the first.
         """
         if not paths:
             raise UsageError("there is no picture to read")
@@ -200,11 +209,14 @@ class Preprocess:
                 made.append(self.array(picture))
             if made[-1].shape != made[0].shape:
                 have, first = list(made[-1].shape), list(made[0].shape)
-                raise InputError(f"{path}: it has the shape {have}, and {paths[0]} {first}; say the size of pictures")
+                raise InputError(
+                    f"{path}: its shape is {have}, but that of {paths[0]} is {first}; set a size for all pictures "
+                    "(resize, crop)"
+                )
         return np.stack(made)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) of the whole picture behind the resizing."""
+        """(width, height) of the whole picture after resizing."""
         if self.resize is None:
             return size
         return self.resize[::-1] if isinstance(self.resize, tuple) else shorter_side(size, self.resize)
@@ -212,12 +224,12 @@ class Preprocess:
     # --- as metadata -----------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """What the metadata of a model have under "preprocessing"."""
+        """Return the text that the metadata of a model store under "preprocessing"."""
         return json.dumps({"schema": _SCHEMA, "version": _VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess | None:
-        """What `to_json` wrote; None for text that somebody else wrote. Raises InvalidModel for what is not whole."""
+        """Read the text of `to_json`; None for a text of another program. Raises InvalidModel if it is incomplete."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -227,11 +239,12 @@ class Preprocess:
         if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:
             return None
         if found.pop("version", None) != _VERSION:
-            raise InvalidModel("metadata: preprocessing of pictures: it is of another version")
+            raise InvalidModel("metadata: preprocessing of pictures: its version is not known")
         known = {field.name for field in dataclasses.fields(cls)}
         if found.keys() != known:
             raise InvalidModel(
-                f"metadata: preprocessing of pictures: it has {', '.join(found)} and not {', '.join(sorted(known))}"
+                f"metadata: preprocessing of pictures: it must have the keys {', '.join(sorted(known))}, not "
+                f"{', '.join(found)}"
             )
         try:
             for field, form in (("scale", (int, float)), ("mean", list), ("std", list)):
@@ -248,6 +261,6 @@ class Preprocess:
 
 
 def _few(numbers: tuple[float, ...]) -> str:
-    """A number, or one for each channel in brackets; empty for none."""
+    """A number, or one per channel in brackets; empty for none."""
     listed = ", ".join(f"{number:g}" for number in numbers)
     return f"[{listed}]" if len(numbers) > 1 else listed

@@ -1,4 +1,4 @@
-"""Whether a record file is whole, and its index that of the file."""
+"""Check whether a record file is intact, and whether its index matches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.errors import InputError
 
 
 class Checked(NamedTuple):
-    """records and bytes: of those that are whole; problems: what is not as it should be, in the order of the file."""
+    """Result of `check`. records, bytes: of the intact records; problems: what is wrong, in the order of the file."""
 
     records: int
     bytes: int
@@ -21,7 +21,7 @@ class Checked(NamedTuple):
 
 
 def check(path: Path, *, decode: bool = False) -> Checked:
-    """Read a file from the beginning to the end. decode: each picture as well."""
+    """Read a file from beginning to end and report its problems. decode: decode each picture, too."""
     stream = RecordStream(path, on_damaged="skip")
     problems: list[str] = []
     begins: list[int] = []
@@ -59,6 +59,6 @@ def _index(path: Path, begins: list[int]) -> list[str]:
     except InputError as error:
         return [str(error)]
     whole, listed = set(begins), set(positions.tolist())
-    return [f"{index}: no record begins at {at}" for at in sorted(listed - whole)] + [
-        f"{index}: the record at byte {at} is not in it" for at in sorted(whole - listed)
+    return [f"{index}: no record begins at byte {at}" for at in sorted(listed - whole)] + [
+        f"{index}: the record at byte {at} is missing" for at in sorted(whole - listed)
     ]

@@ -21,7 +21,7 @@ from graphkit.text import short_repr
 
 
 class RecordPictures:
-    """A picture for each record, behind its header. Worker processes open the file again."""
+    """The pictures of a record file, each after its header. Worker processes open the file again."""
 
     def __init__(self, records: RecordFile):
         self.records = records
@@ -48,15 +48,15 @@ def load(
     scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
     layout: str | None = None, dtype: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """The pictures of a .rec file, in the order of its .idx; options are those of folders of pictures.
+    """Load the pictures of a .rec file, in the order of its .idx. Options are those of folders of pictures.
 
-    Targets are the labels of the headers: int64 [N] where all are whole numbers from 0, else float32 [N], or
-    [N, labels] where a record has several. Names of classes are the lines of NAME.classes.txt beside NAME.rec, if it is
-    there. Raises InputError, naming the file and the record.
+    Targets are the labels of the headers: int64 [N] if all are whole numbers from 0, else float32 [N], or [N, labels]
+    if records have several. If NAME.classes.txt exists beside NAME.rec, its lines are the class names. Raises
+    InputError, which names the file and the record.
     """
     store = RecordPictures(RecordFile(path))
     if not len(store):
-        raise InputError(f"{path}: there is no record in it")
+        raise InputError(f"{path}: the file contains no record")
     targets = labels_of(store.records)
     classes = _classes(path, targets)
     if preprocess is None and isinstance(like, Pictures):
@@ -69,12 +69,12 @@ def load(
 
 
 def labels_of(records: RecordFile) -> np.ndarray:
-    """The labels of all records, by their headers alone. Raises InputError where one has more of them than another."""
+    """Return the labels of all records, reading only headers. Raises InputError if their numbers of labels differ."""
     found = [_header(records, number).label for number in range(len(records))]
     sizes = np.array([np.size(label) for label in found])
     if (sizes != sizes[0]).any():
         odd = int(np.flatnonzero(sizes != sizes[0])[0])
-        raise InputError(f"{records.named(odd)}: {sizes[odd]} labels, and {sizes[0]} in the first")
+        raise InputError(f"{records.named(odd)}: it has {sizes[odd]} labels, but the first record has {sizes[0]}")
     labels = np.array(found, np.float32)
     # From 2^24 on a float32 does not tell whole numbers apart: these are measured, and no classes.
     whole = labels.ndim == 1 and bool(
@@ -84,7 +84,7 @@ def labels_of(records: RecordFile) -> np.ndarray:
 
 
 def classes_file(path: Path) -> Path:
-    """Where the names of the classes of a record file are, if it has any."""
+    """Return the path of the class names of a record file, if it exists."""
     return path.with_suffix(".classes.txt")
 
 
@@ -105,7 +105,7 @@ def _classes(path: Path, targets: np.ndarray) -> list[str] | None:
     try:
         names = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: no list of classes: {error}") from None
+        raise InputError(f"{file}: not a list of classes: {error}") from None
     if targets.max() >= len(names):
-        raise InputError(f"{file}: {len(names)} classes, and {path.name} has the label {targets.max()}")
+        raise InputError(f"{file}: it has {len(names)} classes, but {path.name} contains the label {targets.max()}")
     return names

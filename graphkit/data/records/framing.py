@@ -1,9 +1,9 @@
-"""RecordIO: how records stand in a file, one behind the other.
+"""RecordIO: how records are stored in a file, one after another.
 
-A record is one part or several. A part is the magic number, a word that has the kind of part in its upper 3 bits and
-the number of bytes in the lower 29, the bytes, and zeros up to a multiple of 4; all words are little-endian. Where the
-magic number stands in the data at a multiple of 4, the record is cut there, and the number left out: so a reader that
-has lost its place finds the next record by the magic number (dmlc-core, include/dmlc/recordio.h).
+A record has one part or several. A part consists of the magic number, a word with the kind of part in its upper 3 bits
+and the number of bytes in the lower 29, the bytes, and zeros up to a multiple of 4. All words are little-endian. If the
+magic number occurs in the data at a multiple of 4, the record is divided there, and the number is left out. So a reader
+that has lost its place finds the next record by the magic number (dmlc-core, include/dmlc/recordio.h).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEAD_SIZE = HEAD.size
 
 
 class Damage(NamedTuple):
-    """A place in a record file that is none of a record's."""
+    """A place in a record file that does not belong to a record."""
 
     position: int
     reason: str
@@ -41,7 +41,7 @@ class Damage(NamedTuple):
 
 
 class Torn(Exception):
-    """What a buffer has at `position` is no record; more bytes would not help."""
+    """The bytes at `position` of a buffer are not a record, and more bytes would not help."""
 
     def __init__(self, position: int, reason: str):
         super().__init__(position, reason)
@@ -49,10 +49,11 @@ class Torn(Exception):
 
 
 def framed(data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
-    """A record as it stands in a file, in pieces. Raises InputError for 2^29 bytes and more, which no part can have."""
+    """Return a record as it is stored in a file, in pieces. Raises InputError for 2^29 bytes or more, the limit of a
+    part."""
     size = len(data)
     if size > LONGEST:
-        raise InputError(f"a record has fewer than 2^29 bytes, not {size}")
+        raise InputError(f"a record must have fewer than 2^29 bytes, not {size}")
     view = memoryview(data)
     pieces: list[bytes | memoryview] = []
     begin = 0
@@ -65,14 +66,14 @@ def framed(data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
 
 
 def _magic_places(data: bytes | bytearray | memoryview, begin: int = 0) -> Iterator[int]:
-    """Multiples of 4, from one on, where data have the magic number, which does not repeat within itself."""
+    """The multiples of 4, at or after `begin`, at which data contain the magic number, which cannot overlap itself."""
     return (found.start() for found in _MAGIC_PATTERN.finditer(data, begin) if found.start() % 4 == 0)
 
 
 def record_at(data: memoryview, place: int) -> tuple[memoryview, int] | None:
-    """The record that begins at a place, and where the next one does; None where the buffer ends before it does.
+    """Return the record that begins at a place, and the place of the next one; None if the buffer ends too early.
 
-    A record in one part is a view of the buffer. Raises Torn where there is none.
+    A record with one part is a view of the buffer. Raises Torn if there is no record.
     """
     if len(data) - place < _HEAD_SIZE:
         return None
@@ -81,7 +82,7 @@ def record_at(data: memoryview, place: int) -> tuple[memoryview, int] | None:
     begin = place + _HEAD_SIZE
     end = begin + length
     if magic != MAGIC:
-        raise Torn(place, f"{magic:#010x} stands where a record begins")
+        raise Torn(place, f"found {magic:#010x} where a record must begin")
     if word >> _LENGTH_BITS == WHOLE:
         return None if end > len(data) else (data[begin:end], end + (-length & 3))
     return _in_parts(data, place)
@@ -98,7 +99,7 @@ def _in_parts(data: memoryview, first: int) -> tuple[memoryview, int] | None:
         kind, length = word >> _LENGTH_BITS, word & LONGEST
         if magic != MAGIC or kind not in expected:
             what = f"a part of kind {kind}" if magic == MAGIC else f"{magic:#010x}"
-            raise Torn(place, f"{what} stands where a record {'goes on' if parts else 'begins'}")
+            raise Torn(place, f"found {what} where a record must {'continue' if parts else 'begin'}")
         begin = place + _HEAD_SIZE
         if begin + length > len(data):
             return None
@@ -111,7 +112,8 @@ def _in_parts(data: memoryview, first: int) -> tuple[memoryview, int] | None:
 
 
 def next_record(data: memoryview, begin: int) -> int:
-    """The first place from one on that looks like the beginning of a record; the end of the data where none does."""
+    """Return the first place at or after `begin` that looks like the beginning of a record; else the end of the
+    data."""
     for place in _magic_places(data, begin):
         if len(data) - place >= _HEAD_SIZE and HEAD.unpack_from(data, place)[1] >> _LENGTH_BITS in (WHOLE, FIRST):
             return place

@@ -16,10 +16,10 @@ SIZE = _HEADER.size
 
 
 class IRHeader(NamedTuple):
-    """What a picture is. label: a number, or several as float32 [labels].
+    """Header of a picture. label: a number, or several as float32 [labels].
 
-    In the file `flag` is how many labels stand behind the header, 0 for one in the header itself. id: the number of the
-    picture in its list; id2: 0, or the upper half of a longer number.
+    In the file, `flag` is the number of labels after the header, or 0 if the header contains the only label. id: the
+    number of the picture in its list. id2: 0, or the upper half of a longer number.
     """
 
     flag: int
@@ -29,9 +29,10 @@ class IRHeader(NamedTuple):
 
 
 def pack(header: IRHeader | tuple[int, float | Sequence[float] | np.ndarray, int, int], data: bytes) -> bytes:
-    """The content of a record: header, labels where there are several, data. flag is made of the labels.
+    """Return the content of a record: header, labels if there are several, data. flag is computed from the labels.
 
-    Raises InputError for labels that are no numbers, integers that float32 rounds, and ids outside 0 to 2^64 - 1.
+    Raises InputError for labels that are not numbers, for integers that float32 would round, and for ids outside of 0
+    to 2^64 - 1.
     """
     _, label, number, second = header
     try:
@@ -41,31 +42,31 @@ def pack(header: IRHeader | tuple[int, float | Sequence[float] | np.ndarray, int
         labels = np.ascontiguousarray(label, "<f4").reshape(-1)
         return _HEADER.pack(len(labels), 0.0, number, second) + labels.tobytes() + data
     except (struct.error, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"no header of a record: {IRHeader(*header)}: {error}") from None
+        raise InputError(f"not a valid header of a record: {IRHeader(*header)}: {error}") from None
 
 
 def _check_exact(labels: np.ndarray) -> None:
-    """Raise InputError for integers that are another number as float32: classes would merge."""
+    """Raise InputError for integers that float32 would round: different classes would become one."""
     if labels.dtype.kind not in "iuO":
         return
     for label in labels.reshape(-1).tolist():
         if isinstance(label, int) and int(np.float32(label)) != label:
             raise InputError(
-                f"labels of records are float32, which does not hold the integer {label}: number classes from 0, or "
-                "write a decimal point where it is measured"
+                f"labels of records are float32, which cannot represent the integer {label}: number classes from 0, or "
+                "write measured values with a decimal point"
             )
 
 
 def unpack(record: bytes | memoryview) -> tuple[IRHeader, memoryview]:
-    """(header, data) of a record's content, data as a view. Raises InputError where it is too short."""
+    """Return (header, data) of a record's content; data is a view. Raises InputError if the content is too short."""
     view = memoryview(record)
     if len(view) < _HEADER.size:
-        raise InputError(f"a record of {len(view)} bytes has no header, which takes {_HEADER.size}")
+        raise InputError(f"a record of {len(view)} bytes is too short for its header of {_HEADER.size} bytes")
     flag, label, number, second = _HEADER.unpack_from(view)
     if not flag:
         return IRHeader(0, label, number, second), view[_HEADER.size :]
     end = _HEADER.size + 4 * flag
     if end > len(view):
-        raise InputError(f"a record of {len(view)} bytes says that it has {flag} labels")
+        raise InputError(f"a record of {len(view)} bytes is too short for the {flag} labels that its header announces")
     labels = np.frombuffer(view[_HEADER.size : end], "<f4").astype(np.float32)
     return IRHeader(flag, labels, number, second), view[end:]

@@ -1,4 +1,4 @@
-"""The .idx file beside a .rec: a line for each record, its key, a tab, and where it begins."""
+"""The .idx file beside a .rec file: for each record a line with its key, a tab, and its position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkit.errors import InputError
 
 
 def index_of(path: Path) -> Path:
-    """Where the index of a record file is, if it has one: the same name with the suffix .idx."""
+    """Return the path of the index of a record file, if it exists: the same name with the suffix .idx."""
     return path.with_suffix(".idx")
 
 
@@ -20,10 +20,10 @@ def index_lines(keys: Iterable[int], positions: Iterable[int]) -> bytes:
 
 
 def read_index(path: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(keys, positions), int64 each, in the order of the file, for a record file of so many bytes.
+    """Return (keys, positions), int64 each, in the order of the file. size: bytes of the record file.
 
-    Raises InputError, naming the line, for what is no index: other than two numbers, a position outside of the file or
-    at no multiple of 4, a key that comes twice.
+    Raises InputError, which names the line, if a line does not contain two numbers, a position is outside of the file
+    or not a multiple of 4, or a key occurs twice.
     """
     try:
         text = path.read_bytes()
@@ -37,11 +37,13 @@ def read_index(path: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
         try:
             key, position = map(int, line.split(b"\t"))
         except ValueError:
-            raise InputError(f"{path}:{number}: a key, a tab and a position are expected, not {line[:60]!r}") from None
+            raise InputError(f"{path}:{number}: expected a key, a tab and a position, not {line[:60]!r}") from None
         if not 0 <= position < size or position % 4:
-            raise InputError(f"{path}:{number}: no record of a file of {size} bytes begins at {position}")
+            raise InputError(f"{path}:{number}: position {position} is not valid in a record file of {size} bytes")
         if key in known or not -(2**63) <= key < 2**63:
-            raise InputError(f"{path}:{number}: key {key} {'comes twice' if key in known else 'has more than 64 bits'}")
+            raise InputError(
+                f"{path}:{number}: key {key} {'occurs twice' if key in known else 'has more than 64 bits'}"
+            )
         known.add(key)
         keys.append(key)
         positions.append(position)

@@ -1,4 +1,4 @@
-"""Folders and lists of pictures packed into a record file, as MXNet's im2rec does it."""
+"""Pack folders and lists of pictures into a record file, as MXNet's im2rec does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BILINEAR = 2
 
 
 class Item(NamedTuple):
-    """A picture to pack: its number in the list, what it is, and where."""
+    """A picture to pack: its number in the list, its labels, and its path."""
 
     number: int
     label: float | list[float]
@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
 @dataclass
 class Packed:
-    """What was written: how many records, their bytes, and pictures that were left out, with the reason."""
+    """Result of packing: the number of records, their bytes, and the skipped pictures with the reasons."""
 
     records: int = 0
     bytes: int = 0
@@ -41,9 +41,10 @@ class Packed:
 
 
 def items_of(source: Path) -> tuple[list[Item], tuple[str, ...] | None]:
-    """(pictures, class names) of a folder with a folder for each class, of a list of paths and classes, or of a .lst.
+    """Return (pictures, class names) of a folder with one folder per class, of a list of paths and classes, or of a
+    .lst.
 
-    A line of a .lst has a number, one label or several, and a path relative to the list, with tabs between them.
+    A line of a .lst contains a number, one or several labels, and a path relative to the list, separated by tabs.
     """
     if source.suffix == ".lst":
         return list(_lst(source)), None
@@ -56,17 +57,29 @@ def pack_pictures(
     source: Path, output: Path, *, resize: int | None = None, quality: int = 95, encoding: str | None = None,
     shuffle: bool = False, seed: int = 0, skip_damaged: bool = False, told: Callable[[int, int], None] | None = None,
 ) -> Packed:  # fmt: skip
-    """Write the pictures of a source to output.rec and .idx, and class names to .classes.txt, each whole or not at all.
+    """Write the pictures of a source to output.rec and .idx, and class names to .classes.txt.
 
-    Files are taken as they are, byte for byte, unless they are resized (resize: the length of the shorter side, of
-    pictures that are larger) or have an encoding: jpg of some quality from 1 to 100, or png. shuffle: in an order that
-    the seed decides. skip_damaged: leave out what cannot be read. told: called with how many are done, of how many.
-    Raises InputError, naming the picture, UsageError for options that mean nothing.
+    Each file is complete, or not written at all. Pictures are stored byte for byte, unless they are resized or encoded
+    again.
+
+    Args:
+        source: A folder or list, see `items_of`.
+        output: Path of the .rec file.
+        resize: Length of the shorter side, for pictures that are larger.
+        encoding: jpg, with a quality from 1 to 100, or png.
+        quality: Quality of jpg.
+        shuffle: Store the pictures in an order that the seed determines.
+        skip_damaged: Skip pictures that cannot be read.
+        told: Called with the number of pictures done, and the total.
+
+    Raises:
+        InputError: A picture cannot be packed. The message names it.
+        UsageError: An option is not valid.
     """
     if encoding is not None and encoding not in ENCODINGS:
-        raise UsageError(f"encoding is one of {', '.join(ENCODINGS)}, not {encoding!r}")
+        raise UsageError(f"encoding must be one of {', '.join(ENCODINGS)}, not {encoding!r}")
     if not 1 <= quality <= 100 or (resize is not None and resize < 1):
-        raise UsageError(f"quality is from 1 to 100 and a side positive, not {quality} and {resize}")
+        raise UsageError(f"quality must be from 1 to 100, and resize positive, not {quality} and {resize}")
     items, classes = items_of(source)
     if shuffle:
         items = [items[i] for i in order.permutation(len(items), seed, 0)]
@@ -86,7 +99,7 @@ def pack_pictures(
             if told is not None:
                 told(done, len(items))
         if not packed.records:
-            raise InputError(f"{source}: no picture is left to pack")
+            raise InputError(f"{source}: there is no picture to pack")
         # Before the records have their name: what names them is never that of others.
         classes_file(output).unlink(missing_ok=True)
     if classes is not None:
@@ -95,7 +108,7 @@ def pack_pictures(
 
 
 def _content(path: Path, resize: int | None, quality: int, encoding: str | None) -> bytes:
-    """The bytes to pack, of a picture whose header could be read."""
+    """The bytes to pack, of a picture with a readable header."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -119,7 +132,7 @@ def _encoded(picture: Picture, resize: int | None, quality: int, encoding: str) 
 
 
 def _label(text: str) -> float:
-    """An integer as it is written, so that it is packed to the last digit or refused; else a float."""
+    """An integer as written, so that it is packed exactly or rejected; else a float."""
     return int(text) if text.strip().lstrip("+-").isdigit() else float(text)
 
 
@@ -127,7 +140,7 @@ def _lst(path: Path) -> Iterator[Item]:
     try:
         lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no list of pictures: {error}") from None
+        raise InputError(f"{path}: not a list of pictures: {error}") from None
     for number, line in enumerate(lines, 1):
         cells = line.removesuffix("\r").split("\t")
         if cells == [""]:
@@ -138,6 +151,5 @@ def _lst(path: Path) -> Iterator[Item]:
             yield Item(int(key), values[0] if len(values) == 1 else values, path.parent / name)
         except (ValueError, IndexError):
             raise InputError(
-                f"{path}, line {number}: a number, labels and a path with tabs between them are expected, not "
-                f"{line[:80]!r}"
+                f"{path}, line {number}: expected a number, labels and a path, separated by tabs, not {line[:80]!r}"
             ) from None

@@ -1,4 +1,4 @@
-"""Record files as a stream from the beginning to the end, and by number."""
+"""Read record files as a stream from beginning to end, and by number."""
 
 from __future__ import annotations
 
@@ -21,12 +21,19 @@ ON_DAMAGED = ("raise", "skip")
 
 
 class RecordStream:
-    """Iterating gives the records of a .rec file, each a read-only memoryview, from the beginning.
+    """Iterates over the records of a .rec file, each as a read-only memoryview.
 
-    A record shares its memory with its neighbours, as long as any of them is referred to: `bytes(record)` for one that
-    is kept. on_damaged: "raise" ends in InputError, which says where; "skip" goes on at the next record, and `damaged`
-    says what was left out. `position` is where the record that comes next begins, which is where iterating begins: it
-    may be set before; `began` is where the one that was given last does.
+    A record shares its memory with its neighbours, and keeps them in memory. Use `bytes(record)` for a record that you
+    keep.
+
+    Args:
+        path: The file.
+        on_damaged: "raise" stops with an InputError that gives the place. "skip" continues at the next record, and
+            `damaged` lists the skipped places.
+
+    Attributes:
+        position: Byte at which the next record begins. Set it before iterating to begin there.
+        began: Byte at which the last returned record begins.
     """
 
     # Both places are kept as those in a block and where that begins: a sum less for each record.
@@ -34,7 +41,7 @@ class RecordStream:
 
     def __init__(self, path: str | Path, *, on_damaged: str = "raise"):
         if on_damaged not in ON_DAMAGED:
-            raise InputError(f"on_damaged is one of {', '.join(ON_DAMAGED)}, not {on_damaged!r}")
+            raise InputError(f"on_damaged must be one of {', '.join(ON_DAMAGED)}, not {on_damaged!r}")
         self.path = Path(path)
         self._begin = self._start = self._place = 0
         self.damaged: list[Damage] = []
@@ -83,10 +90,10 @@ class RecordStream:
             elif size < left:
                 wanted *= 2  # of a record that is larger than what was read
             else:
-                self._lost(block, Torn(0, f"the file ends within a record, after {size} of its bytes"))
+                self._lost(block, Torn(0, f"the file ends within a record, after {size} of the record's bytes"))
 
     def _lost(self, block: memoryview, torn: Torn) -> int:
-        """Where in the block to go on."""
+        """The position in the block at which to continue."""
         damage = Damage(self._begin + torn.position, torn.reason)
         if not self._skips:
             raise InputError(f"{self.path}: damaged {damage}")
@@ -100,10 +107,10 @@ class RecordStream:
 
 
 class RecordFile:
-    """The records of a .rec file by number, in the order of its .idx, or of the file where it has none.
+    """The records of a .rec file by number, in the order of its .idx, or of the file if it has no .idx.
 
-    `keys`: int64 [records], those of the index, or the numbers. May be pickled: the copy opens the file again.
-    Raises InputError for a file that is no record file, or that does not belong to its index.
+    `keys`, int64 [records], are those of the index, or the numbers. The object can be pickled: the copy opens the file
+    again. Raises InputError if the file is not a record file, or does not match its index.
     """
 
     def __init__(self, path: str | Path):
@@ -124,19 +131,20 @@ class RecordFile:
         return len(self.positions)
 
     def __getitem__(self, number: int) -> memoryview:
-        """A record. Raises InputError, which names it, where the file has none at its place; IndexError beyond."""
+        """Return a record. Raises InputError, which names it, if there is no record at its place; IndexError beyond
+        the last."""
         begin = int(self.positions[number])
         data = _read(self._file, begin, int(self._ends[number]) - begin)
         try:
             found = record_at(data, 0)
             if found is None:
-                raise Torn(0, "the file ends within it")
+                raise Torn(0, "the file ends within the record")
         except Torn as torn:
             raise InputError(f"{self.named(number)}: damaged at byte {begin + torn.position}: {torn.reason}") from None
         return found[0]
 
     def beginning(self, number: int, count: int) -> memoryview:
-        """The first bytes of a record, fewer where it has fewer; what is behind them is not read, nor looked at."""
+        """Return the first bytes of a record, or all if it is shorter. The rest is neither read nor checked."""
         begin, end = int(self.positions[number]), int(self._ends[number])
         data = _read(self._file, begin, min(HEAD.size + count, end - begin))
         if len(data) < HEAD.size:
@@ -147,7 +155,7 @@ class RecordFile:
         return data[HEAD.size :]
 
     def named(self, number: int) -> str:
-        """How errors call a record."""
+        """Name a record for an error."""
         return f"{self.path}: record {number} (key {self.keys[number]}, at byte {self.positions[number]})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,7 +166,9 @@ class RecordFile:
         vars(self).update(state)
         self._file = opened(self.path)
         if self._file.size != size:
-            raise InputError(f"{self.path} has {self._file.size} bytes, and had {size} when it was opened first")
+            raise InputError(
+                f"{self.path} has changed: it has {self._file.size} bytes, and had {size} when it was opened first"
+            )
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: [f"{str(self.path)!r}, {len(self)} records"])
@@ -170,7 +180,7 @@ def opened(path: Path) -> StoredFile:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     if file.size and bytes(file.read(0, min(4, file.size))) != MAGIC_BYTES:
-        raise InputError(f"{path}: no record file: it begins with {bytes(file.read(0, min(4, file.size)))!r}")
+        raise InputError(f"{path}: not a record file: it begins with {bytes(file.read(0, min(4, file.size)))!r}")
     return file
 
 
@@ -182,7 +192,7 @@ def _read(file: StoredFile, begin: int, size: int) -> memoryview:
 
 
 def _scanned(path: Path, file: StoredFile) -> np.ndarray:
-    """int64: where the records of a file begin, found from one to the next."""
+    """Positions of all records, int64, found by reading from one to the next."""
     stream = RecordStream(path)
     positions = []
     before = 0

@@ -1,4 +1,4 @@
-"""Record files, written whole or not at all."""
+"""Write record files completely, or not at all."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from graphkit.text import short_repr
 class RecordWriter:
     """Writes a .rec and its .idx: `with RecordWriter("a.rec") as writer: writer.write(data)`.
 
-    Both appear when the block ends without an error, the bytes those that MXNet writes; until then whatever is at
-    the path stays. A process that is killed leaves the old pair, or the records without an index, never an index that
-    belongs to other records. Raises RuntimeFailure, naming the file, where it cannot be written.
+    Both files appear when the block ends without an error; existing files stay until then. The bytes are those that
+    MXNet writes. If the process is killed, it leaves the old pair, or the records without an index, but never an index
+    of other records. Raises RuntimeFailure, which names the file, if it cannot be written.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.index = index_of(self.path)
         if self.index == self.path:
-            raise UsageError(f"{self.path}: .idx is the suffix of indexes; a record file is called .rec")
+            raise UsageError(f"{self.path}: .idx is the suffix of indexes; use .rec for a record file")
         self._positions: list[int] = []
         self._keys: dict[int, None] = {}
         self._size = 0
@@ -40,12 +40,13 @@ class RecordWriter:
         return self
 
     def write(self, data: bytes | bytearray | memoryview, key: int | None = None) -> int:
-        """Append a record; where it begins. key: in the index, each once; default: how many there were before it."""
+        """Append a record and return its position. key: unique key in the index; default: the number of earlier
+        records."""
         if self._pending is None:
-            raise UsageError(f"{self.path}: records are written inside of `with RecordWriter(...) as writer`")
+            raise UsageError(f"{self.path}: write records inside of `with RecordWriter(...) as writer`")
         key = len(self._keys) if key is None else key
         if key in self._keys:
-            raise InputError(f"{self.path}: key {key} comes twice")
+            raise InputError(f"{self.path}: key {key} occurs twice")
         position = self._size
         try:
             for piece in framed(data):

@@ -1,1 +1,1 @@
-"""Tables as data: numbers with gaps, categories, and a target, of .csv and .parquet files."""
+"""Tables in .csv and .parquet files: numbers with missing values, categories, and a target."""

@@ -1,4 +1,4 @@
-"""Columns as files have them: numbers with gaps, or texts with gaps."""
+"""Columns of files: numbers or texts, with missing values."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ MISSING = frozenset([
 
 @dataclass(frozen=True)
 class Numbers:
-    """float64 [rows]; NaN where a cell has no value."""
+    """A column of numbers, float64 [rows]; NaN for a missing value."""
 
     name: str
     values: np.ndarray
 
     @property
     def missing(self) -> np.ndarray:
-        """bool [rows]"""
+        """Which rows have no value, bool [rows]."""
         found: np.ndarray = np.isnan(self.values)
         return found
 
 
 @dataclass(frozen=True)
 class Texts:
-    """int64 [rows]: which of `texts`, that are all different; -1 where a cell has no value."""
+    """A column of texts, int64 [rows]: the index in `texts`, which are all different; -1 for a missing value."""
 
     name: str
     codes: np.ndarray
@@ -40,7 +40,7 @@ class Texts:
 
     @property
     def missing(self) -> np.ndarray:
-        """bool [rows]"""
+        """Which rows have no value, bool [rows]."""
         return self.codes < 0
 
 
@@ -48,9 +48,9 @@ Column = Numbers | Texts
 
 
 class TextReader:
-    """A column of text, cell by cell: numbers, unless `categorical` says that they are names, or none of it is one.
+    """Reads a column of text cell by cell. It contains numbers, unless it is `categorical` or no cell is a number.
 
-    Cells come in order, in parts of any size.
+    Cells are added in order, in parts of any size.
     """
 
     def __init__(self, name: str, categorical: bool):
@@ -100,7 +100,7 @@ class TextReader:
         )
 
     def column(self) -> Column:
-        """What was added. Empty cells alone are numbers."""
+        """Return the column. If all cells are empty, it contains numbers."""
         if self._numbers is not None and self._text is None:
             return Numbers(self.name, np.concatenate([np.zeros(0), *self._numbers]))
         before = 0 if self._numbers is None else sum(map(len, self._numbers))
@@ -109,10 +109,10 @@ class TextReader:
 
 
 class Mixed(InputError):
-    """A column with numbers and texts: `text` and `number` are the first of each, (row from 0, cell)."""
+    """A column with numbers and texts: `text` and `number` are the first of each, as (row from 0, cell)."""
 
     def __init__(self, column: str, text: tuple[int, str], number: tuple[int, str]):
-        super().__init__(f"column {column!r} has {text[1]!r} and {number[1]!r}")
+        super().__init__(f"column {column!r} contains both {text[1]!r} and {number[1]!r}")
         self.column, self.text, self.number = column, text, number
 
 
@@ -126,7 +126,7 @@ def is_number(cell: str) -> bool:
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """float64 of cells, NaN for those without a value; None where one is a text."""
+    """float64 of cells, NaN for those without a value; None if one is a text."""
     try:
         found = np.array(cells).astype(np.float64)
     except ValueError:

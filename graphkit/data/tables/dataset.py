@@ -1,4 +1,4 @@
-"""Tables as data sets: which columns are inputs, which is the target, and what training rows say of both."""
+"""Tables as data sets: which columns are inputs and targets, and what is learned from the training rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 
 
 class TableData(Dataset):
-    """Rows of a table: `x` float32 [N, numbers], `categories` int64 [N, columns] where categories are codes.
+    """Rows of a table: `x` float32 [N, numbers], and `categories` int64 [N, columns] if categories are codes.
 
-    `encoding` says what was done with each column.
+    `encoding` describes how each column was encoded.
     """
 
     def __init__(self, inputs: Any, targets: Any, encoding: Encoding, *, classes: Any = None, name: str = "table"):
@@ -34,13 +34,23 @@ def load(
     missing: str = "raise", indicator: bool | str = False, scale: str = "none", header: bool | str | None = None,
     delimiter: str | None = None,
 ) -> Splits | Dataset:  # fmt: skip
-    """(train, test) of a table's rows; all of them for a test_fraction of None.
+    """Load (train, test) of the rows of a table; with test_fraction None, one data set of all rows.
 
-    target: its column, or several; default: the one called y, target, label or class, else the last. columns: those
-    that are inputs (default: all others), but for `drop`. categorical: columns of numbers that are names. See Encoding
-    for categories, missing, indicator and scale, which are learned of the training part alone; or are those of `like`,
-    data of the same table. header, delimiter: see read_table. Names may have commas between them.
-    Raises InputError, naming file, line and column.
+    Names of several columns may be given as one text, separated by commas. missing, indicator, scale and categories are
+    described in Encoding. They are learned only from the training part, or are those of `like`.
+
+    Args:
+        path: The file.
+        target: The target column, or several (default: y, target, label or class, else the last column).
+        columns: The input columns (default: all others).
+        drop: Columns that are not inputs.
+        categorical: Columns of numbers that are names of categories.
+        like: Data of the same table, whose encoding is used.
+        header: See read_table.
+        delimiter: See read_table.
+
+    Raises:
+        InputError: A cell cannot be used. The message names file, line and column.
     """
     named, taken = names_of(target), names_of(columns)
     choice = Choice((*taken, *named) if taken and named else None, names_of(drop), names_of(categorical))
@@ -90,13 +100,13 @@ def _inputs(table: Table, targets: tuple[str, ...], taken: tuple[str, ...]) -> l
             raise InputError(f"{table.path}: there is no column {name!r}{did_you_mean(name, table.columns)}")
     found = [n for n in taken or table.columns if n not in targets]
     if not found:
-        raise InputError(f"{table.path}: no column is left for the inputs; it has {', '.join(table.columns)}")
+        raise InputError(f"{table.path}: no column is left for the inputs; the table has {', '.join(table.columns)}")
     for name in found:
         column = table.columns[name]
         if isinstance(column, Texts) and len(column.texts) > max(1000, table.rows // 2):
             raise InputError(
-                f"{table.path}: column {name!r} has {len(column.texts)} different texts in {table.rows} rows, which "
-                f"is no category; drop={name} leaves it out"
+                f"{table.path}: column {name!r} has {len(column.texts)} different texts in {table.rows} rows, too "
+                f"many for a category; drop={name} leaves it out"
             )
     return found
 
@@ -106,4 +116,4 @@ def _flag(option: str, given: bool | str | None) -> bool | None:
         return given
     if given.lower() in ("true", "false"):
         return given.lower() == "true"
-    raise UsageError(f"{option} is true or false, not {given!r}")
+    raise UsageError(f"{option} must be true or false, not {given!r}")

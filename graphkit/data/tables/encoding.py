@@ -1,4 +1,4 @@
-"""How the columns of a table become inputs: what is learned of the training rows, and holds for all others."""
+"""Encode the columns of a table as inputs, with settings learned from the training rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ NUMBERS, CODES = "x", "categories"
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """(value - shift) / scale; an empty cell counts as `fill`. flagged: a number behind it says whether it is one."""
+    """A column of numbers: (value - shift) / scale; `fill` replaces an empty cell. flagged: a flag after it marks
+    empty cells."""
 
     name: str
     fill: float | None = None
@@ -36,7 +37,7 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """Its values have the codes 1, 2, ... in their order; 0 is an empty cell, and a value that is none of them."""
+    """A column of categories. Its values have the codes 1, 2, ... in order; 0 is an empty cell or an unknown value."""
 
     name: str
     values: tuple[str, ...]
@@ -44,10 +45,10 @@ class CategoryColumn:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What rows become: float32 `x` [rows, numbers] and int64 `categories` [rows, columns], with "onehot" all in x.
+    """How rows become inputs: float32 `x` [rows, numbers] and int64 `categories` [rows, columns].
 
-    In x, numbers stand in the order of the columns, each with its flag behind it; then, with "onehot", for each
-    category a column for each of its values, of which an unknown one has none.
+    With "onehot", all is in x. x contains the numbers in the order of the columns, each followed by its flag. With
+    "onehot", a column for each value of each category follows; for an unknown value, all of them are 0.
     """
 
     numbers: tuple[NumberColumn, ...]
@@ -59,18 +60,18 @@ class Encoding:
         table: Table, names: Collection[str], rows: np.ndarray, *, missing: str = "raise", indicator: bool = False,
         scale: str = "none", categories: str = "onehot",
     ) -> Encoding:  # fmt: skip
-        """Learn of `rows`: the fills, shifts, scales and values of the columns that are named.
+        """Learn the fills, shifts, scales and values of the named columns from `rows`.
 
-        missing: one of FILLS; "raise" is an InputError that names the first empty cell of all rows. indicator: flag the
-        columns that have empty cells. scale: "standard" to mean 0 and deviation 1, "minmax" to [0, 1].
+        missing: one of FILLS; with "raise", an InputError names the first empty cell of all rows. indicator: add a flag
+        to columns that have empty cells. scale: "standard" to mean 0 and standard deviation 1, "minmax" to [0, 1].
         """
         for option, value, known in (
             ("missing", missing, FILLS), ("scale", scale, SCALES), ("categories", categories, CATEGORIES),
         ):  # fmt: skip
             if value not in known:
-                raise UsageError(f"{table.path}: {option} is one of {', '.join(known)}, not {value!r}")
+                raise UsageError(f"{table.path}: {option} must be one of {', '.join(known)}, not {value!r}")
         if not len(rows):
-            raise InputError(f"{table.path}: there are no rows to learn the columns of")
+            raise InputError(f"{table.path}: there are no rows to learn the columns from")
         numbers, named = [], []
         for name in names:
             column = table.columns[name]
@@ -82,8 +83,8 @@ class Encoding:
         return Encoding(tuple(numbers), tuple(named), categories == "onehot")
 
     def inputs(self, table: Table, rows: np.ndarray | slice = slice(None)) -> dict[str, np.ndarray]:
-        """The inputs of a table's rows. Raises InputError for a column that is not there, or not of its kind, or an
-        empty cell without a fill."""
+        """Return the inputs of a table's rows. Raises InputError if a column is missing or of another kind, or a
+        cell is empty and has no fill."""
         parts = [part for column in self.numbers for part in self._number(table, column, rows)]
         codes = [self._codes(table, column)[rows] for column in self.categories]
         if self.onehot:
@@ -98,19 +99,19 @@ class Encoding:
         return inputs
 
     def read(self, path: Path) -> dict[str, np.ndarray]:
-        """The inputs of all rows of a file, whose other columns are left alone. Raises InputError as `inputs` does."""
+        """Return the inputs of all rows of a file. Other columns are ignored. Raises InputError as `inputs` does."""
         named = [column.name for column in self.categories]
         return self.inputs(read_table(path, Choice([*(column.name for column in self.numbers), *named], (), named)))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many codes each column of `categories` has: rows of its embedding table."""
+        """Return the number of codes of each column of `categories`: the number of rows of its embedding table."""
         return tuple(len(column.values) + 1 for column in self.categories)
 
     def _number(self, table: Table, column: NumberColumn, rows: np.ndarray | slice) -> list[np.ndarray]:
         found = _column(table, column.name)
         if not isinstance(found, Numbers):
-            raise InputError(f"{table.path}: column {column.name!r} holds text, and held numbers in training")
+            raise InputError(f"{table.path}: column {column.name!r} contains text, but contained numbers in training")
         values, missing = found.values[rows], found.missing[rows]
         if missing.any():
             if column.fill is None:
@@ -123,7 +124,7 @@ class Encoding:
         found = _column(table, column.name)
         if isinstance(found, Numbers):  # of a file whose cells of this column all look like numbers, or are empty
             raise InputError(
-                f"{table.path}: column {column.name!r} holds numbers, and held names in training; read it "
+                f"{table.path}: column {column.name!r} contains numbers, but contained names in training; read it "
                 f"with categorical={column.name}"
             )
         places = {value: i for i, value in enumerate(column.values, 1)}
@@ -141,7 +142,7 @@ class Encoding:
 
     @staticmethod
     def from_json(text: str) -> Encoding:
-        """Raises InputError for what `to_json` never gives."""
+        """Read the text of `to_json`. Raises InputError for any other text."""
         try:
             found = json.loads(text)
             numbers = tuple(NumberColumn(**c) for c in found["numbers"])
@@ -150,7 +151,7 @@ class Encoding:
                 float(column.shift), float(column.scale), float(column.fill or 0.0)
             return Encoding(numbers, named, bool(found["onehot"]))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"no columns of a table: {error!r}") from None
+            raise InputError(f"not the columns of a table: {error!r}") from None
 
 
 def _number_column(
@@ -161,7 +162,9 @@ def _number_column(
         raise _gap(table, column)
     known = column.values[rows][~gaps[rows]]
     if not known.size:
-        raise InputError(f"{table.path}: column {column.name!r} is empty in all rows to train on; drop={column.name}")
+        raise InputError(
+            f"{table.path}: column {column.name!r} is empty in all training rows; drop={column.name} leaves it out"
+        )
     fill = None
     if missing != "raise":
         fill = {"mean": float(known.mean()), "median": float(np.median(known)), "zero": 0.0}[missing]
@@ -189,7 +192,7 @@ def _gap(table: Table, column: Numbers) -> InputError:
 
 
 def names_of(given: str | Collection[str] | None) -> tuple[str, ...]:
-    """Columns as they are given: names with commas between them, or a sequence."""
+    """Return names of columns, given as a text with commas or as a sequence."""
     if given is None:
         return ()
     parts = given.split(",") if isinstance(given, str) else given
@@ -201,7 +204,7 @@ _EXACT = 2.0**53
 
 
 def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """(targets, classes) of a column: int64 for whole numbers from 0, float32 for others, int64 for text."""
+    """Return (targets, classes) of a column: int64 for whole numbers from 0, float32 for others, int64 for text."""
     column = table.columns[name]
     gaps = np.flatnonzero(column.missing)
     if gaps.size:
@@ -217,9 +220,9 @@ def targets_of(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...] | N
     whole = bool(np.isfinite(values).all() and (values == np.round(values)).all() and (values >= 0).all())
     if whole and values.size and values.max() >= _EXACT:
         row = int(values.argmax())
-        where = f"{table.path}: the target {name!r} is {values[row]:.0f} or near it in {table.row(row)}"
+        where = f"{table.path}: the target {name!r} is about {values[row]:.0f} in {table.row(row)}"
         raise InputError(
-            f"{where}; columns of numbers are float64, which rounds whole numbers from 2^53 on: write classes as text, "
+            f"{where}; number columns are float64, which rounds whole numbers from 2^53: write classes as text, and "
             "measurements with a fraction"
         )
     return values.astype(np.int64 if whole else np.float32), None

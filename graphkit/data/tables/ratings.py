@@ -20,9 +20,9 @@ _COLUMNS = ("user", "item", "rating", "time")
 
 
 class Ratings(Dataset):
-    """user, item: int64 [N], numbered from 0; targets: float32 [N].
+    """Ratings: inputs user and item, int64 [N], numbered from 0; targets float32 [N].
 
-    `users` and `items` are what the numbers stand for in the file, in the order in which they are sorted there.
+    `users` and `items` are the names in the file that the numbers represent, sorted.
     """
 
     def __init__(
@@ -34,24 +34,25 @@ class Ratings(Dataset):
 
 
 def is_ratings(folder: Path) -> bool:
-    """Whether a folder has ratings under one of MovieLens' names."""
+    """Return whether a folder contains ratings under one of MovieLens' names."""
     return any((folder / name).is_file() for name in _FILES)
 
 
 def load(path: Path, *, test_fraction: float | None = 0.2, seed: int = 0, held_out: str = "random") -> Splits | Ratings:
-    """(train, test) of a file of ratings, or of the one in a folder; all of them for a test_fraction of None.
+    """Load (train, test) of a file of ratings, or of the one in a folder.
 
-    A line has a user, an item, a rating and, where the file has it, a time, with tabs, `::` or commas between them.
-    held_out: "random" ratings are the test part, or "last", the latest of each user (leave one out, as in He et al.,
-    Neural Collaborative Filtering, 2017). Raises InputError, naming the file.
+    With test_fraction None, all ratings are one data set. A line contains a user, an item, a rating and optionally
+    a time, separated by tabs, `::` or commas. held_out: with "random", the test part consists of random ratings; with
+    "last", of the latest rating of each user (leave one out, as in He et al., Neural Collaborative Filtering, 2017).
+    Raises InputError, which names the file.
     """
     if held_out not in ("random", "last"):
-        raise UsageError(f"{path}: held_out is random or last, not {held_out!r}")
+        raise UsageError(f"{path}: held_out must be random or last, not {held_out!r}")
     file = path
     if path.is_dir():
         file = next((path / name for name in _FILES if (path / name).is_file()), path)
         if file == path:
-            raise InputError(f"{path}: none of {', '.join(_FILES)} is in it")
+            raise InputError(f"{path}: the folder contains none of {', '.join(_FILES)}")
     user, users, item, items, rating, time = _read(file)
 
     def part(rows: np.ndarray, name: str) -> Ratings:
@@ -62,11 +63,11 @@ def load(path: Path, *, test_fraction: float | None = 0.2, seed: int = 0, held_o
         return part(everything, str(path))
     if held_out == "last":
         if time is None:
-            raise InputError(f"{file}: held_out=last needs times, and the file has none")
+            raise InputError(f"{file}: held_out=last needs times, but the file has none")
         test = np.sort(_last(user, time))
         train = np.setdiff1d(everything, test, assume_unique=True)
         if not train.size:
-            raise InputError(f"{file}: each user has one rating; nothing is left to train on")
+            raise InputError(f"{file}: each user has only one rating, so nothing is left to train on")
     else:
         train, test = order.hold_out(str(path), len(rating), test_fraction, seed)
     return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
@@ -83,33 +84,35 @@ def _read(
         raise InputError(f"{file}: cannot be read as text: {error}") from None
     delimiter = next((mark for mark in ("::", "\t", ",") if mark in first), None)
     if delimiter is None:
-        raise InputError(f"{file}: a line of user, item, rating with tabs, :: or commas between them is expected")
+        raise InputError(f"{file}: expected lines of user, item and rating, separated by tabs, :: or commas")
     table = read_table(file, Choice(categorical=_first_two(first, delimiter)), delimiter=delimiter)
     columns = list(table.columns.values())
     if not 3 <= len(columns) <= 4:
-        raise InputError(f"{file}: {len(columns)} columns; user, item, rating and a time are expected")
+        raise InputError(
+            f"{file}: expected the columns user, item, rating and optionally time, not {len(columns)} columns"
+        )
     for column, what in zip(columns, _COLUMNS, strict=False):
         if column.missing.any():
             row = table.row(int(np.flatnonzero(column.missing)[0]))
-            raise InputError(f"{file}: {row}: there is no {what}")
+            raise InputError(f"{file}: {row}: the {what} is missing")
     (user, users), (item, items) = (_numbered(column) for column in columns[:2])
     rating, *rest = columns[2:]
     for column in (rating, *rest):
         if not isinstance(column, Numbers):
-            raise InputError(f"{file}: column {column.name!r} holds text; ratings and times are numbers")
+            raise InputError(f"{file}: column {column.name!r} contains text, but ratings and times must be numbers")
     assert isinstance(rating, Numbers)
     times = [column.values for column in rest if isinstance(column, Numbers)]
     return user, users, item, items, rating.values.astype(np.float32), times[0] if times else None
 
 
 def _first_two(line: str, delimiter: str) -> tuple[str, ...]:
-    """The first two columns as `read_table` calls them: users and items are names, numbers too."""
+    """The first two columns as `read_table` calls them: users and items are names, even if they are numbers."""
     cells = [cell.strip() for cell in line.split(delimiter)]
     return ("0", "1") if any(is_number(cell) for cell in cells) else tuple(cells[:2])
 
 
 def _numbered(column: Texts | Numbers) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(numbers from 0, names): names that are whole numbers are in their order, others in that of text."""
+    """(numbers from 0, names). Names that are whole numbers are sorted as numbers, others as text."""
     assert isinstance(column, Texts)
     texts = column.texts
     numeric = all(text.isdecimal() for text in texts)
@@ -120,7 +123,7 @@ def _numbered(column: Texts | Numbers) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _last(user: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """int64: the row of each user's latest rating, of several at one time the last in the file."""
+    """The row of each user's latest rating, int64; of several with one time, the last in the file."""
     order_ = np.lexsort((np.arange(len(user)), time, user))
     ends = np.flatnonzero(np.append(np.diff(user[order_]), 1))
     return order_[ends]

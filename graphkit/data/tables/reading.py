@@ -1,4 +1,4 @@
-"""Files of tables, column by column: .csv as Python's csv module reads it, .parquet by pyarrow."""
+"""Read tables column by column: .csv with Python's csv module, .parquet with pyarrow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNIT = "\x1f"
 
 
 class Table(NamedTuple):
-    """Columns of equal length. `first_line`: of the file, where the first row stands; 0 where rows have no lines."""
+    """Columns of equal length. `first_line`: line of the file with the first row; 0 if rows are not lines."""
 
     path: Path
     columns: dict[str, Column]
@@ -38,12 +38,13 @@ class Table(NamedTuple):
         return len(column.values if isinstance(column, Numbers) else column.codes)
 
     def row(self, number: int) -> str:
-        """How errors call a row, counted from 0."""
+        """Name a row, counted from 0, for an error."""
         return f"line {self.first_line + number}" if self.first_line else f"row {number}"
 
 
 class Choice(NamedTuple):
-    """Columns to read: those that are named (None: all), but for those to drop; `categorical` of numbers are names."""
+    """Columns to read: the named ones (None: all) except those to drop. `categorical` columns of numbers contain
+    names."""
 
     columns: Collection[str] | None = None
     drop: Collection[str] = ()
@@ -55,9 +56,9 @@ class Choice(NamedTuple):
                 raise InputError(f"{path}: there is no column {name!r}{did_you_mean(name, names)}")
         found = [n for n in names if (self.columns is None or n in self.columns) and n not in self.drop]
         if not found:
-            raise InputError(f"{path}: no column is left; it has {', '.join(names)}")
+            raise InputError(f"{path}: no column is left; the file has {', '.join(names)}")
         if double := next((name for name in found if names.count(name) > 1), None):
-            raise InputError(f"{path}: two columns are called {double!r}")
+            raise InputError(f"{path}: two columns have the name {double!r}")
         return found
 
 
@@ -65,11 +66,11 @@ ALL = Choice()
 
 
 def read_table(path: Path, choice: Choice = ALL, *, header: bool | None = None, delimiter: str | None = None) -> Table:
-    """The columns of a file that are chosen.
+    """Return the chosen columns of a file.
 
-    header: whether the first line of a .csv has the names; None: when no cell of it is a number. Columns without a name
-    are called by their places, "0", "1", ... delimiter: of cells in text (default: a comma; a tab in .tsv). Raises
-    InputError, naming file and line, for what is no table.
+    header: whether the first line of a .csv contains names; None: it does if no cell of it is a number. Columns without
+    names are called by position: "0", "1", ... delimiter: between cells in text files (default: a comma; a tab in
+    .tsv). Raises InputError, which names file and line, if it is not a table.
     """
     if path.suffix == ".parquet":
         return _parquet(path, choice)
@@ -86,7 +87,7 @@ def read_table(path: Path, choice: Choice = ALL, *, header: bool | None = None, 
 def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:
     first: list[str] = next(lines, [])
     if not any(cell.strip() for cell in first):
-        raise InputError(f"{path}: a line of comma-separated cells, inputs and a target, is expected")
+        raise InputError(f"{path}: expected lines of comma-separated cells, inputs and a target")
     if header is None:
         header = not any(is_number(cell) for cell in first)
     names = [cell.strip() or str(i) for i, cell in enumerate(first)] if header else list(map(str, range(len(first))))
@@ -104,22 +105,22 @@ def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:
     except Mixed as error:
         line, cell = error.text
         raise InputError(
-            f"{path}: line {first_line + line}: {cell!r} in column {error.column!r} is no number, as "
-            f"{error.number[1]!r} in line {first_line + error.number[0]} is; categorical={error.column} takes all of "
-            "them as names"
+            f"{path}: line {first_line + line}: {cell!r} in column {error.column!r} is not a number, but "
+            f"{error.number[1]!r} in line {first_line + error.number[0]} is; categorical={error.column} reads all "
+            "cells as names"
         ) from None
     if not rows:
-        raise InputError(f"{path}: a header, and no sample below it")
+        raise InputError(f"{path}: there is a header, but no sample below it")
     return Table(path, {name: reader.column() for name, reader in readers.items()}, first_line)
 
 
 def _parts(path: Path, body: Iterator[list[str]], width: int, lines: Any) -> Iterator[list[list[str]]]:
-    """Rows in parts; empty lines are none."""
+    """The rows in parts, without empty lines."""
     while part := list(itertools.islice(body, _ROWS)):
         for row in part:
             if row and len(row) != width:
                 raise InputError(
-                    f"{path}: {len(row)} cells in a line that begins {','.join(row)[:40]!r}, up to line "
+                    f"{path}: {len(row)} cells in the row that begins {','.join(row)[:40]!r} and ends in line "
                     f"{lines.line_num}; the first line has {width}"
                 )
         if whole := [row for row in part if row]:
@@ -144,7 +145,7 @@ def _parquet(path: Path, choice: Choice) -> Table:
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from None
     if not table.num_rows:
-        raise InputError(f"{path}: there is no row in it")
+        raise InputError(f"{path}: the table has no rows")
     return Table(path, {name: _arrow(path, name, table.column(name), name in choice.categorical) for name in chosen}, 0)
 
 
@@ -162,7 +163,9 @@ def _arrow(path: Path, name: str, chunks: Any, categorical: bool) -> Column:
         source = chunks.cast(pyarrow.float64(), safe=False)
         return Numbers(name, source.to_numpy().astype(np.float64))
     if not (numeric or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise InputError(f"{path}: column {name!r} holds {kind}, neither numbers nor text; drop={name} leaves it out")
+        raise InputError(
+            f"{path}: column {name!r} contains {kind}, neither numbers nor text; drop={name} leaves it out"
+        )
     encoded = pyarrow.compute.dictionary_encode(chunks.cast(pyarrow.string())).combine_chunks()
     if isinstance(encoded, pyarrow.ChunkedArray):
         encoded = encoded.chunk(0)

@@ -1,1 +1,1 @@
-"""Text as data: sentences with labels, and running text, numbered by a vocabulary."""
+"""Text as data: sentences with labels, and running text, encoded by a vocabulary."""

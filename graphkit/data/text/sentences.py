@@ -21,10 +21,12 @@ _POOL = 32
 
 @typed_constructor("gk.data")
 class Sentences(Dataset):
-    """x: int64 [N, T], the numbers of tokens, padded with 0; lengths: int64 [N]; targets: int64 [N].
+    """Sentences with labels.
 
-    T is that of the longest sentence taken, rounded up to a multiple of `bucket`, so that few sizes occur; shuffled
-    batches hold sentences of similar length. No sentence is longer than `length`: the rest of it is cut off.
+    Inputs are x int64 [N, T], numbers of tokens padded with 0, and lengths int64 [N]. Targets are int64 [N].
+
+    T is the length of the longest sentence in the batch, rounded up to a multiple of `bucket`, so that few sizes occur.
+    Shuffled batches contain sentences of similar length. Sentences longer than `length` are cut off.
     """
 
     vocabulary: Vocabulary
@@ -34,7 +36,7 @@ class Sentences(Dataset):
         length: int = 128, bucket: int = 8, name: str = "sentences",
     ):  # fmt: skip
         if length < 1 or bucket < 1:
-            raise UsageError(f"{name}: length and bucket are positive, not {length} and {bucket}")
+            raise UsageError(f"{name}: length and bucket must be positive, not {length} and {bucket}")
         lengths = np.array([min(len(row), length) for row in rows], np.int64)
         x = np.full((len(rows), _rounded_up(lengths, bucket)), PADDING, np.int64)
         for padded, row, size in zip(x, rows, lengths, strict=True):
@@ -65,10 +67,11 @@ def load(
     path: Path, *, test_fraction: float | None = 0.1, seed: int = 0, vocabulary: Vocabulary | None = None,
     level: str = "word", min_count: int = 1, size: int | None = None, length: int = 128, bucket: int = 8,
 ) -> Splits | Sentences:  # fmt: skip
-    """(train, test) of the sentences in a folder, stratified by class; all of them for a test_fraction of None.
+    """Load (train, test) of the sentences in a folder, stratified by class.
 
-    The vocabulary (see Vocabulary.build for level, min_count, size) is made of the training part alone, unless one is
-    given. length, bucket: see Sentences. Raises InputError, naming the folder or the file.
+    With test_fraction None, all sentences are one data set. The vocabulary is built only from the training part,
+    unless one is given (level, min_count, size: see Vocabulary.build). length, bucket: see Sentences. Raises
+    InputError, which names the folder or the file.
     """
     files = _class_files(path)
     classes = sorted(files)
@@ -79,7 +82,7 @@ def load(
         texts += lines
         labels += [label] * len(lines)
     if not texts:
-        raise InputError(f"{path}: there is no sentence in {', '.join(f.name for n in classes for f in files[n])}")
+        raise InputError(f"{path}: found no sentence in {', '.join(f.name for n in classes for f in files[n])}")
     targets = np.array(labels, np.int64)
     everything = np.arange(len(texts))
     train, test = everything, everything[:0]
@@ -101,11 +104,9 @@ def load(
 
 
 def _class_files(path: Path) -> dict[str, list[Path]]:
-    """Files by class: NAME.pos and NAME.neg where there are both, else CLASS.txt."""
+    """Files by class: NAME.pos and NAME.neg if both exist, else CLASS.txt."""
     if not path.is_dir():
-        raise InputError(
-            f"{path}: {'not a folder' if path.exists() else 'no such folder'}; sentences:FOLDER is expected"
-        )
+        raise InputError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}; expected sentences:FOLDER")
     found = sorted(file for file in path.iterdir() if file.is_file())
     polar = {kind: [f for f in found if f.suffix == f".{kind}"] for kind in ("neg", "pos")}
     if all(polar.values()):
@@ -114,6 +115,6 @@ def _class_files(path: Path) -> dict[str, list[Path]]:
     if len(classes) < 2:
         held = ", ".join(f.name for f in found[:8]) or "no file"
         raise InputError(
-            f"{path}: neither *.pos and *.neg nor a CLASS.txt for each of several classes; it holds {held}"
+            f"{path}: found neither *.pos and *.neg nor a CLASS.txt for each of several classes; it contains {held}"
         )
     return classes

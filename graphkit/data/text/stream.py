@@ -1,4 +1,4 @@
-"""Text for language models: one long row of tokens, read in parallel streams for truncated backpropagation."""
+"""Text for language models: one long sequence of tokens, read in parallel streams for truncated backpropagation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from graphkit.signatures import typed_constructor
 
 @typed_constructor("gk.data")
 class TokenStream(Dataset):
-    """x: int64 [tokens], and as targets the token that follows each of them.
+    """Running text: x is int64 [tokens], and the target of each token is the next token.
 
-    `batches(n)` cuts the text into n streams of equal length and walks along them: each batch is [T, n], T = `length`
-    (the last of an epoch may be shorter), and continues where the one before ended, so that a network may carry its
-    state over. Less than n tokens at the end of the text are left out. The order is that of the text: seed and
-    shuffle change nothing.
+    `batches(n)` cuts the text into n streams of equal length and reads them in parallel. Each batch is [T, n] with T =
+    `length` (the last of an epoch may be shorter). It continues where the previous batch ended, so a network can carry
+    its state over. The last tokens are left out if they are fewer than n. The order is that of the text; seed and
+    shuffle have no effect.
     """
 
     vocabulary: Vocabulary
 
     def __init__(self, tokens: np.ndarray, vocabulary: Vocabulary, *, length: int = 35, name: str = "text"):
         if length < 1:
-            raise UsageError(f"{name}: length is positive, not {length}")
+            raise UsageError(f"{name}: length must be positive, not {length}")
         super().__init__(tokens[:-1], tokens[1:], name=name)
         self.vocabulary = vocabulary
         self.length = length
@@ -42,20 +42,21 @@ class TokenStream(Dataset):
 
 
 class _StreamBatches(Batches):
-    """See TokenStream. With ranks, a rank reads its own streams of batch_size * ranks."""
+    """See TokenStream. With ranks, each rank reads its own streams of batch_size * ranks."""
 
     dataset: TokenStream
 
     def __init__(self, dataset: TokenStream, batch_size: int, *, ranks: int = 1, **options: Any):
         if batch_size > 0 and len(dataset) < batch_size * ranks:
             raise InputError(
-                f"{dataset.name}: {len(dataset)} tokens do not make {batch_size * ranks} streams; take smaller batches"
+                f"{dataset.name}: {len(dataset)} tokens are too few for {batch_size * ranks} streams; use smaller "
+                "batches"
             )
         super().__init__(dataset, batch_size, ranks=ranks, **options)
 
     @property
     def _steps(self) -> int:
-        """Tokens in each stream."""
+        """Number of tokens in each stream."""
         return len(self.dataset) // (self.batch_size * self.ranks)
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class _StreamBatches(Batches):
         return whole + (1 if rest and not self.drop_last else 0)
 
     def order(self, epoch: int) -> np.ndarray:
-        """int64 [tokens of a stream, streams]: where each stream is at every step."""
+        """Return the position of each stream at every step, int64 [tokens of a stream, streams]."""
         streams = self.batch_size * self.ranks
         return np.arange(streams * self._steps).reshape(streams, self._steps).T
 
@@ -79,11 +80,11 @@ def load(
     path: Path, *, test_fraction: float | None = 0.1, seed: int = 0, vocabulary: Vocabulary | None = None,
     level: str = "char", min_count: int = 1, size: int | None = None, length: int = 35,
 ) -> Splits | TokenStream:  # fmt: skip
-    """(train, test): the beginning and the end of a text file, in tokens; all of it for a test_fraction of None.
+    """Load (train, test): the beginning and the end of a text file, in tokens.
 
-    The vocabulary (see Vocabulary.build for level, min_count, size) is made of the training part alone, unless one is
-    given. length: of a batch, see TokenStream. No seed changes where the text is cut. Raises InputError, naming the
-    file.
+    With test_fraction None, the whole text is one data set. The vocabulary is built only from the training part,
+    unless one is given (level, min_count, size: see Vocabulary.build). length: of a batch, see TokenStream. The seed
+    does not change where the text is cut. Raises InputError, which names the file.
     """
     text = read_text(path)
     cut = len(text) if test_fraction is None else round(len(text) * (1 - _fraction(test_fraction)))
@@ -101,5 +102,5 @@ def load(
 
 def _fraction(given: float) -> float:
     if not 0.0 < given < 1.0:
-        raise UsageError(f"test_fraction lies between 0 and 1, not {given!r}")
+        raise UsageError(f"test_fraction must be between 0 and 1, not {given!r}")
     return given

@@ -1,4 +1,4 @@
-"""Vocabulary: how text becomes tokens, and tokens numbers."""
+"""Vocabulary: divides text into tokens, and numbers them."""
 
 from __future__ import annotations
 
@@ -24,29 +24,38 @@ _WORDS = re.compile(r"\w+(?:['\u2019-]\w+)*|[^\w\s]")
 
 @typed_constructor("gk.data")
 class Vocabulary:
-    """Tokens in the order of their numbers; 0 is padding, 1 stands for whatever is not in the list.
+    """Tokens in the order of their numbers. 0 is padding, 1 represents every token that is not in the list.
 
-    level: "word" takes lower-case words and single punctuation marks as tokens, "char" every character as it is.
-    `tokens` begins with "<pad>" and "<unk>", and lists each token once.
+    level: with "word", tokens are lower-case words and single punctuation marks; with "char", characters. `tokens` must
+    begin with "<pad>" and "<unk>", and contain each token once.
     """
 
     def __init__(self, tokens: Sequence[str], level: str = "word"):
         if level not in LEVELS:
-            raise UsageError(f"the level of a vocabulary is {' or '.join(LEVELS)}, not {level!r}")
+            raise UsageError(f"the level of a vocabulary must be {' or '.join(LEVELS)}, not {level!r}")
         self.tokens = tuple(tokens)
         self.level = level
         self._numbers = {token: number for number, token in enumerate(self.tokens)}
         if self.tokens[:2] != _SPECIAL or len(self._numbers) != len(self.tokens):
-            raise InputError("a vocabulary begins with <pad> and <unk> and lists every token once")
+            raise InputError("a vocabulary must begin with <pad> and <unk>, and contain every token once")
 
     @classmethod
     @typed("Vocabulary.build")
     def build(
         cls, texts: Iterable[str], level: str = "word", *, min_count: int = 1, size: int | None = None
     ) -> Vocabulary:
-        """The tokens of `texts` that occur `min_count` times, the most frequent first, equal ones in sorted order.
+        """Build a vocabulary of the tokens of `texts` that occur at least `min_count` times.
 
-        size: how many there are at most, with "<pad>" and "<unk>". Raises InputError when no token is left.
+        The most frequent tokens come first; equally frequent ones are sorted.
+
+        Args:
+            texts: The texts.
+            level: "word" or "char".
+            min_count: How often a token must occur.
+            size: Maximum number of tokens, including "<pad>" and "<unk>".
+
+        Raises:
+            InputError: No token is left.
         """
         counts: Counter[str] = Counter()
         for text in texts:
@@ -54,7 +63,10 @@ class Vocabulary:
         ranked = sorted((t for t, n in counts.items() if n >= min_count), key=lambda t: (-counts[t], t))
         kept = ranked if size is None else ranked[: max(size - len(_SPECIAL), 0)]
         if not kept:
-            raise InputError(f"no token for the vocabulary: {len(counts)} occur, none {min_count} times or within size")
+            raise InputError(
+                f"no token is left for the vocabulary: of {len(counts)} tokens, none occurs {min_count} times and "
+                "fits in size"
+            )
         return cls([*_SPECIAL, *kept], level)
 
     def __len__(self) -> int:
@@ -62,13 +74,13 @@ class Vocabulary:
 
     @typed("Vocabulary.encode")
     def encode(self, text: str) -> np.ndarray:
-        """int64 [tokens]: the numbers of a text's tokens."""
+        """Return the numbers of a text's tokens, int64 [tokens]."""
         numbers = self._numbers
         return np.array([numbers.get(token, UNKNOWN) for token in tokens_of(text, self.level)], np.int64)
 
     @typed("Vocabulary.decode")
     def decode(self, numbers: Iterable[int]) -> str:
-        """The text of numbers, padding left out; words with a space between them."""
+        """Return the text of numbers, without padding; words are separated by spaces."""
         found = (self.tokens[n] for n in numbers if n != PADDING)
         return ("" if self.level == "char" else " ").join(found)
 
@@ -79,18 +91,18 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str) -> Vocabulary:
-        """Raises InputError for text that `to_json` did not write."""
+        """Read the text of `to_json`. Raises InputError for any other text."""
         try:
             record: Any = json.loads(text)
             tokens, level = record["tokens"], record["level"]
             if not all(isinstance(token, str) for token in tokens):
-                raise TypeError("tokens are strings")
+                raise TypeError("tokens must be strings")
             return cls(tokens, level)
         except (ValueError, KeyError, TypeError, UsageError) as error:
             raise InputError(f"not a vocabulary: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the vocabulary as JSON, as in a model's metadata. Raises RuntimeFailure when the disk refuses."""
+        """Write the vocabulary as JSON, as in a model's metadata. Raises RuntimeFailure if the disk fails."""
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,14 +119,14 @@ class Vocabulary:
 
 
 def tokens_of(text: str, level: str) -> list[str]:
-    """The tokens of a text: see Vocabulary."""
+    """Return the tokens of a text: see Vocabulary."""
     if level == "char":
         return list(text)
     return _WORDS.findall(text.lower())
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file, line ends as they are in it; raises InputError, naming the file."""
+    """Read a UTF-8 file with its line ends unchanged. Raises InputError, which names the file."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,1 +1,1 @@
-"""Processes that make samples into memory which they share with the process that trains."""
+"""Processes that make samples in memory that they share with the training process."""

@@ -1,4 +1,4 @@
-"""Workers that run: what they are asked for, and what comes back, in whatever order."""
+"""Running worker processes: sends them tasks, and receives batches in any order."""
 
 from __future__ import annotations
 
@@ -331,7 +331,9 @@ class Crew:
                     limit = self._timeout if worker.in_sample else max(self._timeout, _LEAST)
                     if worker.still(seconds) >= limit:
                         worker.process.kill()
-                        self._lost(worker, f"was ended, as it has not gone on for {limit:g} s")
+                        self._lost(
+                            worker, f"was ended, because it made no progress for {limit:g} s (GRAPHKIT_WORKER_TIMEOUT)"
+                        )
             self._dispatch()
 
     def _take(self, worker: _Worker) -> None:

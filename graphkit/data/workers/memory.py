@@ -54,7 +54,7 @@ def enlarge(file: int, size: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        raise OutOfMemory(f"there are no {size:,} bytes for a batch: {error.strerror}") from None
+        raise OutOfMemory(f"cannot allocate {size:,} bytes for a batch: {error.strerror}") from None
 
 
 def mapped(file: int, size: int, *, ahead: bool = True) -> mmap.mmap:
@@ -107,8 +107,8 @@ class Arena:
                 if _refused(array.dtype):
                     label = f"{what} {name!r}" if name else what
                     raise InputError(
-                        f"{source}: {label} holds {array.dtype}, no numbers: the memory of workers does not take it; "
-                        "workers=0 does"
+                        f"{source}: {label} contains {array.dtype}, which workers cannot share; use numbers, "
+                        "or workers=0"
                     )
                 found.append(Leaf(self._offset(array), array.shape, array.dtype))
         return Layout((forms[0], forms[1]), (leaves[0], leaves[1]), self._top)

@@ -58,8 +58,8 @@ def packed(name: str, data: Any) -> Parcel:
         parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
     except Exception as error:  # code of whatever the data set holds
         raise UsageError(
-            f"{name} cannot be given to worker processes, which takes pickling: {error}; workers=0 makes its samples "
-            "in this process"
+            f"{name} cannot be sent to worker processes, because it cannot be pickled: {error}; workers=0 makes its "
+            "samples in this process"
         ) from error
     spans, end = [], 0
     for part in parts:
@@ -92,8 +92,8 @@ def _script(name: str) -> Script:
     path = getattr(main, "__file__", None)
     if path is None or not os.path.isfile(path):
         raise UsageError(
-            f"{name} cannot be given to worker processes: its class is defined in an interactive session, where they "
-            "do not find it; put it into a file and import it, or take workers=0"
+            f"{name} cannot be sent to worker processes: they cannot import its class from an interactive session; put "
+            "it into a file and import it, or use workers=0"
         )
     return Script(None, os.path.abspath(path))
 

@@ -1,4 +1,4 @@
-"""Workers: processes that make the batches of lazy data sets, ahead of whoever takes them."""
+"""Workers: processes that make the batches of lazy data sets in advance."""
 
 from __future__ import annotations
 
@@ -23,35 +23,41 @@ _LATEST = 8
 
 
 class Workers:
-    """`count` processes that make samples of lazy data sets, for any number of data sets, one after another or at once.
+    """`count` processes that make samples of lazy data sets.
 
-    Each batch is made by one worker, straight into memory that it shares with this process; nothing is copied when it
-    is handed out. Arrays of a batch may be kept and written: its memory is used again when no array, and no view of
-    one, is left. Of whoever keeps more than 64 batches, further ones are copies. Batches come in their order, with the
-    same bits for any count.
+    Several data sets can use them, one after another or at once.
 
-    ahead: how many batches, at most, are made or ready before somebody takes them (default: two for each worker);
-    ahead_bytes: how much memory, at most, these take (default: GRAPHKIT_AHEAD_MEMORY), judged by the batches before
-    them; one is always made. timeout: seconds after which a worker that is still in one sample is taken to hang
-    (default: GRAPHKIT_WORKER_TIMEOUT), or has not come to its first one, for which it has 30 at least.
+    One worker makes each batch, directly in memory that it shares with this process, so the batch is not copied. You
+    may keep and change the arrays of a batch: the memory is reused when no array, and no view of one, is left. If you
+    keep more than 64 batches, further ones are copies. Batches are returned in order, and their bits do not depend on
+    `count`.
 
-    Processes start when the first batch is asked for, as interpreters of their own with one thread each, import what
-    the data set needs, and end by `close`, at the end of the `with` block, or when nothing refers to the object; also
-    when this process is killed. A data set is sent once: what changes in it later stays here. Classes of data sets in
-    the script itself need its work under `if __name__ == "__main__":`, as workers import it.
+    Processes start when the first batch is requested. They are new Python interpreters with one thread each, and import
+    what the data set needs. They end with `close`, at the end of a `with` block, or when nothing refers to the object;
+    also if this process is killed. A data set is sent to them once; later changes to it have no effect. If the class of
+    a data set is defined in the script itself, put the work of the script under `if __name__ == "__main__":`, because
+    workers import the script.
 
-    What `sample` raises comes out in the place of its batch: errors of graphkit as they are, others as WorkerError with
-    the number of the sample, and the original as its cause. A worker that was killed, or hangs, is a WorkerError too.
-    After each the workers end, and fresh ones start with the next batches that are asked for.
+    If `sample` raises an exception, it is raised at the position of its batch. graphkit's own errors are raised as they
+    are. Others become the cause of a WorkerError with the number of the sample. A worker that was killed or hangs also
+    raises a WorkerError. After an error the workers end; new ones start with the next batches that are requested.
+
+    Args:
+        count: Number of processes.
+        ahead: Maximum number of batches made in advance (default: two per worker).
+        ahead_bytes: Maximum memory of these, estimated from earlier batches (default: GRAPHKIT_AHEAD_MEMORY). One batch
+            is always made.
+        timeout: Seconds in one sample after which a worker counts as hanging (default: GRAPHKIT_WORKER_TIMEOUT). The
+            first sample must begin within this time, but at least 30 seconds.
     """
 
     def __init__(
         self, count: int, *, ahead: int | None = None, ahead_bytes: int | None = None, timeout: float | None = None
     ):
         if not isinstance(count, int) or count < 0:
-            raise UsageError(f"workers is a number of processes, not {count!r}")
+            raise UsageError(f"workers must be a number of processes, not {count!r}")
         if ahead is not None and ahead < 1:
-            raise UsageError(f"ahead={ahead}: the number of batches that are made ahead is positive")
+            raise UsageError(f"ahead={ahead}: the number of batches made in advance must be positive")
         self.count = count
         self._ahead = 2 * count if ahead is None else ahead
         self._memory = config.AHEAD_MEMORY.get() if ahead_bytes is None else ahead_bytes
@@ -60,7 +66,7 @@ class Workers:
         self._end: weakref.finalize[[], Workers] | None = None
 
     def start(self) -> None:
-        """Start the processes, unless they run."""
+        """Start the processes, unless they are running."""
         from graphkit.data.workers.crew import Crew
         from graphkit.executor.run.interruption import uninterrupted
 
@@ -73,11 +79,11 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run."""
+        """Process ids of the running workers."""
         return [] if self._crew is None else self._crew.pids
 
     def run(self, data: LazyDataset, parts: Iterable[np.ndarray], key: tuple[int, int] | None) -> Run:
-        """The batches of the samples at each of `parts`, in that order; key: see LazyDataset.made."""
+        """Return the batches of the samples at each of `parts`, in that order. key: see LazyDataset.made."""
         if not self.count:
             raise UsageError("there are no workers")
         self.start()
@@ -85,7 +91,7 @@ class Workers:
         return Run(self, self._crew, data, iter(parts), key, self._ahead, self._memory)
 
     def close(self) -> None:
-        """End the processes. Batches that were handed out stay."""
+        """End the processes. Batches that were returned stay valid."""
         if self._end is not None:
             self._end()
         self._crew = self._end = None
@@ -119,7 +125,7 @@ class Made(NamedTuple):
 
 
 class Run:
-    """Batches of one data set in their order, some made ahead. Leaving the `with` block gives up the rest."""
+    """Batches of one data set in order, some made in advance. Leaving the `with` block abandons the rest."""
 
     def __init__(
         self, workers: Workers, crew: Crew, data: LazyDataset, parts: Iterator[np.ndarray],
@@ -158,7 +164,7 @@ class Run:
         return Made(inputs, targets, task.damaged, task.replaced)
 
     def _ask(self) -> None:
-        """For as many batches as may be ahead. Of the very first, one, until its first sample shows how large it is."""
+        """Request as many batches as may be ahead. At first only one, until its first sample shows its size."""
         while len(self._tasks) < self._ahead:
             known = [*self._sizes, *(task.size for task in self._tasks if task.size is not None)]
             if self._tasks:

@@ -93,11 +93,13 @@ def started(pages: Sequence[int]) -> Processes:
 
     if process.running:
         raise UsageError(
-            "worker processes are asked for in a worker process, which runs the script again for the class of its data "
-            'set: put what the script does under `if __name__ == "__main__":`, or the class into a module of its own'
+            "a worker process tried to start worker processes, because it imports the script for the class of its data "
+            'set: put the work of the script under `if __name__ == "__main__":`, or the class into a separate module'
         )
     if not sys.executable or not hasattr(os, "memfd_create"):
-        raise UnsupportedError("worker processes need Linux, and a Python that can be started; workers=0 does without")
+        raise UnsupportedError(
+            "worker processes need Linux, and a Python interpreter that can be started; use workers=0 instead"
+        )
     made: list[Started] = []
     failed: list[BaseException] = []
     ready, over = threading.Event(), threading.Event()

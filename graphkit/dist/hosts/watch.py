@@ -281,9 +281,9 @@ class Watch:
             return None
         silent, still = now - float(slot["alive"]), now - float(slot["progress"])
         if silent > self.timeout:
-            what = f"has shown no sign of life for {silent:.0f} s"
+            what = f"has sent no heartbeat for {silent:.0f} s"
         elif self._for_steps and still > self.timeout:
-            what = f"has not gone on for {still:.0f} s"
+            what = f"has made no progress for {still:.0f} s"
         else:
             return None
         return f"rank {rank} on {host.name} (process {int(slot['process'])}) {what}{_seen(slot, 'it')}"
@@ -320,10 +320,10 @@ def _silent(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | N
         return None
     ranks = f"rank{'s' if len(host.ranks) > 1 else ''} {', '.join(map(str, host.ranks))}"
     where = _seen(of_host[0], f"rank {host.ranks[0]}")
-    return f"host {host.name} ({ranks}) has shown no sign of life for {seconds:.0f} s{where}"
+    return f"host {host.name} ({ranks}) has sent no heartbeat for {seconds:.0f} s{where}"
 
 
 def _seen(slot: np.void, who: str) -> str:
     call = slot["call"].decode(errors="replace")
-    where = call if call.startswith(_IN) else f"behind {call}"
+    where = call if call.startswith(_IN) else f"after {call}"
     return f"; {who} was last seen in step {int(slot['steps'])}, {where}" if call else ""

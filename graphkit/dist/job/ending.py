@@ -47,9 +47,9 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
         _joined = _begun(servers, checked_timeout(timeout), replicated)
     if servers and replicated != _joined.replicated:
         kind = "replicated" if _joined.replicated else "not replicated"
-        raise UsageError(f"the job's servers are {kind}, from its first store on")
+        raise UsageError(f"the servers of this job are {kind}, as its first store set them")
     if servers and servers != _joined.servers:
-        raise UsageError(f"the job has {_joined.servers} servers from its first store on, not {servers}")
+        raise UsageError(f"the job has {_joined.servers} servers, as its first store set them, not {servers}")
     return _joined
 
 

@@ -73,8 +73,8 @@ def check_size(wanted: int, size: int) -> None:
     """Raise UsageError where MPI says that a job has other than the `wanted` number of processes."""
     if size == wanted:
         return
-    why = ": the launcher belongs to another MPI than mpi4py, and each process is alone" if size == 1 else ""
-    raise UsageError(f"--processes {wanted}, but by MPI's word this job has {size}{why}")
+    why = ": the launcher belongs to another MPI library than mpi4py, so each process is alone" if size == 1 else ""
+    raise UsageError(f"--processes {wanted}, but MPI reports {size} for this job{why}")
 
 
 def run_processes(processes: int, arguments: Sequence[str], survives: bool = False) -> int:

@@ -118,7 +118,8 @@ class MpiCommunicator:
                 level = mpi.Init_thread(mpi.THREAD_SERIALIZED if _on_one_host() else mpi.THREAD_MULTIPLE)
                 if level < mpi.THREAD_SERIALIZED:
                     raise RuntimeFailure(
-                        f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed"
+                        f"MPI provides thread level {level}, but graphkit needs MPI_THREAD_SERIALIZED "
+                        f"({mpi.THREAD_SERIALIZED})"
                     )
             # A communicator of our own: what is sent here never meets what a script sends.
             self._job = mpi.COMM_WORLD.Dup()
@@ -128,7 +129,7 @@ class MpiCommunicator:
             # Whether there is a store whose keys are on the servers.
             self.stores = False
             if not 0 <= servers < self.processes:
-                raise UsageError(f"{servers} servers leave no worker of {self.processes} processes")
+                raise UsageError(f"{servers} servers leave no worker among {self.processes} processes")
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
             self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._done, apart)
@@ -270,7 +271,7 @@ class MpiCommunicator:
             try:
                 path = Board.create(len(ranks), len(watched))
             except OSError as error:
-                failure = f"rank {self.place}: no memory to share between processes: {error}"
+                failure = f"rank {self.place}: cannot allocate memory to share between processes: {error}"
         path, failure = hosts.inside.bcast((path, failure))
         if path is None:
             raise RuntimeFailure(failure)
@@ -323,7 +324,7 @@ class MpiCommunicator:
 
     def tell(self, mine: bytes) -> list[bytes]:
         if _mpi().Is_finalized():
-            raise RuntimeFailure(f"rank {self.rank} goes on after the end of MPI")
+            raise RuntimeFailure(f"rank {self.rank} continues after the end of MPI")
         if self._exchange is not None and len(mine) == announcement.LENGTH:
             return self._exchange(mine)
         gathered = bytearray(self.size * len(mine))

@@ -76,8 +76,8 @@ class Roll:
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise RuntimeFailure(
-                f"{self.path}: no named pipe can be made there ({error.strerror}): set TMPDIR to a folder of another "
-                "file system"
+                f"{self.path}: cannot create a named pipe ({error.strerror}): set TMPDIR to a folder on another file "
+                "system"
             ) from None
         # For writing too: without a writer the pipe would be at its end, and never wait.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
@@ -125,7 +125,7 @@ class Roll:
         if first.rank in self._started:
             return f"{first} left before its program had ended: it was killed, or called os._exit"
         missing = [f"rank {rank}" for rank in range(self._ranks) if rank not in self._begun]
-        others = f"; {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not begun" if missing else ""
+        others = f"; {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not started" if missing else ""
         return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:

@@ -41,7 +41,7 @@ def checked_timeout(seconds: float | None) -> float:
     if seconds is None:
         return config.RANK_TIMEOUT.get()
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds > 0:
-        raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
+        raise UsageError(f"a timeout of ranks must be a number of seconds above 0, not {seconds!r}")
     return float(seconds)
 
 
@@ -53,14 +53,15 @@ def check_company(size: int) -> None:
     told = _told(_SIZES)
     if size == 1 and told is not None and told > 1:
         raise UsageError(
-            f"the launcher has started {told} processes, but by MPI's word each is alone: it belongs to another MPI "
-            "than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
+            f"the launcher has started {told} processes, but MPI reports that each is alone: the launcher belongs to "
+            "another MPI library than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
         )
     torch = _told_by_torch()
     if size == 1 and torch > 1:
         raise UsageError(
-            f"a launcher of PyTorch's has started {torch} processes ({_TORCH_SIZE}={torch}), but by MPI's word each is "
-            f"alone: processes of graphkit find each other through MPI; {_HOW}. If this process is to be alone, unset "
+            f"a PyTorch launcher has started {torch} processes ({_TORCH_SIZE}={torch}), but MPI reports that each is "
+            f"alone: processes of graphkit find each other through MPI; {_HOW}. If this process should run alone, "
+            "unset "
             f"{_TORCH_SIZE}"
         )
 
@@ -70,12 +71,12 @@ def check_tasks(processes: int) -> None:
     tasks = _told((_TASKS,))
     if tasks is not None and tasks > 1:
         raise UsageError(
-            f"--processes {processes} in each of the {tasks} tasks that srun has started, without MPI: let srun start "
-            f"the processes (srun --mpi=..., see srun --mpi=list), or one task; for a job in each task, unset {_TASKS}"
+            f"each of the {tasks} tasks of srun would start --processes {processes}, without MPI: let srun start the "
+            f"processes (srun --mpi=..., see srun --mpi=list), or one task; for a job in each task, unset {_TASKS}"
         )
     if (torch := _told_by_torchrun()) > 1:
         raise UsageError(
-            f"--processes {processes} in each of the {torch} processes that torchrun has started: start the command "
+            f"each of the {torch} processes of torchrun would start --processes {processes}: start the command "
             f"without torchrun; for a job in each process, unset {_TORCHRUN}"
         )
 
@@ -92,7 +93,7 @@ def check_alone() -> None:
     """
     if (torch := _told_by_torchrun()) > 1:
         raise UsageError(
-            f"torchrun has started {torch} processes, and with --kvstore local each of them would train alone: use "
+            f"torchrun has started {torch} processes, and with --kvstore local, each of them would train alone: use "
             f"--kvstore dist_sync, and {_HOW}. For a training in each process, unset {_TORCHRUN}"
         )
 
@@ -131,7 +132,8 @@ def _last_words(rank: int | None, size: int | None, seconds: float, done: str) -
     who = "a process" if rank is None else f"rank {rank}" + (f" of {size}" if size is not None else "")
     return (
         f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have {done} "
-        f"within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); those that do not say so are missing; "
+        f"within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); ranks without this message are "
+        "missing; "
         "this ends the job\n"
     )
 

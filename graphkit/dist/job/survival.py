@@ -33,8 +33,8 @@ def launcher_options(mpiexec: str) -> list[str]:
         return ["--with-ft", "ulfm"]
     first = said.strip().splitlines()[:1]
     raise UsageError(
-        f"replicated servers: how to tell {mpiexec} ({''.join(first) or 'of which nothing is known'}) to go on when a "
-        "process is lost is not known; MPICH's launcher and Open MPI's can"
+        f"replicated servers need the launcher of MPICH or Open MPI; {mpiexec} ({''.join(first) or 'unknown version'}) "
+        "is not known to survive the loss of a process"
     )
 
 
@@ -48,9 +48,9 @@ def prepare(servers: int) -> None:
     if not all(name in os.environ for name in (_RANK, _SIZE, _FILE)):
         return
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
-        raise UsageError("replicate=True: make the store before MPI is started, under MPICH's launcher")
+        raise UsageError("replicate=True: with MPICH's launcher, create the store before MPI is started")
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("replicate=True: the main thread makes the store, under MPICH's launcher")
+        raise UsageError("replicate=True: with MPICH's launcher, create the store in the main thread")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if int(os.environ[_RANK]) >= int(os.environ[_SIZE]) - servers:
         _told = _child()

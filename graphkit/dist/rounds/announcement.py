@@ -79,7 +79,7 @@ def disagreement(found: Sequence[Announcement]) -> str:
     if len(said) == 1:  # texts that were cut
         said.append("with different arrays")
     return (
-        f"the processes do not go on together: {'; '.join(said)}. All must take the same steps and make the same calls"
+        f"the processes make different calls: {'; '.join(said)}. All must take the same steps and make the same calls"
     )
 
 

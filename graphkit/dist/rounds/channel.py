@@ -210,7 +210,9 @@ class Channel:
     def wait(self, pending: Pending) -> None:
         """Return when it is done. Raises RuntimeFailure when another process is given up meanwhile."""
         if self._driver == threading.get_ident():
-            raise UsageError(f"{pending.call}: what becomes of a sum cannot wait for another one")
+            raise UsageError(
+                f"{pending.call}: a function that handles the result of an all-reduce must not wait for another one"
+            )
         with self._links.waiting(pending.call != ENDED):
             mine = threading.get_ident(), pending
             self._awaited.append(mine)

@@ -155,7 +155,7 @@ class RemoteStore(KVStore):
         pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "init")]
         for k, v in pairs:
             if k in self._specs:
-                raise UsageError(f"key {k!r} is initialised already")
+                raise UsageError(f"key {k!r} is already initialised")
             _check_held(k, v.dtype)
         for k, v in pairs:
             parts = self._sharding.parts(k, v.size, len(v) if v.ndim else 1)
@@ -415,7 +415,7 @@ class RemoteStore(KVStore):
     # --- what there is not ------------------------------------------------------------------------
 
     def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> Buckets:
-        raise UsageError(f"gradients of {self.type!r} are pushed, and not summed inside of a program")
+        raise UsageError(f"a {self.type!r} store does not sum gradients inside a program; push them")
 
     def _stored(self, key: Key) -> np.ndarray:
         spec = self._spec(key)
@@ -436,7 +436,7 @@ def _check_held(key: Key, dtype: np.dtype[Any]) -> None:
         if dtype.kind != "S":
             dtype_of(dtype)
             return
-    raise InputError(f"key {key!r}: servers hold numbers, booleans and strings, not {dtype}")
+    raise InputError(f"key {key!r}: servers store numbers, booleans and strings, not {dtype}")
 
 
 def _state_name(key: Key) -> str:
@@ -449,7 +449,7 @@ def _pickled(given: Any) -> np.ndarray:
         return np.frombuffer(pickle.dumps(given), np.uint8)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(
-            f"servers find functions by their module and name, and values by pickling them: {error}"
+            f"functions for servers must be importable by module and name, and values must be picklable: {error}"
         ) from None
 
 

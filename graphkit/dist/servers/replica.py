@@ -239,7 +239,7 @@ class Holder:
             if role is None:
                 raise RuntimeFailure(
                     f"part {part} of the parameters is lost with rank {self._workers + server}: its replica was not "
-                    f"whole yet on rank {self._workers + self._me}"
+                    f"complete yet on rank {self._workers + self._me}"
                 )
             takes_over = not role.leads
             if takes_over:
@@ -257,7 +257,7 @@ class Holder:
                 packed = role.replica.packed()
             except Exception as error:  # noqa: BLE001 - whatever an updater of the user's raises
                 self._warn(
-                    f"part {part} of the parameters has no replica from now on: what its updater holds cannot be "
+                    f"part {part} of the parameters has no replica from now on: the state of its updater cannot be "
                     f"pickled ({type(error).__name__}: {error})"
                 )
                 role.follower = None

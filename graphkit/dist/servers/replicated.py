@@ -218,7 +218,7 @@ def serve(company: Company) -> None:
 def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame: Frame | None) -> None:
     workers = company.processes - company.servers
     if frame is None and source < workers:
-        raise RuntimeFailure(f"{company.called(source)} has gone without a word")
+        raise RuntimeFailure(f"{company.called(source)} has ended without notice")
     if frame is not None and frame.kind == Kind.FAILED:
         mesh.close(_LAST, frame)
         _leave(company, frame.number)
@@ -259,7 +259,7 @@ def _told(company: Company, rank: int, servers: int, lost: set[int]) -> str:
     found = f"{company.called(rank)} is lost; {company.called(workers + to)} has taken over"
     found += f" its part{'s' if len(led) > 1 else ''} of the parameters"
     left = servers - len(now)
-    return f"{found}. {'No loss of a further server is survived' if left == 1 else f'{left} servers are left'}"
+    return f"{found}. {'The loss of another server would end the job' if left == 1 else f'{left} servers are left'}"
 
 
 def _warn(company: Company, text: str) -> None:

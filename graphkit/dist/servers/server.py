@@ -154,7 +154,7 @@ class Server:
         for (number, begin, end), value in zip(fields["parts"], arrays, strict=True):
             key = self._named[worker][number]
             if key in self._held:
-                raise UsageError(f"key {key!r} is initialised already")
+                raise UsageError(f"key {key!r} is already initialised")
             self._held[key] = Held(key, begin, end, value.copy())
         return pack({})
 
@@ -324,8 +324,9 @@ def _unpickled(data: np.ndarray, what: str) -> Any:
         return pickle.loads(data.tobytes())
     except (AttributeError, ImportError) as error:
         raise UsageError(
-            f"{what} is not there on the servers ({error}): define it in a module, or above the line that creates the "
-            "store, which servers do not go beyond"
+            f"{what} does not exist on the servers ({error}): define it in a module, or above the line that creates "
+            "the "
+            "store, where servers stop"
         ) from None
 
 

@@ -66,7 +66,7 @@ class CardSums:
     def meet(self, order: str, nbytes: int, known: bool, recording: int, structure: int) -> Meeting:
         start = time.monotonic()
         numbers = [int(known), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
-        total = self._told(f"sums on cards, {order}", numbers)
+        total = self._told(f"all-reduces on GPUs, {order}", numbers)
         self.waited_seconds += time.monotonic() - start
         self.sent_bytes += nbytes
         size = self._communicator.size
@@ -156,7 +156,7 @@ class CardSums:
     def _said(self, error: BaseException) -> str:
         what = f"failed ({type(error).__name__}: {error})" if isinstance(error, Exception) else "was interrupted"
         rank, steps = self._communicator.rank, self._communicator.steps
-        return f"rank {rank} {what} in step {steps}, in sums on cards"
+        return f"rank {rank} {what} in step {steps}, in all-reduces on GPUs"
 
 
 def _itself(total: Any) -> Any:

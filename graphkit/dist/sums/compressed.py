@@ -26,7 +26,7 @@ class Residuals:
         """Raise InputError where the key had another number of elements before."""
         known = self._sizes.setdefault(key, size)
         if known != size:
-            raise InputError(f"key {key!r} had {known} elements when it was pushed before, and has {size}")
+            raise InputError(f"key {key!r} had {known} elements in an earlier push, but has {size} now")
 
     def of(self, key: Any, size: int) -> np.ndarray:
         """What is left of a key, zeros at first, to be changed in place."""
@@ -43,7 +43,7 @@ class Residuals:
         found = {key: np.array(array).reshape(-1) for key, array in given.items()}
         for key, array in found.items():
             if array.dtype != np.float32:
-                raise InputError(f"key {key!r}: what compression leaves out is float32, not {array.dtype}")
+                raise InputError(f"key {key!r}: residuals must be float32, not {array.dtype}")
             self.check(key, array.size)
         self._arrays |= found
 

@@ -62,7 +62,7 @@ class TwoBit(Compression):
 
     def __init__(self, threshold: float = 0.5):
         if not (math.isfinite(threshold) and threshold > 0):
-            raise UsageError(f"the threshold of 2bit compression is a number above 0, not {threshold!r}")
+            raise UsageError(f"the threshold of 2bit compression must be a number above 0, not {threshold!r}")
         self._native = _native("2bit")
         self._threshold = float(threshold)
 
@@ -86,13 +86,13 @@ class TopK(Compression):
 
     def __init__(self, ratio: float = 0.01):
         if not 0 < ratio <= 1:
-            raise UsageError(f"the ratio of top_k compression is above 0 and at most 1, not {ratio!r}")
+            raise UsageError(f"the ratio of top_k compression must be above 0 and at most 1, not {ratio!r}")
         self._native = _native("top_k")
         self._ratio = float(ratio)
 
     def packed_bytes(self, size: int) -> int:
         if size >= 1 << 32:
-            raise UsageError(f"top_k compression takes arrays below 2**32 elements, not {size}")
+            raise UsageError(f"top_k compression needs arrays below 2**32 elements, not {size}")
         return 8 * self._count(size)
 
     def _count(self, size: int) -> int:
@@ -138,7 +138,7 @@ def create(options: str | Mapping[str, Any]) -> Compression:
     """
     if not isinstance(options, (str, Mapping)):
         raise UsageError(
-            f'compression is a text such as "2bit:0.5", or a dict such as {{"type": "2bit"}}, not {options!r}'
+            f'compression must be a string such as "2bit:0.5", or a dict such as {{"type": "2bit"}}, not {options!r}'
         )
     given = _read(options) if isinstance(options, str) else dict(options)
     name = given.pop("type", None)
@@ -150,7 +150,7 @@ def create(options: str | Mapping[str, Any]) -> Compression:
         if option not in names:
             raise UsageError(f"compression {kind!r} has no option {option!r}{did_you_mean(option, names)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UsageError(f"{option} of compression {kind!r} is a number, not {value!r}")
+            raise UsageError(f"{option} of compression {kind!r} must be a number, not {value!r}")
     return cls(*fixed, **given)
 
 

@@ -24,6 +24,6 @@ def check_summed(key: int | str, dtype: np.dtype[Any]) -> None:
     """
     if dtype.name not in _SUMMED:
         raise InputError(
-            f"key {key!r} is {dtype}: a store does not add up {dtype}; push integers, "
+            f"key {key!r} is {dtype}: a store cannot sum {dtype}; push integers, "
             "float16, bfloat16, float32, float64 or complex numbers (`broadcast` and `gather` take every dtype)"
         )

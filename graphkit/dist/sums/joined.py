@@ -74,7 +74,7 @@ class Cards:
                 self._made[number] = self._count, sums
                 return sums, ""
         if self._communicator.rank == 0 and any(s.card and not s.chosen for s in said):
-            text = f"gradients of processes with cards are summed by way of the hosts' memory: {why}"
+            text = f"gradients on GPUs are all-reduced through host memory: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None, why
 
@@ -86,7 +86,7 @@ class Cards:
     def _own(self, device: str) -> tuple[_Said, Any]:
         kind, number = DeviceName.of(device)
         if kind != "cuda":
-            return _Said("", "computes on the processor"), None
+            return _Said("", "computes on the CPU"), None
         card = importlib.import_module("graphkit.executor.devices.cuda").device(number)
         group, sums = self._made.get(number, (0, None))
         place = f"{_machine()} {card.place}"
@@ -116,7 +116,7 @@ class Cards:
             except GraphkitError as error:
                 why = f"cannot begin ({error})"
         broadcast = partial(self._communicator.broadcast, mine, 0)
-        unique = self._communicator.perform("group of cards", [mine], broadcast)
+        unique = self._communicator.perform("group of GPUs", [mine], broadcast)
         if unique.any():
             group, why = self._waited_for(card, unique.tobytes())
         why = _objection(self._told(_Said("", why)))
@@ -150,7 +150,7 @@ class Cards:
                     raise RuntimeFailure(reason)
         if made:
             return made[0], ""
-        return None, failed[0] if failed else f"has waited for the others' cards for {longest:.0f} s"
+        return None, failed[0] if failed else f"has waited for the GPUs of the others for {longest:.0f} s"
 
 
 def outlook(processes: int) -> str:
@@ -159,7 +159,7 @@ def outlook(processes: int) -> str:
     if not config.NCCL.get():
         return "staged: GRAPHKIT_NCCL=0"
     if cards < processes:
-        return f"staged: there {'is one card' if cards == 1 else f'are {cards} cards'} here"
+        return f"staged: this machine has {'one GPU' if cards == 1 else f'{cards} GPUs'}"
     try:
         return f"nccl {nccl.version()}"
     except MissingDependency as error:
@@ -177,7 +177,7 @@ def _objection(said: Sequence[_Said]) -> str:
             ranks[one.card].append(rank)
     for card, several in ranks.items():
         if len(several) > 1:
-            return f"ranks {', '.join(map(str, several))} have one card, {card.rpartition(' ')[2]}"
+            return f"ranks {', '.join(map(str, several))} share one GPU, {card.rpartition(' ')[2]}"
     return ""
 
 

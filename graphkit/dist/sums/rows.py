@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
 
 class RowSparse:
-    """Rows of an array along its first axis. An index that comes more than once stands for the sum of its rows.
+    """Rows of an array along its first axis. If an index occurs more than once, its rows are added.
 
-    indices: integers [K], not negative; values: [K, ...]. Raises InputError for others.
+    Args:
+        indices: Integers [K], at least 0.
+        values: [K, ...].
+
+    Raises:
+        InputError: Indices or values have another form.
     """
 
     __slots__ = ("indices", "values")
@@ -26,7 +31,9 @@ class RowSparse:
         self.values = _array(values, "values of rows")
         self.indices = row_ids(indices)
         if not self.values.ndim or len(self.values) != len(self.indices):
-            raise InputError(f"{len(self.indices)} rows by index need as many values, not {list(self.values.shape)}")
+            raise InputError(
+                f"RowSparse: {len(self.indices)} indices need as many rows of values, not {list(self.values.shape)}"
+            )
 
     def __repr__(self) -> str:
         kind = f"{self.values.dtype}{list(self.values.shape[1:])}"
@@ -59,11 +66,11 @@ def row_ids(given: Any) -> np.ndarray:
     """An int64 vector of indices that are not negative. Raises InputError for others."""
     found = _array(given, "row indices")
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise InputError(f"row indices are a vector of integers, not {found.dtype}{list(found.shape)}")
+        raise InputError(f"row indices must be a vector of integers, not {found.dtype}{list(found.shape)}")
     if found.size and found.min() < 0:
-        raise InputError(f"row indices count from 0; there is {found.min()}")
+        raise InputError(f"row indices must be at least 0, not {found.min()}")
     if found.size and int(found.max()) > np.iinfo(np.int64).max:
-        raise InputError(f"row indices are below 2**63; there is {found.max()}")
+        raise InputError(f"row indices must be below 2**63, not {found.max()}")
     return found.astype(np.int64, copy=False)
 
 
@@ -74,7 +81,7 @@ def _array(given: Any, what: str) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise InputError(f"{what} are not an array: {error}") from None
     if found.dtype.hasobject:
-        raise InputError(f"{what} are an array of numbers, not {type(given).__name__}")
+        raise InputError(f"{what} must be an array of numbers, not {type(given).__name__}")
     return found.astype(found.dtype.newbyteorder("="), copy=False)
 
 
@@ -97,7 +104,7 @@ def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
 def check_within(what: str, indices: np.ndarray, rows: int) -> None:
     """Raises InputError where one of the indices is none of so many rows."""
     if indices.size and indices.max() >= rows:
-        raise InputError(f"{what} has {rows} rows; there is none of index {indices.max()}")
+        raise InputError(f"{what} has {rows} rows, so index {indices.max()} is out of range")
 
 
 def total(parts: Sequence[RowSparse]) -> RowSparse:
@@ -129,10 +136,10 @@ def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> R
     """The sum of what one process pushes to `stored`. Raises InputError, which begins with `what`, for other than
     rows of it, and UsageError where there is nothing stored."""
     if stored is None:
-        raise UsageError(f"{what}: rows are pushed to a key that has a value: init, push and pull it")
+        raise UsageError(f"{what}: a RowSparse needs a key with a value: call init, then push and pull")
     for rows in values:
         if not isinstance(rows, RowSparse):
-            raise InputError(f"{what}: of what is pushed, some is a RowSparse and some is not")
+            raise InputError(f"{what}: the pushed values must be either all RowSparse or all arrays")
         rows.check(what, stored)
     return total(values)
 

@@ -315,7 +315,7 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
             connection.close()
             continue
         return _tuned(connection)
-    raise RuntimeFailure(f"rank {mine} finds no way to another process: {'; '.join(tried)}")
+    raise RuntimeFailure(f"rank {mine} cannot connect to another process: {'; '.join(tried)}")
 
 
 def _place_on_this_host() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:

@@ -83,9 +83,9 @@ class Arrival:
         """Arrays of the shapes that the header tells. Raises RuntimeFailure for another message than the one meant."""
         number, label = self.header[:2].tolist()
         if number != self.number:
-            raise RuntimeFailure(f"message {number} of rank {self.source} comes in the place of number {self.number}")
+            raise RuntimeFailure(f"message {number} of rank {self.source} arrived instead of number {self.number}")
         if label != self.label:
-            raise RuntimeFailure(f"value {label} of rank {self.source} comes in the place of value {self.label}")
+            raise RuntimeFailure(f"value {label} of rank {self.source} arrived instead of value {self.label}")
         at = 2
         for kind in self.kinds:
             self.arrays.append(np.empty(tuple(self.header[at : at + kind.rank].tolist()), kind.dtype))
@@ -247,8 +247,8 @@ class Messages:
                         self._links.doing(what.encode())
                         said = True
                     if (reason := self._links.lost()) is not None:
-                        raise RuntimeFailure(f"{what} are awaited in vain: {reason}")
-        self._check(f"{what} will not come: ")
+                        raise RuntimeFailure(f"waiting for {what} failed: {reason}")
+        self._check(f"{what} will not arrive: ")
 
     def _check(self, before: str = "") -> None:
         """Raise RuntimeFailure when this process has failed before, or MPI."""

@@ -30,7 +30,7 @@ class Channels:
 
     def __init__(self, messages: Messages, window: int = WINDOW):
         if window < 2:
-            raise UsageError(f"window={window}: at least 2 values are on their way")
+            raise UsageError(f"window={window} must be at least 2")
         self._messages, self.window, self._half = messages, window, window // 2
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()

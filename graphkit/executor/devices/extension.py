@@ -49,5 +49,6 @@ def _onednn_library(cause: ImportError) -> str:
         if file.name == _ONEDNN_LIBRARY:
             return str(file.locate())
     raise MissingDependency(
-        f"oneDNN's {_ONEDNN_LIBRARY} is not there ({cause}); pip install --force-reinstall {_ONEDNN_DISTRIBUTION}"
+        f"oneDNN's library {_ONEDNN_LIBRARY} cannot be loaded ({cause}); run pip install --force-reinstall "
+        f"{_ONEDNN_DISTRIBUTION}"
     ) from cause

@@ -32,7 +32,7 @@ class GroupDevices:
         for group, position in self.groups.items():
             yield f"{group} on {self.devices[position]}"
         if self.default is not None:
-            yield f"the rest on {self.devices[self.default]}"
+            yield f"other nodes on {self.devices[self.default]}"
 
 
 # The device of a whole graph, or those of its groups; None is for nodes in no group.
@@ -57,7 +57,7 @@ def grouped(device: AnyDevice, known: Iterable[str]) -> str | GroupDevices:
     if isinstance(device, (str, GroupDevices)):
         return device
     if not isinstance(device, Mapping) or not all(isinstance(name, str) for name in device.values()):
-        raise UsageError(f"device: a name, or names by group, not {device!r}")
+        raise UsageError(f"device must be a name, or a dict of names by group, not {device!r}")
     groups = list(known)
     for group in device:
         if group is not None and group not in groups:
@@ -69,9 +69,9 @@ def grouped(device: AnyDevice, known: Iterable[str]) -> str | GroupDevices:
             raise UsageError(f"device: the graph has no group {group!r}; its groups are {listed}")
     if None not in device and (lacking := [group for group in groups if group not in device]):
         listed = ", ".join(map(repr, lacking))
-        raise UsageError(f"device: no device is given for {listed}, nor one for None, which stands for all else")
+        raise UsageError(f"device: there is no device for {listed}, and none for None (all other nodes)")
     if not device:
-        raise UsageError("device: no device is given")
+        raise UsageError("device: the dict names no device")
     names = {group: _parsed(group, name) for group, name in device.items()}
     devices = list(dict.fromkeys(names.values()))
     if len(devices) == 1:
@@ -85,5 +85,5 @@ def _parsed(group: str | None, name: str) -> DeviceName:
     try:
         return DeviceName.of(name)
     except UnsupportedError as error:
-        whose = "what is in no group" if group is None else f"group {group!r}"
+        whose = "nodes without a group" if group is None else f"group {group!r}"
         raise UnsupportedError(f"{error} (of {whose})") from None

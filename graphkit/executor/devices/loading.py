@@ -30,7 +30,7 @@ class DeviceName(NamedTuple):
         if kind not in DEVICES:
             raise UnsupportedError(f"no device {device!r}{did_you_mean(kind, DEVICES)}")
         if colon and (kind == "cpu" or not (number.isascii() and number.isdigit() and len(number) < 5)):
-            raise UnsupportedError(f"no device {device!r}: the cpu is 'cpu', cards are 'cuda:0', 'cuda:1', ...")
+            raise UnsupportedError(f"no device {device!r}: use 'cpu', or 'cuda:0', 'cuda:1', ... for GPUs")
         return DeviceName(kind, int(number or 0))
 
     def __str__(self) -> str:
@@ -88,8 +88,8 @@ def load_native() -> Any:
             raise
         if is_installed():
             raise MissingDependency(
-                f"graphkit is installed without its native extension, or another copy is found first ({__file__});"
-                f" start Python elsewhere, or install it again: {how_to_install()} ({error})"
+                f"graphkit is installed without its native extension, or Python finds another copy first ({__file__});"
+                f" start Python in another folder, or install it again: {how_to_install()} ({error})"
             ) from error
         return None
 

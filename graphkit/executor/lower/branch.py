@@ -77,6 +77,6 @@ def branches_of(site: Site) -> Branches:
         made = site.lower(subgraph.replace(outputs=[subgraph.outputs[i] for i in returned]), arrays)
         for result, declared in zip(made.graph.outputs, (node.outputs[i] for i in returned), strict=True):
             if declared.tensor.is_static and result.type != declared.type:
-                raise NotNative(f"a branch returns {result.type} where {declared.type} was inferred")
+                raise NotNative(f"a branch returns {result.type}, but {declared.type} was inferred")
         lowered[part] = made
     return Branches(lowered, refused, returned)

@@ -78,5 +78,6 @@ def check_channels(node: Node, reason: str) -> None:
         if isinstance(found.op, (Send, Receive)):
             why = f": {reason}" if reason else ""
             raise UnsupportedError(
-                f"{node.describe()} exchanges {found.op.key} with another process, which native programs alone can{why}"
+                f"{node.describe()} exchanges {found.op.key} with another process, which only native programs can "
+                f"do{why}"
             )

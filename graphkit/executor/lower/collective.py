@@ -61,7 +61,7 @@ def _kernel(node: Node, carrier: Collectives) -> Kernel:
             return _Wait(carrier, keys)
         case ReduceScatterWait(key=key):
             return _Wait(carrier, (key,))
-    raise AssertionError(f"{node.op.name} is no such operator")
+    raise AssertionError(f"{node.op.name} is not a collective operator")
 
 
 def _staged(node: Node, carrier: Collectives) -> Lowering:
@@ -81,7 +81,7 @@ def _staged(node: Node, carrier: Collectives) -> Lowering:
             return StagedStep(partial(BeginsRows, node=node, begin=partial(carrier.start_rows, key)))
         case RowSumWait(key=key):
             return StagedStep(partial(WaitsForRows, node=node, wait=partial(carrier.wait_rows, key)))
-    raise AssertionError(f"{node.op.name} is no such operator")
+    raise AssertionError(f"{node.op.name} is not a collective operator")
 
 
 def _launched(node: Node, sums: DeviceSums) -> Lowering:
@@ -89,7 +89,7 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
     if isinstance(node.op, (AllReduceStart, ReduceScatterStart, AllGatherStart)):
         dtype = node.outputs[0].dtype
         if not sums.carries(dtype):
-            raise UnsupportedError(f"{node.describe()}: no sums of {dtype.value} over cards; use GRAPHKIT_NCCL=0")
+            raise UnsupportedError(f"{node.describe()}: GPUs cannot all-reduce {dtype.value}; use GRAPHKIT_NCCL=0")
         inplace = [(i, i) for i in range(len(node.inputs))]
         match node.op:
             case AllReduceStart():
@@ -105,7 +105,7 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
         return LaunchedSum(sums, partial(LaunchedWait, keys=node.op.keys), node.op.keys)
     if isinstance(node.op, ReduceScatterWait):
         return LaunchedSum(sums, partial(LaunchedWait, keys=(node.op.key,)), (node.op.key,))
-    raise UnsupportedError(f"{node.describe()}: cards sum dense gradients alone; use GRAPHKIT_NCCL=0")
+    raise UnsupportedError(f"{node.describe()}: GPUs can all-reduce only dense gradients; use GRAPHKIT_NCCL=0")
 
 
 class _Start:

@@ -139,7 +139,7 @@ class RunTimeKernel(AtRunTime):
             self._declared.found(self.node.outputs, [v.tensor.static_shape for v in bound.outputs])
         if found is None:
             if config.STRICT.get():
-                raise UnsupportedError(f"GRAPHKIT_STRICT=1, and no native kernel: {bound.describe()}")
+                raise UnsupportedError(f"GRAPHKIT_STRICT=1, but there is no native kernel for {bound.describe()}")
             run = _interpreted(self.node, types, self._context.used_outputs, self._declared)
             found = Prepared(None, [], [], [], run)
         return found

@@ -209,11 +209,11 @@ class Template:
         try:
             sizes = self._table.values(bindings)  # type: ignore[arg-type]
         except KeyError as name:
-            raise NotNative(f"nothing says what {name} is") from name
+            raise NotNative(f"the value of {name} is unknown") from name
         except GraphkitError as error:
             raise NotNative(str(error)) from error
         if any(sizes[a] != sizes[b] for a, b in self._equal):
-            raise NotNative("sizes differ that have to be equal")
+            raise NotNative("sizes that must be equal differ")
         if any(sizes[p] < 0 for p in self._positive):
             raise NotNative("a size is negative")
         return sizes
@@ -429,11 +429,11 @@ def _require(graph: Graph, placement: Placement, fixed: Iterable[Value]) -> Plac
             raise NotNative(f"the size of {value} is known only in a run")
     for node in graph.nodes:
         if node.op.subgraphs() and node.op.domain != DOMAIN:
-            raise NotNative(f"{graph.node_name(node)} has subgraphs of its own")
+            raise NotNative(f"{graph.node_name(node)} contains subgraphs")
     for value in fixed:
         if not value.tensor.is_static:
             raise NotNative(f"{value} may have another size each time")
     for result in placement.results:
         if not result.owned:
-            raise NotNative("an output is no result of a step, or another one as well")
+            raise NotNative("an output is not the result of a step, or is also another output")
     return placement

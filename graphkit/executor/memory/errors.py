@@ -49,7 +49,7 @@ def require_shapes_for(node: Node) -> None:
         kind = value.type
         # Such an array takes no memory, but numpy has none whose other axes pass its limits.
         if isinstance(kind, TensorType) and kind.is_static and kind.nbytes == 0 and _beyond(kind.static_shape):
-            raise OutOfMemory(f"{node.describe()}: no array can have the shape {list(kind.static_shape)}")
+            raise OutOfMemory(f"{node.describe()}: the shape {list(kind.static_shape)} is too large for an array")
 
 
 def _beyond(shape: Sequence[int]) -> bool:

@@ -122,7 +122,7 @@ def plain_order(tasks: Sequence[Task]) -> tuple[int, ...]:
             waiting[follower] -= 1
             if waiting[follower] == 0:
                 heapq.heappush(ready, follower)
-    assert len(order) == len(tasks), "tasks that follow one another in a circle"
+    assert len(order) == len(tasks), "the tasks have a cyclic dependency"
     return tuple(order)
 
 

@@ -1,1 +1,1 @@
-"""What a program does and costs, for people."""
+"""Reports on what a program does and costs."""

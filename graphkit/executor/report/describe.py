@@ -1,4 +1,4 @@
-"""The readable plan of a lowered graph: its steps in order, with views and constants where they are used first."""
+"""The readable plan of a lowered graph: its steps in order; views and constants appear where they are first used."""
 
 from __future__ import annotations
 

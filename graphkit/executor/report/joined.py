@@ -1,4 +1,4 @@
-"""The plan of a graph that is divided among devices: those of its parts, and the copies from one to another."""
+"""The plan of a graph that is divided among devices: the plans of its parts, and the copies between devices."""
 
 from __future__ import annotations
 

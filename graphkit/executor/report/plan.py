@@ -1,4 +1,4 @@
-"""What a program will do, for people and for JSON: steps, kernels, offsets, and the numbers of the memory plan."""
+"""Plans: what a program will do, as text, HTML and JSON: steps, kernels, offsets and memory use."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from graphkit.text import format_table, human, listed, short_repr
 
 
 class Plan(PlanData):
-    """The memory plan of one program, to read and to draw."""
+    """The memory plan of one program, as text, plain data or an HTML page."""
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that are interpreted because the device has no kernel for them, as "name (Op)"."""
+        """Interpreted nodes, for which the device has no kernel, as "name (Op)"."""
         return (*(f"{s.node} ({s.op})" for s in self.steps if s.kernel == "interpreted"), *self.inner_fallbacks)
 
     @property
     def copies(self) -> tuple[PlanStep, ...]:
-        """What goes from one device to another in a run, where the graph runs on several."""
+        """Copies from one device to another in a run, if the graph runs on several."""
         return tuple(step for step in self.steps if step.kernel == "copy")
 
     def copied_bytes(self) -> dict[str, int]:
@@ -33,11 +33,11 @@ class Plan(PlanData):
         return dict(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return the plan as plain data for JSON."""
         return asdict(self)
 
     def to_html(self, title: str = "memory plan") -> str:
-        """A page on its own that draws time against address; point at a block to see what it is."""
+        """Return a self-contained page that draws time against address. Point at a block for details."""
         return page(self, title)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Plan(PlanData):
         yield f"results {human(self.result_bytes)}"
 
     def summary(self) -> str:
-        """The numbers, without the steps."""
+        """Return the memory use and counts as text, without the steps."""
         kinds = Counter(step.kernel for step in self.steps)
         saved = f", {self.naive_bytes / self.arena_bytes:.1f} times the arena" if self.arena_bytes else ""
         lines = [
@@ -94,11 +94,11 @@ class Plan(PlanData):
             lines.append(f"copies       {len(self.copies)}: {listed}")
         if self.host_bytes:
             swapped = sum(v is not None and v.place == "host" for step in self.steps for v in step.outputs)
-            lines.append(f"swapped      {swapped} values, {human(self.host_bytes)} of the host's pinned memory")
+            lines.append(f"swapped      {swapped} values, {human(self.host_bytes)} of pinned host memory")
         if self.staged_because:
-            lines.append(f"sums         by way of the host: {self.staged_because}")
+            lines.append(f"all-reduces  through host memory: {self.staged_because}")
         if self.host_looks:
-            lines.append(f"conditions   the host looks at those of {'; '.join(self.host_looks)}")
+            lines.append(f"conditions   the host reads those of {'; '.join(self.host_looks)}")
         if self.inner_fallbacks:
             lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a plan says: steps, operands, blocks of the arena, and the numbers of its memory."""
+"""The contents of a plan: steps, operands, blocks of the arena, and memory use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BlockKind = Literal["value", "scratch"]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor of a step: its name and type, and where it lives. `offset` is set in the arena only.
+    """One tensor of a step: its name, type and place. `offset` is set only in the arena.
 
-    "result" is memory of its own, made for every run (outputs) or kept between runs (new values of states);
-    "dynamic" is an array whose size is known only when it has been computed: then `bytes` is 0.
+    The place "result" is memory outside the arena: new for every run (outputs), or kept between runs (new values of
+    states). "dynamic" is an array whose size is known only after it is computed; its `bytes` is 0.
     """
 
     name: str
@@ -28,9 +28,9 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One node. A view and a constant take no time; `live_bytes` is what the arena holds while the step runs.
+    """One node. A view or a constant takes no time. `live_bytes` is what the arena contains while the step runs.
 
-    device: where a graph runs on several; of a copy, from which one to which.
+    device: if a graph runs on several devices, the device of the step; for a copy, from which device to which.
     """
 
     node: str
@@ -45,10 +45,10 @@ class PlanStep:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes `offset` to `offset + bytes` of the arena from step `first` (written) to step `last` (read) of `steps`.
+    """Bytes `offset` to `offset + bytes` of the arena, from step `first` (written) to step `last` (read) of `steps`.
 
-    "value" is the output `name` of step `first`, "scratch" the working memory of the step called `name`. `inplace`: the
-    memory was taken over from an operand whose last step is `first`.
+    A "value" is the output `name` of step `first`; "scratch" is the working memory of the step `name`. `inplace`: the
+    memory is that of an operand whose last step is `first`.
     """
 
     name: str
@@ -63,17 +63,20 @@ class Block:
 
 @dataclass(frozen=True)
 class PlanData:
-    """The memory plan of one program. All sizes in bytes, each tensor rounded up to the alignment.
+    """The memory plan of one program. All sizes are bytes, each tensor rounded up to the alignment.
 
-    The arena holds `blocks`: values, of which `activation_bytes` live at one step at most, and working memory, of at
-    most `scratch_bytes` a step. `lower_bound` is the peak of both in the chosen order: no layout of it is smaller.
-    `plain_lower_bound` is the peak in the plain topological order, `naive_bytes` what the blocks take side by side.
-    `packed_bytes` is what kernels keep of parameters and constants in layouts of their own. `examples`, of a batch that
-    is computed in parts: how many the plan is for, of how many. `arenas`: how many parts are computed at once. Of a
-    device with memory of its own, the kernel of a step that sums over processes is "nccl" or "staged", by way of the
-    host: `staged_because` says why; `host_bytes` are pinned memory of the host, where values wait between their
-    readers; steps of the kernel "swap" copy to it and from it; `host_looks` are steps whose conditions no recording can
-    have, with the reason.
+    - `blocks`: what the arena contains. Values take at most `activation_bytes` in one step, working memory at most
+      `scratch_bytes`.
+    - `lower_bound`: the peak of both in the chosen order. No layout for this order is smaller.
+    - `plain_lower_bound`: the peak in the plain topological order.
+    - `naive_bytes`: the sum of all blocks.
+    - `packed_bytes`: copies of parameters and constants in the layouts of kernels.
+    - `examples`: if a batch is computed in parts, the examples of one part and of the batch. `arenas`: how many parts
+      are computed at once.
+    - `staged_because`: on a device with its own memory, all-reduces use the kernel "nccl", or "staged" through host
+      memory. This is the reason for "staged".
+    - `host_bytes`: pinned host memory for values that wait there. Steps with the kernel "swap" copy them.
+    - `host_looks`: steps whose conditions cannot be part of a recording, with the reason.
     """
 
     steps: tuple[PlanStep, ...]

@@ -1,4 +1,4 @@
-"""A plan as a page of its own: time against address, drawn in SVG, with details where one points."""
+"""A plan as a self-contained page: time against address, drawn in SVG, with details for the block you point at."""
 
 from __future__ import annotations
 

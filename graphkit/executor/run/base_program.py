@@ -1,4 +1,4 @@
-"""What programs of the native engine have in common: results, and instances and arenas that runs take turns on."""
+"""The common part of native programs: results, instances, and arenas that runs share in turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Recorder(Protocol):
-    """What every run goes through while a profile is made."""
+    """Runs pass through it while a profile is recorded."""
 
     def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         """Call `run`, which runs the native instance of a program."""
@@ -40,10 +40,10 @@ recorder: Recorder | None = None
 
 
 class Instance(Protocol):
-    """The memory and the native part of one run at a time of a program.
+    """The memory and the native part of a program, for one run at a time.
 
-    `arena`: its own; None when any does. `limits`: those that `native` has. An instance holds no reference to its
-    program, which keeps its idle instances: a cycle would keep both until Python looks for cycles.
+    `arena`: its own arena; None if any arena works. `limits`: those set in `native`. An instance has no reference to
+    its program, which keeps its idle instances: such a cycle would keep both alive until Python collects cycles.
     """
 
     arena: np.ndarray | None
@@ -64,8 +64,8 @@ class Instance(Protocol):
 class BaseProgram(ABC):
     """Runs a graph whose inputs have known sizes, on memory of `pools`.
 
-    `kept_bytes` is about what the program itself takes; `owned` has shape, dtype and bytes of every result that is
-    written where it is handed out.
+    `kept_bytes` is roughly the size of the program itself. `owned` contains shape, dtype and bytes of every result that
+    is written directly to the memory that the caller receives.
     """
 
     arena_bytes: int
@@ -92,11 +92,11 @@ class BaseProgram(ABC):
 
     @abstractmethod
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """Run once; return the new values of states, then the outputs, all in memory of their own.
+        """Run once; return the new values of states, then the outputs, all in their own memory.
 
-        `inputs` has one array per graph input (None: not needed); `buffers` gives C-contiguous memory for results
-        by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
-        input has. Safe to call from several threads.
+        `inputs` has one array per graph input (None: not needed). `buffers` gives C-contiguous memory for results by
+        position, if the result is `owned`: the memory of the old value if `donated` allows it, else memory that no
+        input uses. Safe to call from several threads.
         """
 
     @property

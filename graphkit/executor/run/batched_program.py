@@ -1,4 +1,4 @@
-"""A program of a batch whose examples stay apart: that of a part of it, run again and again."""
+"""A program for a batch whose examples are independent: it runs a program for part of the batch repeatedly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From a graph and the shapes of a run to a program. A graph goes one way:
+"""Compile a graph and the shapes of a run to a program. The steps are:
 
-bind the shapes, rewrite what that made simpler, specialise the subgraphs, choose how each node runs, order the steps,
-lay out the memory (`lower_graph`), and write the program down (`Program`).
+bind the shapes, simplify the result, specialise the subgraphs, choose how each node runs, order the steps, plan the
+memory (`lower_graph`), and write the program (`Program`).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def refuse_fallbacks(program: SingleProgram) -> None:
     """With GRAPHKIT_STRICT=1, raise UnsupportedError for nodes without a native kernel."""
     if config.STRICT.get() and program.fallbacks:
         listed = ", ".join(program.fallbacks)
-        raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
+        raise UnsupportedError(f"GRAPHKIT_STRICT=1, but these nodes have no native kernel: {listed}")
 
 
 def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> SingleProgram:

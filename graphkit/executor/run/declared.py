@@ -1,4 +1,4 @@
-"""Holds what a file declares of shapes against what a run computes."""
+"""Compare the shapes that a file declares with those that a run computes."""
 
 from __future__ import annotations
 

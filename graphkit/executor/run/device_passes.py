@@ -1,4 +1,4 @@
-"""The passes that make of a graph what a device has kernels for."""
+"""The passes that transform a graph to operators that a device has kernels for."""
 
 from __future__ import annotations
 

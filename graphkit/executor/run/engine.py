@@ -1,4 +1,4 @@
-"""The dependency engine: work that runs beside the program, in an order that follows from what it reads and writes.
+"""The dependency engine: runs operations on background threads, in an order given by what they read and write.
 
     engine = Engine(workers=2)
     batch, result = engine.variable("batch"), engine.variable("result")
@@ -6,8 +6,8 @@
     engine.push(train, reads=[batch], writes=[result], priority=1)
     engine.wait(result)                                     # raises what load or train raised
 
-Data loading, copies and communication go on here while the program computes. The threads and the bookkeeping are
-native; the GIL is held only while a Python callable runs.
+It loads data, copies and communicates while the program computes. Threads and bookkeeping are native; the GIL is held
+only while a Python function runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 class Variable:
     """Something that operations of one engine read and write: an array, a file, a connection.
 
-    Readers run at the same time, a writer alone, and all in the order in which they were pushed.
+    Readers run at the same time, writers alone, and all in the order in which they were pushed.
     """
 
     __slots__ = ("_native", "name")
@@ -64,12 +64,12 @@ class Variable:
 class Engine:
     """Runs operations on `workers` threads (default: GRAPHKIT_ENGINE_WORKERS).
 
-    An operation that raises makes what it writes unfit: operations that use such a variable, and were pushed before
-    somebody waited for it, do not run, and what they write is unfit in turn. The exception itself comes out of
-    `wait` for any of these variables, or else of `wait_all`; then the variable may be used again.
+    If an operation raises an exception, the variables that it writes become invalid. Operations that were pushed before
+    anybody waited for such a variable, and use it, do not run; what they write becomes invalid, too. `wait` for any of
+    these variables raises the exception, or else `wait_all`. Afterwards the variable can be used again.
 
-    As a context manager it waits for everything at the end, or cancels when the block raises. Safe to use from several
-    threads. It does not follow a fork: in the child every call raises RuntimeFailure.
+    As a context manager it waits for all operations at the end, or cancels them if the block raises. It is safe to use
+    from several threads. It does not work after a fork: in the child, every call raises RuntimeFailure.
     """
 
     def __init__(self, workers: int | None = None):
@@ -90,7 +90,7 @@ class Engine:
         _living.add(self)
 
     def variable(self, name: str = "") -> Variable:
-        """A variable that nothing has touched yet. The name is for people."""
+        """Return a new variable. The name is for messages only."""
         return Variable(self._native.variable(), name)
 
     def push(
@@ -102,13 +102,13 @@ class Engine:
         priority: int = 0,
         name: str = "",
     ) -> None:
-        """Run `function()` on a worker once all that was pushed before with these variables permits it.
+        """Run `function()` on a worker, after earlier operations that use these variables.
 
-        Of the operations that could start, those of the highest priority start first, then the oldest. A variable that
-        is in `reads` and `writes` is written. Raises RuntimeFailure after `close`.
+        Of the operations that can start, those with the highest priority start first, then the oldest. A variable in
+        both `reads` and `writes` counts as written. Raises RuntimeFailure after `close`.
         """
         if not callable(function):
-            raise UsageError(f"an operation is a callable without arguments, not {type(function).__name__}")
+            raise UsageError(f"an operation must be a callable without arguments, not {type(function).__name__}")
         label = name or getattr(function, "__qualname__", "") or type(function).__name__
         self._call(self._native.push, label, function, self._raised, _handles(reads), _handles(writes), priority)
 
@@ -125,8 +125,8 @@ class Engine:
     ) -> None:
         """Run a native kernel of one thread on these arrays, without Python.
 
-        The arrays are checked here (TypeError, ValueError) and kept alive; nothing but `reads` and `writes` protects
-        their elements from others.
+        The arrays are checked here (TypeError, ValueError) and kept alive. Only `reads` and `writes` protect their
+        elements from other operations.
         """
         label = name or repr(kernel)
         self._call(
@@ -134,28 +134,30 @@ class Engine:
         )
 
     def wait(self, variable: Variable, *, exclusive: bool = False) -> None:
-        """Return when all that was pushed before has written `variable` and, with `exclusive`, read it.
+        """Wait until all earlier operations have written `variable` and, with `exclusive`, read it.
 
-        Raises what made the variable unfit, if anything did. The GIL is free meanwhile, and signals are handled.
+        Raises the exception that made the variable invalid, if any. The GIL is released meanwhile, and signals are
+        handled.
         """
         self._raise(self._call(self._native.wait, variable._native, exclusive))
 
     def wait_all(self) -> None:
-        """Return when all that was pushed before is done.
+        """Wait until all earlier operations are done.
 
-        Raises the exception of the oldest operation that failed, unless a wait has raised it before; all variables
-        may be used again.
+        Raises the exception of the oldest operation that failed, unless a wait has raised it before. Afterwards all
+        variables can be used again.
         """
         self._raise(self._call(self._native.wait_all))
 
     def cancel(self) -> None:
-        """Take back what has not started; a wait for what it should have written raises Cancelled."""
+        """Cancel operations that have not started. A wait for what they should have written raises Cancelled."""
         self._call(self._native.cancel)
 
     def close(self, seconds: float = EXIT_SECONDS) -> bool:
-        """Cancel, accept nothing more, and wait for what is running; False if that takes longer than `seconds`.
+        """Cancel pending operations, accept no more, and wait for running ones.
 
-        What is running then ends by itself, and its worker with it. May be called again.
+        Returns False if that takes longer than `seconds`. Operations that still run then end by themselves, and their
+        workers with them. It may be called again.
         """
         ended = bool(self._call(self._native.close, seconds))
         if _recorded is not None:
@@ -169,7 +171,7 @@ class Engine:
 
     @property
     def pending(self) -> int:
-        """Operations that were pushed and are not done."""
+        """Number of operations that were pushed and are not done."""
         return int(self._call(lambda: self._native.pending))
 
     def __enter__(self) -> Engine:
@@ -183,7 +185,7 @@ class Engine:
             self.close()
 
     def __reduce__(self) -> Any:
-        raise UsageError("an Engine holds threads of this process and cannot be copied or pickled: make another one")
+        raise UsageError("an Engine holds threads of this process and cannot be copied or pickled: create another one")
 
     def _hand_over(self, recorded: list[Work]) -> None:
         """Add what tracing has seen since the last call."""
@@ -220,11 +222,11 @@ def _handles(variables: Iterable[Variable]) -> list[_native.Variable]:
     try:
         return [variable._native for variable in variables]
     except AttributeError:
-        raise UsageError("operations read and write variables that the engine made: engine.variable()") from None
+        raise UsageError("operations can only read and write variables of this engine: use engine.variable()") from None
 
 
 def record(into: list[Work] | None) -> None:
-    """From now on add the work of every engine to a list; None ends it."""
+    """Add the work of all engines to a list from now on; None stops it."""
     global _recorded
     engines = list(_living)
     for engine in engines:

@@ -1,4 +1,4 @@
-"""Fed values: what fits a graph input, and what is told to whoever feeds something else."""
+"""Check and convert fed values; errors say which input does not match."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dt
 
 
 def convert(name: str, kind: Type, given: Any) -> Any:
-    """The C-contiguous, aligned array (or sequence) for input `name`; raises InputError for another dtype or rank.
+    """Return the C-contiguous, aligned array (or sequence) for input `name`. Raises InputError for another dtype or
+    rank.
 
-    Arrays must have the declared dtype; those of other libraries are taken through `__array__` or DLPack. Python
-    numbers and lists have none: they are converted where nothing but the rounding of a decimal fraction is lost.
-    Symbolic dimensions are checked when they are bound.
+    Arrays must have the declared dtype. Arrays of other libraries are read through `__array__` or DLPack. Python
+    numbers and lists have no dtype: they are converted if only a decimal fraction is rounded. Symbolic dimensions are
+    checked later, when they are bound.
     """
     if isinstance(kind, TensorType):
         return _tensor(name, kind, given)
@@ -53,14 +54,16 @@ def _map(name: str, kind: MapType, given: Any) -> dict[Any, Any]:
 
 
 def check_finite(name: str, array: Any) -> None:
-    """Raises InputError when a fed floating-point array holds NaN or an infinity."""
+    """Raise InputError if a fed floating-point array contains NaN or infinity."""
     if not isinstance(array, np.ndarray) or array.dtype.kind in "iubOUST" or not dtype_of(array.dtype).is_float:
         return
     finite = np.isfinite(array)
     if not finite.all():
         where = np.argwhere(~finite)
         first = [int(i) for i in where[0]]
-        raise InputError(f"input {name!r} holds {array[tuple(first)]} at {first} ({len(where)} values are not finite)")
+        raise InputError(
+            f"input {name!r} contains {array[tuple(first)]} at {first} ({len(where)} values are not finite)"
+        )
 
 
 def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
@@ -83,7 +86,7 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
             if not array.flags.aligned:
                 array = array.copy()
         except MemoryError as error:
-            raise OutOfMemory(f"input {name!r} is not contiguous, and there is no memory for a copy: {error}") from None
+            raise OutOfMemory(f"input {name!r} is not contiguous, and a copy cannot be allocated: {error}") from None
     else:
         array = _from_python(name, kind, given)
     if kind.rank is not None and array.ndim != kind.rank:

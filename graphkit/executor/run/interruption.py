@@ -1,4 +1,4 @@
-"""Signals around what an interrupt has to leave whole: it happens wholly or not at all."""
+"""Hold back signals around blocks that must complete or not happen at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that are maps: Python makes them, of what a run computes, when the run is over."""
+"""Outputs that are maps: Python makes them from the results of a run, after the run."""
 
 from __future__ import annotations
 

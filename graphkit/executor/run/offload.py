@@ -1,4 +1,4 @@
-"""Which work beside the program is worth a worker of the dependency engine."""
+"""Decide which work is worth moving to a worker of the dependency engine."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""ParamStore: named arrays with a version each, read-only outside, and who owns their memory.
+"""ParamStore: named arrays, each with a version; callers cannot write to them in place.
 
-An array is the store's own when it was made for it: by a run, or as a copy of what a caller assigned. Callers see an
-own array through a read-only view, and while such a view, or a view of it, is alive, the memory is not written.
+The store owns an array if a run made it, or if it is a copy of an array that a caller assigned. Callers see an owned
+array as a read-only view. While such a view, or a view of it, exists, the memory is not overwritten.
 
-Large arrays of an imported file stay there until they are written: who reads one gets an array of his own. What runs
-of a device have written stays on the device, and is copied when somebody reads it.
+Large arrays of an imported file stay in the file until they are written; reading one returns a new array. Values that a
+device has written stay on the device, and are copied when they are read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _DIVIDED = 16
 
 
 class ParamStore(MutableMapping[str, np.ndarray]):
-    """Arrays by name. Reading gives a read-only array; `store[name] = array` checks it and bumps its version.
+    """Arrays by name. Reading returns a read-only array; `store[name] = array` checks it and increases its version.
 
-    `types` fixes the names and what each array must look like; raises InputError for an unknown name or a misfit.
+    `types` determines the names and the types of the arrays. Raises InputError for an unknown name, or an array of
+    another type.
     """
 
     def __init__(self, types: Mapping[str, TensorType], arrays: Mapping[str, Any] | None = None):
@@ -57,12 +58,12 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return self._types[name]
 
     def version(self, name: str) -> int:
-        """Grows by one at every write; a packed copy of another version is stale."""
+        """Return the version of an array, which increases at every write. Packed copies of other versions are stale."""
         return self._versions[name]
 
     @property
     def stamp(self) -> int:
-        """Grows at every write to any array: while it stays, no version has changed."""
+        """A number that increases at every write to any array."""
         return self._stamp
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -84,11 +85,11 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return memory.array(array.shape, array.dtype, writable=False)
 
     def entry(self, name: str) -> np.ndarray | StoredArray:
-        """What another store of the same array is given: the array, or where it is stored."""
+        """Return the array, or where it is stored, to share it with another store."""
         return self._stored.get(name) or self[name]
 
     def entries(self) -> dict[str, np.ndarray | StoredArray]:
-        """Every `entry` by name."""
+        """Return every `entry` by name."""
         return {name: self.entry(name) for name in self}
 
     def __setitem__(self, name: str, array: Any) -> None:
@@ -104,7 +105,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self.assignments += 1
 
     def fitting(self, name: str, array: Any) -> np.ndarray:
-        """The array as `commit` takes it, a copy if others may write to it; raises InputError when it does not fit."""
+        """Return the array as `commit` takes it, copied if others may write to it. Raises InputError if it does not
+        match."""
         self.type_of(name)
         given = array_of(f"parameter {name!r}", array)
         self._check(name, given)
@@ -120,8 +122,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def commit(self, name: str, array: np.ndarray) -> np.ndarray | None:
         """Make an array of the right type the value of `name`, without a copy or a check.
 
-        One that is writable, and no view, becomes the store's own: nobody else may hold it. Returns the memory of the
-        old value when it is free now, None when it is not the store's, or somebody can still see it.
+        A writable array that is not a view becomes the store's own; nobody else may hold it. Returns the memory of the
+        old value if it is free now, or None if the store does not own it or somebody can still see it.
         """
         free = self.donate(name) if name in self._arrays else None
         if not (array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned):
@@ -139,7 +141,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return free
 
     def lend(self, names: Sequence[str], device: Device) -> list[Resident | np.ndarray]:
-        """The values, for a run of a device that writes over those that are there already. `place` has to follow."""
+        """Return the values for a run on a device that overwrites those already there. `place` must follow."""
         held = [self._resident.get(name) for name in names]
         found = [one for one in held if one is not None and one.device is device]
         if len(found) == len(names):
@@ -150,12 +152,12 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return [self[name] if one is None else one for name, one in zip(names, residents, strict=True)]
 
     def place(self, names: Sequence[str], residents: Sequence[Resident]) -> None:
-        """Make what is on a device the values of `names`: nobody else may write to it."""
+        """Make arrays on a device the values of `names`; nobody else may write to them."""
         self._resident.update(zip(names, residents, strict=True))
         self._rewritten(names)
 
     def resident(self, name: str, device: Device) -> Resident | None:
-        """The value of `name` where it is on this device."""
+        """Return the value of `name` if it is on this device."""
         found = self._resident.get(name)
         return found if found is not None and found.device is device else None
 
@@ -181,7 +183,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._stamp += 1
 
     def release(self, name: str, holder: str) -> None:
-        """Forget the array of `name`, which `holder` has, until another one is written; reading it is an InputError."""
+        """Drop the array of `name`, because `holder` has it. Until it is written again, reading it raises
+        InputError."""
         self.type_of(name)
         self._forget(name)
         self._resident.pop(name, None)
@@ -189,11 +192,11 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._written(name)
 
     def holds(self, name: str) -> bool:
-        """Whether there is an array for a name."""
+        """Return whether there is an array for a name."""
         return name in self._arrays or name in self._stored or name in self._resident
 
     def donate(self, name: str) -> np.ndarray | None:
-        """The array, to be written over when it is the store's own and nobody sees it, else None; see `commit`."""
+        """Return the array to be overwritten, if the store owns it and nobody sees it, else None; see `commit`."""
         seen = name in self._views and self._views[name].seen
         return None if seen or name not in self._own else self._arrays[name]
 
@@ -243,7 +246,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays that are here, in memory, in files or on a device."""
+        """Bytes of the arrays that are here: in memory, in files or on a device."""
         return sum(kind.nbytes for kind in (self._arrays | self._stored | self._resident).values())
 
     def _facts(self) -> Iterator[str]:
@@ -278,16 +281,16 @@ class ParameterArray:
 
 
 class JointStore(ParamStore):
-    """Several stores seen as one: each name is read from and written to the store that holds it.
+    """Several stores combined: each name is read from and written to the store that has it.
 
-    A training program keeps the model's parameters and the optimizer's slots in two stores and runs on their join,
-    so that `model.params` is current after every step.
+    A training program stores the model's parameters and the optimizer's slots in two stores, and runs on both combined.
+    So `model.params` is current after every step.
     """
 
     def __init__(self, stores: Sequence[ParamStore]):
         self._owner = {name: store for store in stores for name in store}
         if len(self._owner) != sum(len(s) for s in stores):
-            raise InputError("stores that are joined share a name")
+            raise InputError("stores that are combined must not share a name")
         self._stores = tuple(stores)
         self._divided: dict[tuple[str, ...], list[tuple[ParamStore, list[str]]]] = {}
         super().__init__({name: store.type_of(name) for name, store in self._owner.items()})

@@ -1,4 +1,4 @@
-"""Which precisions there are, and where."""
+"""The precisions, and the devices that support them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _FLOAT8 = (8, 9)
 
 
 def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
-    """Raises UsageError for a precision that nobody knows or that needs a rewrite, UnsupportedError for one that the
-    device does not compute in."""
+    """Raise UsageError for an unknown precision, or one that needs a rewrite; UnsupportedError if the device does
+    not support it."""
     if precision not in PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
     if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):
-        raise UnsupportedError(f"precision {precision!r} is one of cards, device='cuda'; use 'f32' or 'bf16'")
+        raise UnsupportedError(f"precision {precision!r} needs a GPU (device='cuda'); use 'f32' or 'bf16'")
     if precision in ("f32", "tf32"):
         return
     if not optimize:
-        raise UsageError(f"precision {precision!r} is a rewrite of the graph, which optimize=False forbids")
+        raise UsageError(f"precision {precision!r} rewrites the graph and cannot be used with optimize=False")
     card = with_arrays(*device)
     if card is not None:
         if precision == "fp8" and card.capability < _FLOAT8:
             raise UnsupportedError(
-                f"precision 'fp8': {card.name!r} has compute capability {_dotted(card.capability)}, and products of 8 "
-                f"bits are those of {_dotted(_FLOAT8)} and later; use 'bf16'"
+                f"precision 'fp8': {card.name!r} has compute capability {_dotted(card.capability)}, but 8-bit "
+                f"matrix products need {_dotted(_FLOAT8)} or later; use 'bf16'"
             )
         return
     native = native_module()

@@ -1,10 +1,10 @@
-"""Profiling: what every step of a program costs, as a table by operator and as a trace for Perfetto or Chrome.
+"""Profiling: the time of every step of a program, as a table by operator and as a trace for Perfetto or Chrome.
 
     with gk.profile("trace.json") as profile:
         exe.run(feeds)
     print(profile)
 
-Format of the file: "Trace Event Format", Google, 2016 (the JSON object form); https://ui.perfetto.dev opens it.
+File format: "Trace Event Format", Google, 2016 (the JSON object form); https://ui.perfetto.dev opens it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WORKER_ROWS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """All steps of one operator; `seconds` leaves out those inside its subgraphs."""
+    """All steps of one operator. `seconds` excludes steps inside its subgraphs."""
 
     operator: str
     kind: str  # "native" or "interpreted"
@@ -72,7 +72,7 @@ class _Run(NamedTuple):
 
 
 class Profile:
-    """The runs that were recorded."""
+    """The recorded runs. Print it for a table by operator."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
@@ -83,7 +83,7 @@ class Profile:
         self._start = time.monotonic_ns()
 
     def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
-        """Call `run`, and record what the native instance does meanwhile."""
+        """Call `run` and record what the native instance does."""
         if native is None:
             raise UnsupportedError(f"profiling needs the native engine, which was not built here: {how_to_install()}")
         native.trace(True)
@@ -122,11 +122,11 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Duration of all runs together."""
+        """Total duration of all runs."""
         return sum(run.end - run.start for run in self._runs) / 1e9
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows of the table by operator."""
+        """Header and rows of the table by operator."""
         head = ["operator", "kernel", "calls", "ms", "share", "us per call", "bytes", "GB/s"]
         rows = [
             [
@@ -152,16 +152,19 @@ class Profile:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """Begin of the first run and end of the last one, in nanoseconds of the monotonic clock; None without runs."""
+        """Begin of the first run and end of the last, in nanoseconds of the monotonic clock; None without runs."""
         if not self._runs:
             return None
         return min(run.start for run in self._runs), max(run.end for run in self._runs)
 
     def trace(self, process: int | None = None, name: str = "graphkit", origin: int | None = None) -> dict[str, Any]:
-        """The trace as plain data for JSON: a row for each thread, and the bytes that live in the arena.
+        """Return the trace as plain data for JSON: a row for each thread, and the live bytes of the arena.
 
-        process and name: what it is called there, one of several. origin: where time begins, in nanoseconds of the
-        monotonic clock; by default where the profile does.
+        Args:
+            process: Number of the process in the trace.
+            name: Name of the process.
+            origin: Start of time in the trace, in nanoseconds of the monotonic clock (default: the begin of the
+                profile).
         """
         process = os.getpid() if process is None else process
         origin = self._start if origin is None else origin
@@ -177,7 +180,7 @@ class Profile:
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"producer": "graphkit"}}
 
     def save(self, path: str | Path) -> None:
-        """Write the trace."""
+        """Write the trace to a file."""
         write_whole(Path(path), [json.dumps(self.trace()).encode()])
 
     def _run_events(self, run: _Run, process: int, origin: int) -> Iterator[dict[str, Any]]:
@@ -226,7 +229,7 @@ class _Recording:
     def begin(self) -> None:
         with _switch:
             if programs.recorder is not None:
-                raise UsageError("a profile is being recorded already; one block at a time")
+                raise UsageError("a profile is already being recorded; use one `with gk.profile(...)` at a time")
             programs.recorder = self
         if not self._skip:
             engine.record(self._profile._work)
@@ -259,15 +262,22 @@ _switch = threading.Lock()
 @typed("gk.profile")
 @contextlib.contextmanager
 def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None = None) -> Iterator[Profile]:
-    """Record every run of a compiled model, in any thread, and every operation of a dependency engine.
+    """Record all runs of compiled models, and all operations of dependency engines, in a `with` block.
 
-    skip: how many runs pass before the first that is recorded; runs: how many are recorded, where not all. The trace is
-    written to `path` after the last of them, or at the end of the block, also when the block raises. Runs must not go
-    on beyond the block. Raises UsageError inside another such block, UnsupportedError for a run without the native
-    engine.
+    Runs of all threads are recorded. No run may continue beyond the block.
+
+    Args:
+        path: File for the trace. It is written after the last recorded run, or at the end of the block, also if the
+            block raises.
+        skip: Number of runs before the first recorded one.
+        runs: Number of runs to record (default: all).
+
+    Raises:
+        UsageError: The block is inside another such block.
+        UnsupportedError: A run does not use the native engine.
     """
     if skip < 0 or (runs is not None and runs < 1):
-        raise UsageError(f"skip={skip}, runs={runs}: expected a number of runs to leave out, and of those to record")
+        raise UsageError(f"skip={skip}, runs={runs}: expected the number of runs to skip, and of runs to record")
     made = Profile()
     recording = _Recording(made, path, skip, runs)
     recording.begin()

@@ -1,4 +1,4 @@
-"""GRAPHKIT_DEBUG's lines about programs: which are made, why, which nodes are interpreted, and which are kept."""
+"""Log messages of GRAPHKIT_DEBUG about programs: which are made, why, which nodes are interpreted, which are kept."""
 
 from __future__ import annotations
 
@@ -67,18 +67,20 @@ class ProgramLog:
 
     def _reason(self, key: Key, selection: Selection, outgrown: bool) -> str:
         if outgrown:
-            return "these shapes come often, so that a compiled one pays"
+            return "these shapes occur often, so compiling pays"
         if key in self._dropped:
-            return f"the one for these shapes was dropped: {self._dropped[key]}"
+            return f"the program for these shapes was dropped: {self._dropped[key]}"
         before = self._latest.get(key.group)
         if before is None:
-            return "other outputs are selected, or other parameters are fed" if self._latest else "there is none yet"
+            return (
+                "other outputs are selected, or other parameters are fed" if self._latest else "there is no program yet"
+            )
         changes = [
             f"{selection.inputs[position].name} {_size(old)} -> {_size(new)}"
             for position, old, new in zip(selection.open, before.shapes, key.shapes, strict=True)
             if old != new
         ]
-        return f"shapes differ from those before: {', '.join(changes)}"
+        return f"the shapes have changed: {', '.join(changes)}"
 
 
 def _content(program: SingleProgram) -> str:

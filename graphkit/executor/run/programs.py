@@ -1,4 +1,4 @@
-"""The programs that an executor keeps: compiled for one size, or light ones of a template where sizes change."""
+"""The programs that an executor caches: compiled for one size, or made from a template if sizes change."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _Group = tuple[int, tuple[int, ...]]
 
 
 class Programs:
-    """Programs by their keys, up to GRAPHKIT_CACHE_MB, those used last. For one thread at a time.
+    """Programs by their keys. GRAPHKIT_CACHE_MB limits their size; the least recently used are dropped. For one thread
+    at a time.
 
-    The first size of a graph is compiled for itself: it may be the only one. From the second on, programs follow from
-    a template, if the graph has one; a size that comes often is compiled as well, as long as there is room. A large
-    batch whose examples stay apart has the programs of its parts.
+    The first size of a graph is compiled, because it may be the only one. From the second on, programs are made from a
+    template if the graph has one. A size that occurs often is compiled, too, if there is room. A large batch with
+    independent examples uses the programs of its parts.
     """
 
     def __init__(self, settings: Settings, pools: Pools):

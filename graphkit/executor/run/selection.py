@@ -1,4 +1,4 @@
-"""What a run computes: the graph of the selected outputs with its inputs, and how the latest run is repeated."""
+"""What a run computes: the graph of the selected outputs with its inputs, and how the latest run can be repeated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Executor: prepares a graph once, specialises it for each set of input shapes, and runs it.
 
-What does not depend on shapes is done when it is made. `specialise` binds dimensions, folds shape arithmetic, chooses
-kernels, orders the steps and lays out memory; the programs that it makes are kept (`graphkit.executor.run.programs`).
+Work that does not depend on shapes is done when the Executor is created. `specialise` binds dimensions, folds shape
+arithmetic, chooses kernels, orders the steps and plans memory. The resulting programs are cached
+(`graphkit.executor.run.programs`).
 """
 
 from __future__ import annotations
@@ -54,33 +55,48 @@ if TYPE_CHECKING:
 
 
 class Executor:
-    """Runs a graph with the arrays of `params` on a device: "cpu", "cuda", or "cuda:1" for the second card; or on
-    several, by groups of nodes: `{"first": "cuda:0", "second": "cuda:1", None: "cpu"}`, where None stands for nodes in
-    no group (see `graphkit.passes.distribution.places`).
+    """A compiled graph, which runs on a device with the arrays of `params`. `Model.compile` returns one.
 
-    Inputs of role parameter and state are read from `params` by name (they may be fed as well); a run leaves their new
-    values there. It writes them over the old ones where it can: arrays of `params` that somebody else holds keep their
-    values, the others must not be read while it goes on, and after a run that fails some may be new. An input of role
-    rng is fed from `rng`, which then advances by `rng_stride` steps: of ranks that draw apart, each takes one of them.
-    `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
-    techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
-    products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
-    is, `graphkit.passes.layout.round_products` says) and sums in float32; on a card, attention is rounded too, `"f16"`
-    does the same with float16, `"fp8"` is "bf16" with operands of matrix products in 8 bits
-    (`graphkit.passes.fuse.float8_products` says which), and `"tf32"` multiplies float32 elements of products,
-    convolutions and attention by their leading 11 bits (each off by a relative 2^-11 at most);
-    `deterministic=True` gives the same bits for any number of threads.
-    `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning. `collectives`
-    carry the sums over processes that the graph has, each without them being that of one process; `channels` carry
-    single values between processes. `check_finite=True` raises InputError for NaN or infinity in fed data.
-    `max_memory` bounds the bytes that one run, or one node of it, takes, such as 500_000_000 or "500MB" (default:
-    GRAPHKIT_MAX_MEMORY, else what the machine has left), `max_iterations` those of a Loop or Scan
-    (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond
-    them raises OutOfMemory or LimitReached.
-    Runs of a graph without updates may go on concurrently in several threads; others take turns.
+    Inputs with the role parameter or state are read from `params` by name; you can also feed them. A run writes the new
+    values of states to `params`, over the old ones where possible. An array of `params` that you hold keeps its value.
+    Do not read the others during a run; after a failed run, some may have new values. An input with the role rng is fed
+    from `rng`.
 
-    Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
-    lacks, MissingDependency when the installed package has no native part.
+    Runs of a graph without updates may run concurrently in several threads; other runs wait for each other.
+
+    Args:
+        graph: The graph.
+        params: Arrays of its parameters and states.
+        device: "cpu", "cuda", or "cuda:1" for the second GPU. A dict runs groups of nodes on several devices:
+            `{"first": "cuda:0", "second": "cuda:1", None: "cpu"}`, where None is for nodes without a group (see
+            `graphkit.passes.distribution.places`).
+        threads: Number of CPU threads.
+        seed: Seed of the random generator.
+        rng_stride: Steps by which a run advances the random generator. Ranks that draw different numbers each use one
+            of these steps.
+        optimize: False skips the rewrites. Results differ at most by rounding.
+        inplace: Let the memory planner write results over operands. It does not change the results.
+        share: Let the memory planner share memory between values. It does not change the results.
+        deterministic: Make results bit-identical for any number of threads.
+        precision: "bf16" rounds operands and results of matrix products, convolutions and their gradients to bfloat16
+            (each with a relative error of at most 2^-8), and sums in float32; see
+            `graphkit.passes.layout.round_products` for exceptions. On a GPU, it also rounds attention. The other
+            precisions need a GPU. "f16" does the same with float16. "fp8" is "bf16" with 8-bit operands of matrix
+            products (`graphkit.passes.fuse.float8_products`). "tf32" multiplies float32 elements of matrix products,
+            convolutions and attention by their leading 11 bits (each with a relative error of at most 2^-11).
+        check_finite: Raise InputError for NaN or infinity in fed data.
+        declared: Shapes that a file declares for the graph's values. A false one is reported by a DeclarationWarning.
+        collectives: Performs the graph's all-reduces over processes. Without it, each is that of one process.
+        channels: Sends single values between processes.
+        max_memory: Limit of the bytes of one run, or of one node of it, such as 500_000_000 or "500MB" (default:
+            GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
+        max_iterations: Limit of the iterations of a Loop or Scan (default: GRAPHKIT_MAX_ITERATIONS, else none).
+        timeout: Limit of the seconds of one run (default: GRAPHKIT_TIMEOUT, else none).
+
+    Raises:
+        UnsupportedError: The device or precision is not available.
+        InputError: `params` lacks a parameter.
+        MissingDependency: The installed package has no native part.
     """
 
     @typed("Executor")
@@ -184,14 +200,28 @@ class Executor:
         timeout: float | None = None,
         unread: Collection[str] = (),
     ) -> dict[str, np.ndarray]:
-        """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name, those that are `unread`
-        None where a device with memory of its own has them.
+        """Compute outputs for the fed inputs.
 
-        The arrays are fresh, or those of `out` (same dtype and shape, writable, apart from each other; they may be
-        fed arrays). Ctrl-C ends a run between two of its steps, or, once it writes over states, after all of them; so
-        does `timeout`, in seconds, by LimitReached.
-        Raises InputError for a feed that does not fit, UsageError for an unknown output, TypeMismatch when fed shapes
-        contradict each other inside the graph, RuntimeFailure when a kernel fails.
+        The returned arrays are new, or those of `out`. Ctrl-C and `timeout` end a run between two of its steps. A run
+        that has begun to write states first completes.
+
+        Args:
+            feeds: Arrays by input name.
+            outputs: Names of the outputs to compute (default: all).
+            out: Arrays for outputs, by name. They must have the dtype and shape of the output, be writable, and not
+                share memory with each other. They may be fed arrays.
+            timeout: Seconds.
+            unread: Outputs that nobody reads: on a device with its own memory, their values are None.
+
+        Returns:
+            Arrays by output name.
+
+        Raises:
+            InputError: A fed array does not match its input.
+            UsageError: An output is unknown.
+            TypeMismatch: The fed shapes contradict each other inside the graph.
+            LimitReached: The run took longer than `timeout`, or a loop too many iterations.
+            RuntimeFailure: A kernel failed.
         """
         if timeout is None and self._bounds is None:
             return self._within_limits(feeds, outputs, out, unread)
@@ -202,9 +232,10 @@ class Executor:
             return self._within_limits(feeds, outputs, out, unread)
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
-        """Begin to copy arrays that a run to come will be fed to the device, beside what it computes; any thread may.
+        """Start copying the arrays of a later run to the device, while it computes. Any thread may call it.
 
-        They must not change until that run, which finds them by where they lie. On the CPU nothing is to be done.
+        The arrays must not change until that run, which recognises them by their addresses. On the CPU, it does
+        nothing.
         """
         for name, array in feeds.items():
             if isinstance(array, np.ndarray):
@@ -219,7 +250,9 @@ class Executor:
         unread: Collection[str],
     ) -> dict[str, np.ndarray]:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
-            raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
+            raise UsageError(
+                "run takes inputs by name: run({'x': array}); to pass them by position, call executor(array)"
+            )
         if out is not None:
             check_argument("run", "out", "Mapping[str, Any]", out)
         if outputs is None and out is None and (repeat := self._repeat) is not None:
@@ -238,15 +271,15 @@ class Executor:
             return self._run(selection, feeds, {} if out is None else out, unread)
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        """Run on the data inputs by position; the outputs as a tuple."""
+        """Run on the data inputs by position; return the outputs as a tuple."""
         names = [n for n, v in zip(self._input_names, self._graph.inputs, strict=True) if v.role == "data"]
         if len(arrays) != len(names):
-            raise InputError(f"{len(names)} inputs expected ({', '.join(names)}), {len(arrays)} given")
+            raise InputError(f"expected {len(names)} inputs ({', '.join(names)}), got {len(arrays)}")
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
     def _again(self, repeat: Repeat, feeds: Mapping[str, Any]) -> tuple[AnyProgram, list[Any]] | None:
-        """The program that is there for feeds like those of the latest run, or of other shapes, and its inputs."""
+        """An existing program for feeds like those of the latest run, or of other shapes, with its inputs."""
         found = repeat.inputs(feeds)
         if found is None:
             return None
@@ -278,7 +311,7 @@ class Executor:
             if name not in selection.outputs:
                 raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
             if name in self._map_makers:
-                raise UsageError(f"output {name!r} is made of maps: no array holds it")
+                raise UsageError(f"output {name!r} consists of maps and cannot be written to an array")
             position = count + selection.outputs.index(name)
             target = _checked_out(name, placed[position].value, out[name])
             if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
@@ -327,7 +360,7 @@ class Executor:
         return self._finished(program, named)
 
     def _finished(self, program: AnyProgram, named: dict[str, Any]) -> dict[str, Any]:
-        """The outputs as callers get them."""
+        """The outputs as callers receive them."""
         if self._declared is not None and not program.is_as_declared:
             self._declared.after(named)
             program.is_as_declared = program.has_fixed_results
@@ -354,7 +387,7 @@ class Executor:
         return arrays
 
     def _refuse(self, selection: Selection, feeds: Mapping[str, Any]) -> NoReturn:
-        """Say which inputs are unknown or missing."""
+        """Raise an error that names unknown or missing inputs."""
         missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
         for name in feeds:
             if name not in selection.feedable:
@@ -377,20 +410,20 @@ class Executor:
 
     @property
     def rng(self) -> tuple[int, int]:
-        """(seed, step) of the random generator; a run of a graph with random operators advances the step."""
+        """(seed, step) of the random generator. A run of a graph with random operators advances the step."""
         return self._rng
 
     @rng.setter
     def rng(self, state: Sequence[int]) -> None:
         check_argument("Executor", "rng", "Sequence[int]", state)
         if len(state) != 2:
-            raise UsageError(f"Executor: rng is (seed, step), not {state!r}")
+            raise UsageError(f"Executor: rng must be (seed, step), not {state!r}")
         seed, step = state
         with self._lock:
             self._rng = (int(seed), int(step))
 
     def advance(self) -> None:
-        """Advance the generator as a run does, without one."""
+        """Advance the random generator as a run does, without running."""
         if self.is_random:
             with self._lock:
                 seed, step = self._rng
@@ -398,16 +431,16 @@ class Executor:
 
     @property
     def is_random(self) -> bool:
-        """Whether a run takes the state of the generator, and advances it."""
+        """Whether a run uses and advances the random generator."""
         return any(value.role == "rng" for value in self._graph.inputs)
 
     # --- specialising -------------------------------------------------------------------------------
 
     @property
     def plan(self) -> Plan:
-        """The plan of the program that was made or run last; for fixed input shapes it is there before the first run.
+        """Plan of the program that was made or run last. For fixed input shapes it exists before the first run.
 
-        Raises UsageError when shapes are still unknown: run once, or call `specialise`.
+        Raises UsageError if shapes are still unknown: run once, or call `specialise`.
         """
         if self._latest is None:
             unknown = [
@@ -417,13 +450,15 @@ class Executor:
             ]
             if unknown:
                 listed = ", ".join(unknown)
-                raise UsageError(f"no plan before the shapes of {listed} are known; run once or call specialise()")
+                raise UsageError(
+                    f"there is no plan until the shapes of {listed} are known: run once, or call specialise()"
+                )
             return self.specialise({})
         return self._latest.plan
 
     @typed("Executor.specialise")
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
-        """Make the program for the given shapes of inputs (others keep their declared ones) without running it."""
+        """Make the program for the given input shapes, without running it. Other inputs keep their declared shapes."""
         selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
         known = selection.feedable
         for name in shapes:

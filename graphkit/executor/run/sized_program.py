@@ -1,4 +1,4 @@
-"""A program of a template: light to make, for one of the many sizes that the inputs of a graph have."""
+"""A program made from a template: cheap to make, for one of many input sizes of a graph."""
 
 from __future__ import annotations
 

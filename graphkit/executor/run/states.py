@@ -1,4 +1,4 @@
-"""The memory of states: what a run writes their new values to, and what becomes of the old ones."""
+"""The memory of states: where a run writes their new values, and what happens to the old ones."""
 
 from __future__ import annotations
 

@@ -202,15 +202,15 @@ def test_texts():
     ("text", "message"),
     [
         ("flop", "did you mean 'flip'"),
-        ("", "changes of pictures: ''"),
-        ("flip:x", "'x' is no number"),
-        ("flip:2", "flip is from 0 to 1"),
-        ("flip:nan", "flip is from 0 to 1"),
-        ("hue:0.7", "hue is from 0 to 0.5"),
-        ("pad:1.5", "pixels are whole"),
-        ("crop:0", "no area"),
-        ("crop,pad", "take one of them"),
-        ("flip,crop,flip:0.1", "'flip' is there twice"),
+        ("", "changes of pictures: unknown ''"),
+        ("flip:x", "'x' is not a number"),
+        ("flip:2", "flip must be from 0 to 1"),
+        ("flip:nan", "flip must be from 0 to 1"),
+        ("hue:0.7", "hue must be from 0 to 0.5"),
+        ("pad:1.5", "a number of pixels must be whole"),
+        ("crop:0", "crop must be above 0"),
+        ("crop,pad", "use only one of them"),
+        ("flip,crop,flip:0.1", "'flip' is given twice"),
     ],
 )
 def test_texts_that_say_nothing(text, message):
@@ -220,5 +220,5 @@ def test_texts_that_say_nothing(text, message):
 
 def test_a_crop_needs_a_size(photos):
     found = data.read(photos({"cat": 2}), resize="6", crop="none", augment="crop")
-    with pytest.raises(UsageError, match="crop needs the size"):
+    with pytest.raises(UsageError, match="crop needs a fixed size"):
         next(iter(found.batches(2)))

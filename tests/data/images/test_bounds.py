@@ -41,12 +41,12 @@ def png_header(width, height):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "none of JPEG, PNG"),
-        (b"not a picture, but text\n", "none of JPEG, PNG"),
+        (b"", "not one of JPEG, PNG"),
+        (b"not a picture, but text\n", "not one of JPEG, PNG"),
         (b"\x89PNG\r\n\x1a\n", "cannot be read as a picture"),
         (b"\xff\xd8\xff", "cannot be read as a picture"),
-        (b"%PDF-1.4\n", "none of JPEG, PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "none of JPEG, PNG"),
+        (b"%PDF-1.4\n", "not one of JPEG, PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not one of JPEG, PNG"),
         (png_header(0, 5), "cannot be read as a picture|0 x 5"),
         (b"P6 0 5 255\n", "cannot be read as a picture|0 x 5"),
         (png_header(2**31 - 1, 2**31 - 1), "limit"),
@@ -141,7 +141,7 @@ def test_resized_pictures_have_a_bound():
     wide = encoded("PNG", Image.new("L", (20_000, 1)))
     with (
         opened(wide, "wide.png") as picture,
-        pytest.raises(InputError, match=r"wide\.png: resized it has 40960000 x 2048"),
+        pytest.raises(InputError, match=r"wide\.png: resized, it has 40960000 x 2048"),
     ):
         Preprocess(resize=2048).array(picture)
 

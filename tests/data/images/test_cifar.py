@@ -86,7 +86,7 @@ def test_pickles_are_refused_and_not_read(tmp_path, names):
         (tmp_path / name).write_bytes(pickle.dumps(Fires()))
     for spec in (tmp_path, f"cifar:{tmp_path}"):
         with pytest.raises(
-            InputError, match=r"the version for Python, whose files are pickles.* Take the binary version"
+            InputError, match=r"the Python version of CIFAR consists of pickles.* Use the binary version"
         ):
             data.load(spec)
 
@@ -103,9 +103,9 @@ def test_damaged_files(ten):
     path = folder / "data_batch_2.bin"
     whole = path.read_bytes()
     for content, message in (
-        (whole[:-1], r"data_batch_2\.bin: 12291 bytes, and pictures of 3073 are expected"),
-        (b"", r"data_batch_2\.bin: 0 bytes"),
-        (whole[:3073] + b"\x0a" + whole[3074:], r"data_batch_2\.bin: record 1 is of class 10, and there are 10"),
+        (whole[:-1], r"data_batch_2\.bin: truncated file: its 12291 bytes are not a multiple of the 3073"),
+        (b"", r"data_batch_2\.bin: truncated file: its 0 bytes"),
+        (whole[:3073] + b"\x0a" + whole[3074:], r"data_batch_2\.bin: record 1 is of class 10, but there are 10"),
     ):
         path.write_bytes(content)
         with pytest.raises(InputError, match=message):
@@ -114,7 +114,7 @@ def test_damaged_files(ten):
     found = data.read(folder)
     path.write_bytes(whole[:5000])
     found.take([4])
-    with pytest.raises(InputError, match=r"data_batch_2\.bin: record 1 is not whole"):
+    with pytest.raises(InputError, match=r"data_batch_2\.bin: record 1 is truncated"):
         found.take([5])
     path.unlink()
     for _ in range(2):
@@ -122,10 +122,10 @@ def test_damaged_files(ten):
             data.load(folder)
     write(path, labels[4:8], pictures[4:8])
     (folder / "batches.meta.txt").write_text("")
-    with pytest.raises(InputError, match=r"batches\.meta\.txt: 0 names"):
+    with pytest.raises(InputError, match=r"batches\.meta\.txt: 0 class names"):
         data.load(folder)
     (folder / "batches.meta.txt").unlink()
     with pytest.raises(InputError, match=r"batches\.meta\.txt: the names of the classes cannot be read"):
         data.load(f"cifar:{folder}")
-    with pytest.raises(InputError, match=r"no data_batch_1\.bin or train\.bin in it"):
+    with pytest.raises(InputError, match=r"the folder contains no data_batch_1\.bin or train\.bin"):
         data.load(f"cifar:{folder.parent}")

@@ -102,10 +102,10 @@ def test_no_metadata(photo):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (("N", 1, 8, 8), r"metadata say that pictures are RGB of 8 x 8 pixels, and 'x' is"),
+        (("N", 1, 8, 8), r"metadata, pictures are RGB of 8 x 8 pixels, but 'x' is"),
         (("N", 3, 9, 8), "of 8 x 8 pixels"),
         (("N", 8, 8, 3), "in NCHW has 1, 3 or 4 channels"),
-        ((2, 3, 8, 8), "one picture, and 'x' .* takes 2 at a time"),
+        ((2, 3, 8, 8), "one picture, but 'x' .* takes 2 at a time"),
         (("N", 192), "also without N"),
     ],
 )
@@ -117,7 +117,9 @@ def test_inputs_that_do_not_fit(photo, shape, message):
 def test_pictures_of_sizes_that_a_batch_cannot_hold(photo, tmp_path):
     Image.fromarray(PIXELS[:10]).save(tmp_path / "other.png")
     kind = network(("N", 3, "H", "W")).input_types["x"]
-    with pytest.raises(InputError, match=r"other\.png: it has the shape \[3, 10, 30\], and .*photo\.png \[3, 20, 30\]"):
+    with pytest.raises(
+        InputError, match=r"other\.png: its shape is \[3, 10, 30\], but that of .*photo\.png is \[3, 20, 30\]"
+    ):
         pictures_for([photo, tmp_path / "other.png"], "x", kind)
     assert pictures_for([photo, photo], "x", kind).shape == (2, 3, 20, 30)
 
@@ -136,7 +138,7 @@ def test_the_input_that_takes_pictures():
     assert options_for({"x": types["mask"]}) == {}
     with pytest.raises(InputError, match=r"no input takes pictures \(mask"):
         picture_input({"mask": types["mask"]})
-    with pytest.raises(InputError, match=r"several inputs take pictures .*say which: NAME=FILE"):
+    with pytest.raises(InputError, match=r"several inputs take pictures .*choose an input: NAME=FILE"):
         picture_input({"x": types["x"], "y": types["x"]})
 
 
@@ -145,7 +147,9 @@ def test_files_in_python(photo, tmp_path):
         MADE.read(photo, str(photo)), pictures_for([photo, photo], "x", network().input_types["x"], MADE)
     )
     Image.fromarray(PIXELS[:10]).save(tmp_path / "other.png")
-    with pytest.raises(InputError, match=r"other\.png: it has the shape \[3, 10, 30\], and .*photo\.png \[3, 20, 30\]"):
+    with pytest.raises(
+        InputError, match=r"other\.png: its shape is \[3, 10, 30\], but that of .*photo\.png is \[3, 20, 30\]"
+    ):
         Preprocess().read(photo, tmp_path / "other.png")
     with pytest.raises(InputError, match=r"none\.png"):
         MADE.read(tmp_path / "none.png")
@@ -156,7 +160,7 @@ def test_files_in_python(photo, tmp_path):
 def test_metadata_that_are_damaged(tmp_path):
     model = network(meta=MADE.to_json().replace('"version": 1', '"version": 9'))
     model.save(tmp_path / "net.onnx")
-    with pytest.raises(InvalidModel, match="metadata: preprocessing of pictures: it is of another version"):
+    with pytest.raises(InvalidModel, match="metadata: preprocessing of pictures: its version is not known"):
         preprocessing_of(gk.load(tmp_path / "net.onnx").meta)
     assert preprocessing_of(network(meta="resize to 224").meta) is None
     assert preprocessing_of({}) is None

@@ -120,12 +120,12 @@ def test_what_is_usual_for_a_size():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"resize": 0}, "resize of pictures: 0 is no size"),
-        ({"resize": True}, "resize is an integer or a list of integers or None"),
-        ({"resize": 1.5}, "resize is an integer or a list of integers or None"),
-        ({"resize": 1 << 16}, "no size"),
-        ({"resize": (1, 2, 3)}, "no size"),
-        ({"crop": (1 << 15, 1 << 15)}, "above 134217728 pixels"),
+        ({"resize": 0}, "resize of pictures: 0 is not a size"),
+        ({"resize": True}, "resize must be an integer or a list of integers or None"),
+        ({"resize": 1.5}, "resize must be an integer or a list of integers or None"),
+        ({"resize": 1 << 16}, "not a size"),
+        ({"resize": (1, 2, 3)}, "not a size"),
+        ({"crop": (1 << 15, 1 << 15)}, "above the limit of 134217728 pixels"),
         ({"filter": "bilinaer"}, "did you mean 'bilinear'"),
         ({"colours": "rgb"}, "known: 'L', 'RGB', 'BGR', 'RGBA'"),
         ({"layout": "CHWN"}, "layout"),
@@ -167,13 +167,13 @@ def test_words_of_others_say_nothing(text):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "another version"),
-        ({"more": 1}, "it has .* and not"),
-        ({"resize": "64"}, "resize is an integer or a list of integers or None"),
-        ({"resize": [1, 2.5]}, "resize is an integer or a list of integers or None"),
+        ({"version": 2}, "its version is not known"),
+        ({"more": 1}, "it must have the keys .*std, not .*more"),
+        ({"resize": "64"}, "resize must be an integer or a list of integers or None"),
+        ({"resize": [1, 2.5]}, "resize must be an integer or a list of integers or None"),
         ({"crop": 64}, "crop is 64"),
-        ({"crop": [64]}, "no size"),
-        ({"filter": ["a"]}, "filter is a text"),
+        ({"crop": [64]}, "not a size"),
+        ({"filter": ["a"]}, "filter must be a string"),
         ({"filter": "cubic"}, "cubic"),
         ({"mean": "123"}, "mean is '123'"),
         ({"mean": [None]}, "NoneType"),
@@ -198,5 +198,5 @@ def test_cut_and_shortened_words_are_named():
         Preprocess.from_json(text[:-1])
     found = json.loads(text)
     del found["std"]
-    with pytest.raises(InvalidModel, match=r"and not .*std"):
+    with pytest.raises(InvalidModel, match=r"it must have the keys .*std, not (?!.*std)"):
         Preprocess.from_json(json.dumps(found))

@@ -126,10 +126,10 @@ def cut(count):
 @pytest.mark.parametrize(
     ("change", "position", "reason", "left"),
     [
-        (overwrite(16, b"junk"), 16, "0x6b6e756a stands where a record begins", [b"first", b"third"]),
-        (overwrite(20, struct.pack("<I", 2 << 29 | 12)), 16, "a part of kind 2 stands where a record begins",
+        (overwrite(16, b"junk"), 16, "found 0x6b6e756a where a record must begin", [b"first", b"third"]),
+        (overwrite(20, struct.pack("<I", 2 << 29 | 12)), 16, "found a part of kind 2 where a record must begin",
          [b"first", b"third"]),
-        (overwrite(20, struct.pack("<I", 1 << 29 | 12)), 36, "a part of kind 0 stands where a record goes on",
+        (overwrite(20, struct.pack("<I", 1 << 29 | 12)), 36, "found a part of kind 0 where a record must continue",
          [b"first"]),
         (overwrite(20, struct.pack("<I", 8)), 32, "0x6f636573 stands", None),
         (overwrite(20, struct.pack("<I", 1 << 28)), 16, "ends within a record", [b"first", b"third"]),
@@ -141,7 +141,7 @@ def test_damaged_files(tmp_path, change, position, reason, left):
     path = tmp_path / "a.rec"
     damaged(path, change)
     if reason == "0x6f636573 stands":
-        reason = "stands where a record begins"
+        reason = "where a record must begin"
         left = [b"first", b"secondse", b"third"]
     with pytest.raises(InputError, match=rf"a\.rec: damaged at byte {position}: .*{reason}"):
         list(RecordStream(path))
@@ -168,7 +168,7 @@ def test_other_files(tmp_path):
     path = tmp_path / "a.rec"
     for content in (b"text, not records", b"\x0a", b"PK\x03\x04"):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"no record file|ends within"):
+        with pytest.raises(InputError, match=r"not a record file|ends within"):
             list(RecordStream(path))
     with pytest.raises(InputError, match=r"none\.rec cannot be read"):
         RecordStream(tmp_path / "none.rec")
@@ -181,12 +181,12 @@ def test_other_files(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0\t0\nx\t12\n", r"a\.idx:2: a key, a tab and a position"),
-        ("0 0\n", r"a\.idx:1: a key"),
-        ("0\t0\n1\t400\n", r"a\.idx:2: no record of a file of 32 bytes begins at 400"),
-        ("0\t-4\n", "begins at -4"),
-        ("0\t2\n", "begins at 2"),
-        ("0\t0\n0\t12\n", "key 0 comes twice"),
+        ("0\t0\nx\t12\n", r"a\.idx:2: expected a key, a tab and a position"),
+        ("0 0\n", r"a\.idx:1: expected a key"),
+        ("0\t0\n1\t400\n", r"a\.idx:2: position 400 is not valid in a record file of 32 bytes"),
+        ("0\t-4\n", "position -4 is not valid"),
+        ("0\t2\n", "position 2 is not valid"),
+        ("0\t0\n0\t12\n", "key 0 occurs twice"),
         (f"{2**63}\t0\n", "more than 64 bits"),
     ],
 )
@@ -219,7 +219,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.idx", "a.rec"]
     with RecordWriter(path) as writer:
         writer.write(b"new", 4)
-        with pytest.raises(InputError, match="key 4 comes twice"):
+        with pytest.raises(InputError, match="key 4 occurs twice"):
             writer.write(b"newer", 4)
     assert [bytes(r) for r in RecordStream(path)] == [b"new"]
     with pytest.raises(UsageError, match="inside of"):
@@ -283,11 +283,11 @@ def test_headers():
 
 
 def test_bad_headers():
-    with pytest.raises(InputError, match="23 bytes has no header"):
+    with pytest.raises(InputError, match="23 bytes is too short for its header"):
         unpack(bytes(23))
-    with pytest.raises(InputError, match="says that it has 4294967295 labels"):
+    with pytest.raises(InputError, match="too short for the 4294967295 labels"):
         unpack(b"\xff\xff\xff\xff" + bytes(24))
-    with pytest.raises(InputError, match="no header of a record"):
+    with pytest.raises(InputError, match="not a valid header of a record"):
         pack((0, "cat", 1, 0), b"")
-    with pytest.raises(InputError, match="no header of a record"):
+    with pytest.raises(InputError, match="not a valid header of a record"):
         pack((0, 1.0, -1, 0), b"")

@@ -95,7 +95,7 @@ def test_lists_of_im2rec_with_several_labels(photos, tmp_path):
     assert found.classes is None
     for line in ("x\t1\tphotos/cat/0.png", "1\tphotos/cat/0.png\textra", "1"):
         listing.write_text(line + "\n")
-        with pytest.raises(InputError, match=r"photos\.lst, line 1: a number, labels and a path"):
+        with pytest.raises(InputError, match=r"photos\.lst, line 1: expected a number, labels and a path"):
             pack_pictures(listing, tmp_path / "boxes.rec")
     listing.write_text("1\t0\tphotos/none.png\n")
     with pytest.raises(InputError, match=r"none\.png cannot be read"):
@@ -122,7 +122,7 @@ def test_a_damaged_picture_in_a_record_is_a_damaged_sample(tmp_path):
     found = data.read(path)
     with pytest.raises(DamagedSample, match=r"a\.rec: record 1 \(key 1, at byte \d+\) cannot be read as a picture"):
         found.take(slice(0, 3))
-    with pytest.warns(UserWarning, match="stands in for sample 1"):
+    with pytest.warns(UserWarning, match="sample 1 is replaced by the next readable one"):
         inputs, _ = found.configured(on_damaged="skip").take(slice(0, 3))
     np.testing.assert_array_equal(inputs[1], inputs[2])
 
@@ -130,10 +130,13 @@ def test_a_damaged_picture_in_a_record_is_a_damaged_sample(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ([b"short"], r"record 0 .*: a record of 5 bytes has no header"),
-        ([struct.pack("<IfQQ", 9, 0, 0, 0)], "says that it has 9 labels"),
-        ([pack((0, 1.0, 0, 0), b"x"), pack((0, [1.0, 2.0], 1, 0), b"x")], r"record 1 .*: 2 labels, and 1 in the first"),
-        ([], "there is no record"),
+        ([b"short"], r"record 0 .*: a record of 5 bytes is too short for its header"),
+        ([struct.pack("<IfQQ", 9, 0, 0, 0)], "too short for the 9 labels"),
+        (
+            [pack((0, 1.0, 0, 0), b"x"), pack((0, [1.0, 2.0], 1, 0), b"x")],
+            r"record 1 .*: it has 2 labels, but the first record has 1",
+        ),
+        ([], "the file contains no record"),
     ],
 )
 def test_headers_that_cannot_be(tmp_path, contents, message):
@@ -158,7 +161,7 @@ def test_labels_of_other_kinds(tmp_path):
     (tmp_path / "a.classes.txt").write_text("one\n")
     with RecordWriter(path) as writer:
         writer.write(pack((0, 1.0, 0, 0), png()))
-    with pytest.raises(InputError, match=r"a\.classes\.txt: 1 classes, and a\.rec has the label 1"):
+    with pytest.raises(InputError, match=r"a\.classes\.txt: it has 1 classes, but a\.rec contains the label 1"):
         data.read(path)
 
 
@@ -177,10 +180,10 @@ def test_check(photos, tmp_path):
     found = check(path, decode=True)
     assert found.records == 4
     assert any(f"damaged at byte {positions[2]}" in p for p in found.problems)
-    assert any(f"no record begins at {positions[2]}" in p for p in found.problems)
+    assert any(f"no record begins at byte {positions[2]}" in p for p in found.problems)
     assert any("cannot be read as a picture" in p for p in found.problems)
     (tmp_path / "photos.idx").write_text("0\t0\n")
-    assert sum("is not in it" in p for p in check(path).problems) == 3
+    assert sum("is missing" in p for p in check(path).problems) == 3
 
 
 def test_commands(photos, tmp_path, capsys):

@@ -98,7 +98,7 @@ def test_numbers_that_are_names(tmp_path):
     assert found.inputs.tolist() == [[1, 0], [0, 1], [1, 0]]
     assert found.encoding.categories[0].values == ("3000", "8000")
     path.write_text("zip,y\n3000,0\n8000,1\nA1,1\n")
-    with pytest.raises(InputError, match=r"line 4: 'A1' in column 'zip' is no number.*categorical=zip"):
+    with pytest.raises(InputError, match=r"line 4: 'A1' in column 'zip' is not a number.*categorical=zip"):
         data.read(path)
     assert data.read(path, categorical="zip").inputs.shape == (3, 3)
 
@@ -111,10 +111,10 @@ def test_a_kind_that_shows_late(tmp_path, monkeypatch):
     assert found.inputs["categories"].tolist() == [[0], [0], [2], [1], [0]]
     assert found.inputs["x"].tolist() == [[1], [2], [3], [0], [5]]
     path.write_text("a,y\n1,0\n2,1\nred,0\n")
-    with pytest.raises(InputError, match=r"line 4: 'red' in column 'a' is no number, as '1' in line 2 is"):
+    with pytest.raises(InputError, match=r"line 4: 'red' in column 'a' is not a number, but '1' in line 2 is"):
         data.read(path)
     path.write_text("a,y\nred,0\nblue,1\n7,0\n")
-    with pytest.raises(InputError, match=r"line 2: 'red' in column 'a' is no number, as '7' in line 4 is"):
+    with pytest.raises(InputError, match=r"line 2: 'red' in column 'a' is not a number, but '7' in line 4 is"):
         data.read(path)
 
 
@@ -138,8 +138,8 @@ def test_other_tables_of_a_model(tmp_path, path):
     other = tmp_path / "other.csv"
     for text, message in (
         ("age,income,rooms,price\n1,2,3,4\n", r"other\.csv: there is no column 'city'"),
-        ("age,city,income,rooms,price\nold,Bern,2,3,4\n", "column 'age' holds text, and held numbers"),
-        ("age,city,income,rooms,price\n1,3000,2,3,4\n", "column 'city' holds numbers, and held names"),
+        ("age,city,income,rooms,price\nold,Bern,2,3,4\n", "column 'age' contains text, but contained numbers"),
+        ("age,city,income,rooms,price\n1,3000,2,3,4\n", "column 'city' contains numbers, but contained names"),
         ("age,city,income,rooms,price\n1,Bern,2,,4\n", None),
     ):
         other.write_text(text)
@@ -152,7 +152,7 @@ def test_other_tables_of_a_model(tmp_path, path):
     for text in ("", "[]", "{}", '{"numbers": [{"name": "a", "size": 2}], "categories": [], "onehot": true}',
                  '{"numbers": [], "categories": [{"name": "a", "values": 3}], "onehot": true}',
                  '{"numbers": [{"name": "a", "scale": "x"}], "categories": [], "onehot": true}'):  # fmt: skip
-        with pytest.raises(InputError, match="no columns of a table"):
+        with pytest.raises(InputError, match="not the columns of a table"):
             Encoding.from_json(text)
 
 
@@ -160,16 +160,21 @@ def test_other_tables_of_a_model(tmp_path, path):
     ("text", "options", "message", "error"),
     [
         (TEXT, {}, r"column 'age' has no value in 1 of 5 rows, first in line 3; missing=mean", InputError),
-        (TEXT, {"missing": "men"}, "missing is one of raise, mean, median, zero", UsageError),
-        (TEXT, {"missing": "mean", "categories": "hash"}, "categories is one of onehot, codes", UsageError),
-        (TEXT, {"missing": "mean", "scale": "log"}, "scale is one of", UsageError),
+        (TEXT, {"missing": "men"}, "missing must be one of raise, mean, median, zero", UsageError),
+        (TEXT, {"missing": "mean", "categories": "hash"}, "categories must be one of onehot, codes", UsageError),
+        (TEXT, {"missing": "mean", "scale": "log"}, "scale must be one of", UsageError),
         (TEXT, {"missing": "mean", "colums": "a"}, "no option 'colums'; did you mean 'columns'", UsageError),
-        (TEXT, {"header": "maybe"}, "header is true or false", UsageError),
-        ("a,a,y\n1,2,3\n", {}, "two columns are called 'a'", InputError),
-        ("a,y\n1,0\n2\n", {}, "1 cells in a line that begins '2', up to line 3; the first line has 2", InputError),
-        ("a,b,y\n1,,0\n2,,1\n", {"missing": "mean"}, "column 'b' is empty in all rows to train on; drop=b", InputError),
+        (TEXT, {"header": "maybe"}, "header must be true or false", UsageError),
+        ("a,a,y\n1,2,3\n", {}, "two columns have the name 'a'", InputError),
+        (
+            "a,y\n1,0\n2\n",
+            {},
+            "1 cells in the row that begins '2' and ends in line 3; the first line has 2",
+            InputError,
+        ),
+        ("a,b,y\n1,,0\n2,,1\n", {"missing": "mean"}, "column 'b' is empty in all training rows; drop=b", InputError),
         ("y\n1\n2\n", {}, "no column is left", InputError),
-        ('a,y\n"1,0\n2,1\n', {}, r"a header, and no sample|cells in a line", InputError),
+        ('a,y\n"1,0\n2,1\n', {}, r"there is a header, but no sample|cells in the row", InputError),
     ],
 )
 def test_what_cannot_be_read(tmp_path, text, options, message, error):
@@ -238,13 +243,13 @@ def test_types_of_parquet(tmp_path):
     assert found.inputs["x"].tolist() == [[1, 1, 1.5, 0.5], [0, 0, 0, 0], [3, 0, 2.25, 2]]
     assert found.inputs["categories"].tolist() == [[1], [0], [2]]
     pa.parquet.write_table(pa.table(columns | {"t": pa.array([datetime.date(2020, 1, 1)] * 3)}), path)
-    with pytest.raises(InputError, match=r"column 't' holds date32.*drop=t"):
+    with pytest.raises(InputError, match=r"column 't' contains date32.*drop=t"):
         data.read(path, missing="zero", target="y")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet"):
         data.read(path)
     pa.parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), path)
-    with pytest.raises(InputError, match="there is no row"):
+    with pytest.raises(InputError, match="the table has no rows"):
         data.read(path)
 
 
@@ -287,12 +292,12 @@ def test_movielens(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1\t2\n", "2 columns; user, item, rating"),
+        ("1\t2\n", "expected the columns user, item, rating and optionally time, not 2 columns"),
         ("1 2 3\n", "tabs, :: or commas"),
         ("", "tabs, :: or commas"),
-        ("1\t2\tgood\t4\n2\t2\tbad\t4\n", "holds text; ratings and times are numbers"),
-        ("1\t2\t3\t4\n1\t\t3\t4\n", "line 2: there is no item"),
-        ("1\t2\t3\t4\n1\t3\t\t4\n", "line 2: there is no rating"),
+        ("1\t2\tgood\t4\n2\t2\tbad\t4\n", "contains text, but ratings and times must be numbers"),
+        ("1\t2\t3\t4\n1\t\t3\t4\n", "line 2: the item is missing"),
+        ("1\t2\t3\t4\n1\t3\t\t4\n", "line 2: the rating is missing"),
     ],
 )
 def test_bad_ratings(tmp_path, text, message):
@@ -307,7 +312,7 @@ def test_ratings_without_times(tmp_path):
     assert len(data.read(f"ratings:{tmp_path / 'r.csv'}")) == 2
     with pytest.raises(InputError, match="needs times"):
         data.load(f"ratings:{tmp_path / 'r.csv'}", held_out="last")
-    with pytest.raises(UsageError, match="held_out is random or last"):
+    with pytest.raises(UsageError, match="held_out must be random or last"):
         data.load(f"ratings:{tmp_path / 'r.csv'}", held_out="first")
 
 

@@ -79,10 +79,10 @@ def test_sizes_that_differ_and_outgrow_their_memory(sets, workers):
 def test_samples_that_do_not_fit_each_other(sets):
     found = sets.Plain(6, name="uneven")
     found.sample = lambda number, draw: (np.zeros(number // 3), None)
-    with pytest.raises(InputError, match=r"uneven: samples of one batch have the shapes \[0\] and \[1\]"):
+    with pytest.raises(InputError, match=r"uneven: samples of one batch must have one shape, but have \[0\] and \[1\]"):
         found.take(slice(None))
     found.sample = lambda number, draw: ({"a": 1} if number else {"a": 1, "b": 2}, None)
-    with pytest.raises(InputError, match=r"one batch are \{a, b\} and nothing, and \{a\} and nothing"):
+    with pytest.raises(InputError, match=r"one batch must be \{a, b\} and nothing, but are \{a\} and nothing"):
         found.take(slice(None))
     found.sample = lambda number, draw: ((number, number + 0.5 * (number > 2)), np.int8(number))
     (first, second), targets = found.take(slice(None))
@@ -116,7 +116,7 @@ def test_counts_of_workers(sets):
     assert chosen.batches(2, workers=0)._workers is None
     assert found.batches(2)._workers is None
     for wrong in (-1, "two", 1.5):
-        with pytest.raises(UsageError, match="workers is a number of processes"):
+        with pytest.raises(UsageError, match="workers must be a number of processes"):
             found.batches(2, workers=wrong)
     with pytest.raises(UsageError, match="ahead=0"):
         Workers(1, ahead=0)
@@ -138,14 +138,14 @@ def test_sources_take_the_choices_of_lazy_data(sets, monkeypatch):
     assert parts.train.workers.count == 1
     whole = sources.read("rusty:x", on_damaged="skip")
     assert (whole.on_damaged, whole.workers, len(whole)) == ("skip", 0, 12)
-    with pytest.raises(UsageError, match="on_damaged is 'raise' or 'skip', not 'ignore'"):
+    with pytest.raises(UsageError, match="on_damaged must be 'raise' or 'skip', not 'ignore'"):
         sources.load("rusty:x", on_damaged="ignore")
-    with pytest.raises(UsageError, match="shuffle_window is a number of samples, not 0"):
+    with pytest.raises(UsageError, match="shuffle_window must be a number of samples, not 0"):
         sources.load("rusty:x", shuffle_window=0)
 
 
 def test_data_in_memory_have_no_workers():
-    with pytest.raises(UsageError, match=r"digits.*: its samples are in memory; workers is for those"):
+    with pytest.raises(UsageError, match=r"digits.*: workers is only for lazy data sets"):
         sources.load("digits", workers=2)
     assert isinstance(sources.load("digits", workers=None).train, Dataset)
 

@@ -38,7 +38,7 @@ def until_it_fails(batches, kind):
 
 # Seconds in which a worker that does not hang goes on, also beside other programs.
 TIMEOUT = 2.0
-HUNG = f"was ended, as it has not gone on for {TIMEOUT:g} s, in sample 13 of harmful"
+HUNG = f"was ended, because it made no progress for {TIMEOUT:g} s (GRAPHKIT_WORKER_TIMEOUT), in sample 13 of harmful"
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -177,7 +177,7 @@ def test_a_worker_that_hangs_outside_of_samples(sets, monkeypatch, gone):
         workers.start()
         pids = workers.pids
         _, error = in_time(lambda: until_it_fails(found.batches(2, workers=workers), WorkerError))
-        assert "was ended, as it has not gone on for 2 s, between samples" in str(error)
+        assert "was ended, because it made no progress for 2 s (GRAPHKIT_WORKER_TIMEOUT), between samples" in str(error)
         assert gone(pids)
 
 
@@ -211,9 +211,9 @@ def test_processes_that_cannot_be_started(sets, monkeypatch, error, kind):
 
 def test_data_that_cannot_be_sent(sets):
     found = MapDataset(sets.Mapped(8, extra=lambda: 0), ("x",))
-    with pytest.raises(UsageError, match=r"Mapped cannot be given to worker processes.*pickling.*workers=0"):
+    with pytest.raises(UsageError, match=r"Mapped cannot be sent to worker processes.*pickled.*workers=0"):
         next(iter(found.batches(2, workers=1)))
-    with pytest.raises(UsageError, match="pickling"):
+    with pytest.raises(UsageError, match="cannot be pickled"):
         next(iter(MapDataset(sets.Mapped(8, extra=threading.Lock())).batches(2, workers=1)))
     data = MapDataset(sets.Mapped(8), ("x",))
     assert next(iter(data.batches(2, shuffle=False, workers=1))).inputs.shape == (2, 6)
@@ -233,7 +233,7 @@ def test_no_memory(sets, monkeypatch):
         workers.start()
         resource.prlimit(workers.pids[0], resource.RLIMIT_FSIZE, (1 << 20, hard))
         ctypes.CDLL(None)
-        with pytest.raises((OutOfMemory, WorkerError), match=r"no 4,194,304 bytes|SIGXFSZ"):
+        with pytest.raises((OutOfMemory, WorkerError), match=r"cannot allocate 4,194,304 bytes|SIGXFSZ"):
             next(iter(found.batches(4, workers=workers)))
     assert resource.getrlimit(resource.RLIMIT_FSIZE) == (soft, hard)
 
@@ -293,11 +293,11 @@ def test_classes_of_the_script(tmp_path, uses):
     )
     done = subprocess.run(script(tmp_path, unguarded), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "UsageError: worker processes are asked for in a worker process" in done.stderr
+    assert "UsageError: a worker process tried to start worker processes" in done.stderr
     assert 'if __name__ == "__main__":' in done.stderr
     session = [sys.executable, "-P", "-c", textwrap.dedent(unguarded)]
     done = subprocess.run(session, capture_output=True, text=True, timeout=120, check=False)
-    assert "its class is defined in an interactive session" in done.stderr
+    assert "they cannot import its class from an interactive session" in done.stderr
 
 
 KILLED = """
@@ -361,7 +361,7 @@ def test_an_interrupt_is_for_the_process_that_trains(tmp_path, gone):
     _, error = trainer.communicate(timeout=60)
     assert trainer.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in error
-    assert "has a checkpoint of it" in error
+    assert "contains a checkpoint of this position" in error
     assert "WorkerError" not in error
     assert gone(pids)
 

@@ -153,7 +153,7 @@ def test_a_data_set_that_is_gone_leaves_no_file(sets):
 def test_strings_are_refused_by_name(sets):
     found = sets.Words(4, name="words")
     assert next(iter(found.batches(2, shuffle=False))).inputs["word"].tolist() == ["a", "bc"]
-    with pytest.raises(InputError, match=r"words: input 'word' holds <U2, no numbers: the memory of workers does not"):
+    with pytest.raises(InputError, match=r"words: input 'word' contains <U2, which workers cannot share"):
         next(iter(found.batches(2, shuffle=False, workers=1)))
 
 

@@ -379,7 +379,7 @@ def test_an_operation_cannot_wait_for_its_own_engine(engine: Engine) -> None:
 def test_wrong_arguments(engine: Engine) -> None:
     with pytest.raises(UsageError, match="callable without arguments, not int"):
         engine.push(3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="variables that the engine made"):
+    with pytest.raises(UsageError, match="variables of this engine"):
         engine.push(print, reads=[3])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="workers=0"):
         Engine(0)

@@ -112,7 +112,7 @@ def test_finite_check_is_opt_in() -> None:
     bad = IMAGE.copy()
     bad[1, 0] = np.nan
     assert np.isnan(executor()(bad, MASK)[0][1, 0])
-    with pytest.raises(InputError, match=r"'image' holds nan at \[1, 0\] \(1 values"):
+    with pytest.raises(InputError, match=r"'image' contains nan at \[1, 0\] \(1 values"):
         executor(check_finite=True)(bad, MASK)
 
 
@@ -125,7 +125,7 @@ def test_static_input_of_another_size() -> None:
 
 
 def test_wrong_number_of_arrays() -> None:
-    with pytest.raises(InputError, match=r"2 inputs expected \(image, mask\), 1 given"):
+    with pytest.raises(InputError, match=r"expected 2 inputs \(image, mask\), got 1"):
         executor()(IMAGE)
 
 

@@ -44,7 +44,7 @@ def test_the_run_is_native(model, monkeypatch):
 
 
 def test_no_array_holds_maps(model):
-    with pytest.raises(UsageError, match="'maps' is made of maps"):
+    with pytest.raises(UsageError, match="'maps' consists of maps"):
         model.compile().run({"x": ONES}, out={"maps": np.zeros((2, 2), np.float32)})
 
 

@@ -54,9 +54,9 @@ def test_level_2_prints_times_reasons_and_hits(
 ) -> None:
     lines = _log("2", monkeypatch, capsys, (2, 1, 2))
     assert all(line.endswith(" ms") for line in lines if line.startswith("graphkit: pass "))
-    assert "graphkit: program of graph 'net' for x [2, 3]: made because there is none yet" in lines
+    assert "graphkit: program of graph 'net' for x [2, 3]: made because there is no program yet" in lines
     assert (
-        "graphkit: program of graph 'net' for x [1, 3]: made because shapes differ from those before: "
+        "graphkit: program of graph 'net' for x [1, 3]: made because the shapes have changed: "
         "x [2, 3] -> [1, 3]" in lines
     )
     assert "graphkit: program for [2, 3]: found" in lines
@@ -78,7 +78,7 @@ def test_level_2_tells_when_a_program_comes_often(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = _log("2", monkeypatch, capsys, (2, *([1] * 40)))
-    assert any(line.endswith("made because these shapes come often, so that a compiled one pays") for line in lines)
+    assert any(line.endswith("made because these shapes occur often, so compiling pays") for line in lines)
 
 
 def test_level_2_tells_what_was_dropped_and_made_again(
@@ -89,7 +89,7 @@ def test_level_2_tells_what_was_dropped_and_made_again(
     monkeypatch.setattr("graphkit.executor.run.sized_program._STEP_BYTES", 1 << 20)
     lines = _log("2", monkeypatch, capsys, (1, 2, 3, 4, 5, 6, 1))
     assert any("program for [1, 3]: dropped, " in line and "GRAPHKIT_CACHE_MB" in line for line in lines)
-    assert any("for x [1, 3]: made because the one for these shapes was dropped" in line for line in lines)
+    assert any("for x [1, 3]: made because the program for these shapes was dropped" in line for line in lines)
 
 
 def test_level_2_tells_of_other_outputs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_level_2_tells_of_other_outputs(monkeypatch: pytest.MonkeyPatch, capsys:
     executor.run({"x": np.ones(3, np.float32)})
     executor.run({"x": np.ones(3, np.float32)}, ["b"])
     log = capsys.readouterr().err
-    assert "for fixed shapes: made because there is none yet" in log
+    assert "for fixed shapes: made because there is no program yet" in log
     assert "made because other outputs are selected, or other parameters are fed" in log
 
 

@@ -411,7 +411,7 @@ def test_what_is_not_there_is_refused() -> None:
     graph = Graph([x], [F.exp(x)])
     with pytest.raises(UsageError, match=r"f8.*expected 'f32', 'bf16', 'f16', 'tf32'"):
         Executor(graph, no_params(), precision="f8")
-    with pytest.raises(UnsupportedError, match=r"'f16' is one of cards"):
+    with pytest.raises(UnsupportedError, match=r"'f16' needs a GPU"):
         Executor(graph, no_params(), precision="f16")
     with pytest.raises(UsageError, match="optimize=False"):
         Executor(graph, no_params(), precision="bf16", optimize=False)

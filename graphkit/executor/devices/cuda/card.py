@@ -127,7 +127,7 @@ class CudaDevice:
             # CuPy may leave what CUDA refuses to the first use.
             recording.upload()
         except (RuntimeFailure, self._cupy.cuda.runtime.CUDARuntimeError) as error:
-            raise NotRecorded(f"device {self.name!r} does not record: {error}") from error
+            raise NotRecorded(f"device {self.name!r} cannot record: {error}") from error
         return recording
 
     def _captured(self, stream: Any, steps: Sequence[Recorded]) -> _Recording:
@@ -207,7 +207,7 @@ class CudaDevice:
             except cuda.runtime.CUDARuntimeError as error:
                 if error.status != _NO_MEMORY:
                     raise
-                raise MemoryError(f"{nbytes} bytes of the host's memory for device {self.name!r}: {error}") from error
+                raise MemoryError(f"{nbytes} bytes of host memory for device {self.name!r}: {error}") from error
         return np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
@@ -291,7 +291,7 @@ class _Launched(OwnLaunches):
             except NoWay as error:
                 refusal = error
         if refusal is not None:
-            text = f"{self._node.describe()}: {refusal}; a kernel of graphkit's own computes it"
+            text = f"{self._node.describe()}: {refusal}; graphkit's own kernel computes it"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return ways[-1], self._prepared(ways[-1])
 
@@ -338,7 +338,7 @@ def device(number: int = 0) -> CudaDevice:
 def _device(number: int) -> CudaDevice:
     count = cards()
     if number >= count:
-        raise UnsupportedError(f"device 'cuda:{number}': the driver finds {count} NVIDIA card{'s' * (count > 1)}")
+        raise UnsupportedError(f"device 'cuda:{number}': the driver finds {count} NVIDIA GPU{'s' * (count > 1)}")
     return CudaDevice(importlib.import_module("cupy"), number)
 
 
@@ -355,7 +355,7 @@ def cards() -> int:
     try:
         count: int = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise UnsupportedError(f"device 'cuda': no NVIDIA card can be used here ({error}); use device='cpu'") from error
+        raise UnsupportedError(f"device 'cuda': no NVIDIA GPU can be used here ({error}); use device='cpu'") from error
     if count == 0:
-        raise UnsupportedError("device 'cuda': the driver finds no NVIDIA card; use device='cpu'")
+        raise UnsupportedError("device 'cuda': the driver finds no NVIDIA GPU; use device='cpu'")
     return count

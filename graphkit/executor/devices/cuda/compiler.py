@@ -73,7 +73,7 @@ def _unless_refused(*, must: bool) -> Iterator[None]:
     except CacheFailure as error:
         if must:
             raise
-        warnings.warn(f"compiled kernels are not kept: {error}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"compiled kernels cannot be cached: {error}", RuntimeWarning, stacklevel=4)
 
 
 def user_folder() -> Path:
@@ -96,7 +96,7 @@ def compile_text(text: str, architecture: str) -> Compiled:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _filled(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeFailure(f"NVRTC refuses a kernel for {architecture}:\n{log}")
+            raise RuntimeFailure(f"NVRTC rejects a kernel for {architecture}:\n{log}")
         return Compiled(_filled(nvrtc, program, "CUBIN"), log)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -131,6 +131,6 @@ def _nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise MissingDependency(
-            f"kernels for a card are compiled by NVRTC ({error}): {how_to_install('cuda12', 'cuda13')}"
+            f"NVRTC is needed to compile GPU kernels ({error}): {how_to_install('cuda12', 'cuda13')}"
         ) from error
     return nvrtc

@@ -67,7 +67,7 @@ def _never_recorded(graph: LoweredGraph) -> str:
     for node, lowering in graph.steps:
         name = f"{graph.graph.node_name(node)} ({node.op.name})"
         if lowering.kind == "interpreted":
-            return f"{name} is interpreted inside"
+            return f"{name} inside is interpreted"
         if isinstance(lowering, SubgraphStep):
             reasons = (lowering.looks_because, *map(_never_recorded, lowering.subgraphs.values()))
             if why := next(filter(None, reasons), ""):

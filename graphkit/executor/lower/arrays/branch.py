@@ -88,5 +88,5 @@ def array_branch(site: Site) -> ArrayBranch | None:
     if not is_control(node) or node.op.name != "If":
         return None
     if not all(has_fixed_size(v) for v in (*node.operands, *node.outputs)):
-        raise NotNative("sizes that a run tells")
+        raise NotNative("data-dependent shapes")
     return ArrayBranch(node, branches_of(site))

@@ -68,7 +68,7 @@ class ArrayLoop(SubgraphStep):
         """See SubgraphStep."""
         if self.trips is not None:
             return ""
-        return super().looks_because if self.may_repeat else "it stacks as much as a run tells"
+        return super().looks_because if self.may_repeat else "the size of its stacked outputs is data-dependent"
 
     @property
     def may_repeat(self) -> bool:
@@ -346,19 +346,19 @@ def array_loop(site: Site) -> ArrayLoop | None:
     view = LoopView.of(node)
     before = view.operands[: view.at_captures.start]
     if not all(v is None or has_fixed_size(v) for v in (*before, *node.outputs[: view.state_count])):
-        raise NotNative("sizes that a run tells")
+        raise NotNative("data-dependent shapes")
     block = Block()
     layout = layout_of(site, block)
     if any(s.buffers is None for s in layout.states):
         raise NotNative("a state's size changes")
     if not all(has_fixed_size(s.row) for s in layout.stacked):
-        raise NotNative("slices have sizes that a run tells")
+        raise NotNative("slices have data-dependent shapes")
     if any(s.backwards and not has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
-        raise NotNative("how much is stacked backwards, a run tells")
+        raise NotNative("the size of an output that is stacked backwards is data-dependent")
     if site.inner and not all(has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
-        raise NotNative("how much is stacked inside of a loop, a run tells")
+        raise NotNative("the size of an output that is stacked inside a loop is data-dependent")
     if layout.flag_after is not None and any(has_fixed_size(node.outputs[s.output]) for s in layout.stacked):
-        raise NotNative("what is stacked has a known size, and the condition may end it earlier")
+        raise NotNative("a stacked output has a known size, but the condition may end the loop earlier")
     slices: dict[Value, Sequence[int]] = {}
     hosted = {s.row for s in layout.scanned if node.inputs[s.operand] in site.hosted}
     hosted |= {s.row for s in layout.stacked if node.outputs[s.output] in site.hosted}

@@ -196,7 +196,7 @@ class ArrayInstance:
             if self._queue is not None:
                 raise  # the other processes replay theirs
             segment.is_recorded = False
-            instead = "looks at faults in between" if segment is self._whole else "runs one step after another"
+            instead = "checks for faults between steps" if segment is self._whole else "runs one step after another"
             warnings.warn(f"{error}; the host {instead}", RuntimeWarning, stacklevel=2)
 
     def _record(self, segment: Segment) -> None:

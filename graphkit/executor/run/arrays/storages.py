@@ -77,7 +77,7 @@ class Storages:
         if not stored:
             return {}
         nbytes = sum(value.tensor.nbytes for value in stored)
-        what = f"values that are swapped to the host's pinned memory, {nbytes} bytes for device {self._device.name!r}"
+        what = f"values that are swapped to pinned host memory, {nbytes} bytes for device {self._device.name!r}"
         with out_of_memory(lowered.graph, what):
             return dict(zip(stored, host_arrays(self._device, stored), strict=True))
 

@@ -164,7 +164,7 @@ class Division:
                 return programs.find(key) or programs.make(key, selection)
             except UnsupportedError as error:
                 groups = ", ".join(map(repr, self._groups[self._sites.index(part.site)]))
-                whose = f"group {groups}" if groups else "what is in no group"
+                whose = f"group {groups}" if groups else "nodes without a group"
                 raise UnsupportedError(f"{error} (of {whose})") from error
 
     def moves(self, part: Part, types: Mapping[Value, Type]) -> list[Move]:

@@ -109,7 +109,7 @@ class DividedProgram:
         plans = []
         for part, program in zip(self._division.parts, self._known, strict=True):
             if program is None:
-                raise UnsupportedError(f"no plan: only a run tells sizes of what {part.site.name} gets from elsewhere")
+                raise UnsupportedError(f"no plan: {part.site.name} receives values with data-dependent shapes")
             plans.append(PartPlan(part.site.name, program.plan, self._division.moves(part, self._types)))
         return join(plans)
 

@@ -31,7 +31,7 @@ def make_programs(
     if isinstance(device, str):
         return Programs(settings[0], pools)
     if settings[0].collectives is not None or settings[0].channels is not None:
-        raise UsageError("device: one of several processes runs on one device, not on one for each group")
+        raise UsageError("device: with several processes, each runs on one device, not on one for each group")
     sites = []
     for name, chosen in zip(device.devices, settings, strict=True):
         own = Pools(pools.stamp, pools.arenas)

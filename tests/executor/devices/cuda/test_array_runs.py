@@ -155,7 +155,7 @@ def test_one_recording_that_is_refused(card: Card, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(card, "record", refusing)
     executor, store = taking(card)
     step_of(executor, [0, 1, 2])
-    with pytest.warns(RuntimeWarning, match="no such nodes; the host looks at faults in between"):
+    with pytest.warns(RuntimeWarning, match="no such nodes; the host checks for faults between steps"):
         step_of(executor, [0, 1, 2])
     replays = card.replays
     step_of(executor, [0, 1, 2])

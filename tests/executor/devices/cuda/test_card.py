@@ -70,10 +70,10 @@ def test_without_cupy(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
-        (0, "the driver finds no NVIDIA card; use device='cpu'"),
+        (0, "the driver finds no NVIDIA GPU; use device='cpu'"),
         (
             CUDARuntimeError("cudaErrorInsufficientDriver: driver version is insufficient"),
-            r"no NVIDIA card can be used here \(cudaErrorInsufficientDriver.*use device='cpu'",
+            r"no NVIDIA GPU can be used here \(cudaErrorInsufficientDriver.*use device='cpu'",
         ),
     ],
 )
@@ -86,10 +86,10 @@ def test_without_a_card(fresh: None, monkeypatch: pytest.MonkeyPatch, outcome: A
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:2", "device 'cuda:2': the driver finds 2 NVIDIA cards"),
-        ("cuda:", "no device 'cuda:': the cpu is 'cpu', cards are"),
-        ("cuda:-1", "no device 'cuda:-1': the cpu is 'cpu', cards are 'cuda:0', 'cuda:1', ..."),
-        ("cpu:0", "no device 'cpu:0': the cpu is 'cpu'"),
+        ("cuda:2", "device 'cuda:2': the driver finds 2 NVIDIA GPUs"),
+        ("cuda:", "no device 'cuda:': use 'cpu', or"),
+        ("cuda:-1", "no device 'cuda:-1': use 'cpu', or 'cuda:0', 'cuda:1', ... for GPUs"),
+        ("cpu:0", "no device 'cpu:0': use 'cpu'"),
         ("cudda:1", r"no device 'cudda:1'; did you mean 'cuda'\?"),
     ],
 )

@@ -147,7 +147,7 @@ def test_what_the_library_has_no_plan_for_is_the_cards_own(library: Any) -> None
     assert wanted <= Graph.made[-1].unwanted
     assert not {numerical_note.TENSOR_CORE, numerical_note.DOWN_CONVERT_INPUTS} & Graph.made[-1].unwanted
     for Graph.ways, Graph.least_workspace in ((0, 0), (1, 1 << 60)):
-        with pytest.warns(RuntimeWarning, match=r"FusedAttention.*: no engine; a kernel of graphkit's own"):
+        with pytest.warns(RuntimeWarning, match=r"FusedAttention.*: no engine; graphkit's own kernel"):
             launched = card._Launched(card_with(STREAM), node, kernel, None)
         assert launched.chosen is kernel.otherwise
     assert kernel.otherwise is not None

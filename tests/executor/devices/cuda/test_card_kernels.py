@@ -145,5 +145,5 @@ def test_a_folder_that_the_disk_refuses(nvrtc: None, tmp_path: Path, monkeypatch
         compiler.compiled([source], "sm_90")
     monkeypatch.setenv("GRAPHKIT_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "within"))
-    with pytest.warns(RuntimeWarning, match="compiled kernels are not kept: GRAPHKIT_CACHE"):
+    with pytest.warns(RuntimeWarning, match="compiled kernels cannot be cached: GRAPHKIT_CACHE"):
         assert compiler.compiled([source], "sm_90")[:4] == b"\x7fELF"

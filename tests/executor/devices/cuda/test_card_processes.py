@@ -194,10 +194,10 @@ def check_captured(ranks: Facts, options: Options) -> None:
     ("options", "reason"),
     [
         long_case({"nccl": [0]}, "rank 1 has no NCCL (CuPy finds no NCCL)"),
-        long_case({"nccl": [0, 1], "places": ["here", "here"]}, "ranks 0, 1 have one card, here"),
-        long_case({"nccl": [0, 1], "mixed": True}, "rank 0 computes on the processor"),
-        long_case({"nccl": [0, 1], "sync_batch_norm": True}, "statistics of all samples are merged by processors"),
-        long_case({"nccl": [0, 1], "compression": "fp16"}, "gradients in fewer bytes are made by processors"),
+        long_case({"nccl": [0, 1], "places": ["here", "here"]}, "ranks 0, 1 share one GPU, here"),
+        long_case({"nccl": [0, 1], "mixed": True}, "rank 0 computes on the CPU"),
+        long_case({"nccl": [0, 1], "sync_batch_norm": True}, "statistics of all samples are merged on the CPU"),
+        long_case({"nccl": [0, 1], "compression": "fp16"}, "gradients are compressed on the CPU"),
     ],
     ids=str,
 )
@@ -210,7 +210,7 @@ def test_one_that_cannot_and_what_cards_do_not_sum(
     assert [rank["groups"] for rank in ranks] == [0, 0]
     assert ranks[1]["kinds"] == ["staged"]
     assert reason in ranks[1]["because"]
-    said = [line for line in done.stderr.splitlines() if "RuntimeWarning: gradients of processes with cards" in line]
+    said = [line for line in done.stderr.splitlines() if "RuntimeWarning: gradients on GPUs" in line]
     assert len(said) == reason.startswith("rank")
     assert all(line.endswith(reason) for line in said)
 
@@ -220,11 +220,11 @@ def test_one_that_cannot_and_what_cards_do_not_sum(
     [
         long_case(
             "stopped in a step",
-            [r"rank 0: rank 1 on .* has shown no sign of life for \d+ s; it was last seen in step 5, behind sums"],
+            [r"rank 0: rank 1 on .* has sent no heartbeat for \d+ s; it was last seen in step 5, after all-reduces"],
         ),
-        long_case("stopped", [r"rank 0: rank 1 on .* has shown no sign of life for \d+ s; it was last seen in step 4"]),
+        long_case("stopped", [r"rank 0: rank 1 on .* has sent no heartbeat for \d+ s; it was last seen in step 4"]),
         long_case("fails in a step", ["rank 1: ValueError: a step that fails; this ends the job"]),
-        long_case("another order", ["the processes do not go on together: rank 0: sums on cards", "another order"]),
+        long_case("another order", ["processes make different calls: rank 0: all-reduces on GPUs", "another order"]),
     ],
 )
 def test_who_does_not_come_ends_the_job(
@@ -255,7 +255,7 @@ def check_lazy(ranks: Facts, options: Options) -> None:
     assert max(rank["apart"] for rank in ranks) < (0.02 if "precision" in options else 1e-6)
     assert ranks[0]["bits"] == ranks[1]["bits"]
     assert ranks[1]["kinds"] == ["staged"]
-    assert "rows of tables are summed by processors (lazy)" in ranks[1]["because"]
+    assert "rows of tables are summed on the CPU (lazy)" in ranks[1]["because"]
 
 
 def test_a_card_for_each_process_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:

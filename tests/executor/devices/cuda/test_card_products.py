@@ -189,7 +189,7 @@ def test_tf32(bindings: CublasLt) -> None:
             asked += [facts["compute"] for facts in bindings.alive.values() if "compute" in facts]
             del launched
     assert asked == [68, 77, 70, 70]
-    with pytest.raises(UnsupportedError, match="'tf32' is one of cards, device='cuda'"):
+    with pytest.raises(UnsupportedError, match=r"'tf32' needs a GPU \(device='cuda'\)"):
         gk.models.build("mlp").compile(precision="tf32")
 
 

@@ -181,7 +181,7 @@ def choice(store: Any, card: Card) -> tuple[bool, str]:
 
 def test_one_without_nccl_and_none_takes_part(machine: Machine) -> None:
     machine.without = (1,)
-    with pytest.warns(RuntimeWarning, match="by way of the hosts' memory: rank 1 has no NCCL") as seen:
+    with pytest.warns(RuntimeWarning, match="through host memory: rank 1 has no NCCL") as seen:
         found = machine.run(choice, 3)
     assert found == [(False, "rank 1 has no NCCL (CuPy finds no NCCL)")] * 3
     assert len(seen) == 1
@@ -190,7 +190,7 @@ def test_one_without_nccl_and_none_takes_part(machine: Machine) -> None:
 
 def test_ranks_that_share_a_card(machine: Machine) -> None:
     machine.cards[2].place = machine.cards[0].place
-    with pytest.warns(RuntimeWarning, match="ranks 0, 2 have one card, 0000:00:00.0"):
+    with pytest.warns(RuntimeWarning, match="ranks 0, 2 share one GPU, 0000:00:00.0"):
         assert not any(taken for taken, _ in machine.run(choice, 3))
 
 
@@ -198,8 +198,8 @@ def test_a_processor_among_cards(machine: Machine) -> None:
     def work(store: Any, card: Card) -> Any:
         return store.collectives(device="cpu" if store.rank else "cuda").staged
 
-    with pytest.warns(RuntimeWarning, match="rank 1 computes on the processor"):
-        assert machine.run(work) == ["rank 1 computes on the processor"] * 2
+    with pytest.warns(RuntimeWarning, match="rank 1 computes on the CPU"):
+        assert machine.run(work) == ["rank 1 computes on the CPU"] * 2
 
 
 def test_nothing_is_said_of_what_was_chosen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_cards_that_do_not_come_together(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(joined, "_JOINING", 0.3)
     monkeypatch.setenv("GRAPHKIT_RANK_TIMEOUT", "0.3")
     machine.library.refuses = (1,)
-    with pytest.warns(RuntimeWarning, match="rank 0 has waited for the others' cards for 0 s"):
+    with pytest.warns(RuntimeWarning, match="rank 0 has waited for the GPUs of the others for 0 s"):
         assert not any(taken for taken, _ in machine.run(choice))
     machine.library.get_unique_id = refuse  # type: ignore[method-assign]
     with pytest.warns(RuntimeWarning, match=r"rank 0 cannot begin \(NCCL 2.25.1: no interface\)"):
@@ -279,8 +279,8 @@ def test_other_orders_are_an_error_that_names_both(machine: Machine) -> None:
 
     found = machine.run(work, ends=RuntimeFailure)
     for error in found:
-        assert "rank 0: sums on cards, order 0" in str(error)
-        assert "rank 1: sums on cards, order 1" in str(error)
+        assert "rank 0: all-reduces on GPUs, order 0" in str(error)
+        assert "rank 1: all-reduces on GPUs, order 1" in str(error)
 
 
 def test_one_that_leaves_a_run_ends_what_is_done_together(machine: Machine) -> None:
@@ -290,7 +290,7 @@ def test_one_that_leaves_a_run_ends_what_is_done_together(machine: Machine) -> N
         store.barrier()
 
     for rank, error in enumerate(machine.run(work, ends=RuntimeFailure)):
-        assert str(error) == f"rank {rank} failed (ValueError: too small) in step 0, in sums on cards"
+        assert str(error) == f"rank {rank} failed (ValueError: too small) in step 0, in all-reduces on GPUs"
 
 
 # --- who is lost ------------------------------------------------------------------------------------------------------
@@ -342,8 +342,8 @@ class Group:
 @pytest.mark.parametrize(
     ("reason", "error", "message"),
     [
-        ("rank 1 on here (process 5) has shown no sign", "", "rank 1 on here (process 5) has shown no sign"),
-        (None, "NCCL 2: remote", "rank 0 failed (RuntimeFailure: NCCL 2: remote) in step 7, in sums on cards"),
+        ("rank 1 on here (process 5) has sent no heartbeat", "", "rank 1 on here (process 5) has sent no heartbeat"),
+        (None, "NCCL 2: remote", "rank 0 failed (RuntimeFailure: NCCL 2: remote) in step 7, in all-reduces on GPUs"),
     ],
 )
 @pytest.mark.parametrize("hangs", [False, True])
@@ -407,7 +407,7 @@ def test_without_cupy_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_outlook(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "cards", lambda: 2)
     assert joined.outlook(2) == "nccl 2.25.1"
-    assert joined.outlook(3) == "staged: there are 2 cards here"
+    assert joined.outlook(3) == "staged: this machine has 2 GPUs"
     monkeypatch.setenv("GRAPHKIT_NCCL", "0")
     assert joined.outlook(2) == "staged: GRAPHKIT_NCCL=0"
 

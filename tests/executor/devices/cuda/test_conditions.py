@@ -248,8 +248,10 @@ def test_what_is_stacked_leaves_a_loop_to_the_host(card: Card) -> None:
     there, here = executors([x, n], loop.outputs)
     agree(there, here, *({"x": floats(4), "n": np.array(trips)} for trips in (2, 0, 5)))
     assert not card.conditions
-    assert [name.partition(" ")[2] for name in there.plan.host_looks] == ["(Loop): it stacks as much as a run tells"]
-    assert "the host looks at those of" in there.plan.summary()
+    assert [name.partition(" ")[2] for name in there.plan.host_looks] == [
+        "(Loop): the size of its stacked outputs is data-dependent"
+    ]
+    assert "the host reads those of" in there.plan.summary()
     assert not here.plan.host_looks
 
 
@@ -266,7 +268,7 @@ def test_what_is_interpreted_inside_leaves_conditions_to_the_host(card: Card) ->
     assert not card.conditions
     of_loop, of_branch = there.plan.host_looks
     assert of_loop.endswith("(If) inside: " + of_branch.partition(": ")[2])
-    assert of_branch.endswith("(Det) is interpreted inside")
+    assert of_branch.endswith("(Det) inside is interpreted")
 
 
 # --- where loops end --------------------------------------------------------------------------------
@@ -482,7 +484,7 @@ def test_a_recording_that_a_card_refuses(card: Card, monkeypatch: pytest.MonkeyP
 
     def refused(*given: Any) -> Any:
         asked.append(given)
-        raise NotRecorded("device 'cuda' does not record: cudaGraphInstantiate: cudaErrorNotSupported")
+        raise NotRecorded("device 'cuda' cannot record: cudaGraphInstantiate: cudaErrorNotSupported")
 
     monkeypatch.setattr(card, "record", refused)
     net = halved()

@@ -109,7 +109,7 @@ def test_on_the_processor_marks_mean_nothing() -> None:
 
 
 def test_another_value_is_an_error() -> None:
-    with pytest.raises(UsageError, match="swap_memory is True or False, not 'all'"):
+    with pytest.raises(UsageError, match="swap_memory must be True or False, not 'all'"):
         trainer(device="cpu", swap_memory="all")
 
 
@@ -256,7 +256,7 @@ def test_memory_of_the_host_that_is_not_there(card: Card, monkeypatch: pytest.Mo
 
     run = trainer(swap_memory=True)
     monkeypatch.setattr(card, "host_memory", little)
-    with pytest.raises(OutOfMemory, match=r"no memory for values .* swapped to the host's pinned memory, \d+ bytes"):
+    with pytest.raises(OutOfMemory, match=r"no memory for values .* swapped to pinned host memory, \d+ bytes"):
         run.step(X, LABELS)
 
 

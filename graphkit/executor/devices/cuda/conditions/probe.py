@@ -29,14 +29,16 @@ def refusal(device: Device, record: Record) -> str:
         for what, name in (("driver", "cudaDriverGetVersion"), ("runtime", "cudaRuntimeGetVersion")):
             (version,) = checked(cuda, name)
             if version < OLDEST:
-                return f"the {what} is of CUDA {version // 1000}.{version % 1000 // 10}, nodes with conditions of 12.4"
+                return (
+                    f"the {what} is of CUDA {version // 1000}.{version % 1000 // 10}, but conditional nodes need 12.4"
+                )
         stream = device.stream()
         with device.on(stream):
             found = _computed(device, record, stream)
     except (GraphkitError, AttributeError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(str(error).split()) or type(error).__name__
     wanted = {"then": 1, "otherwise": 2, "iterations": _TRIPS, "last": _TRIPS - 1, "inside": 1}
-    return "" if found == [wanted] * 2 else f"a recording has computed {found}, and not {wanted}, twice"
+    return "" if found == [wanted] * 2 else f"a recording computed {found} instead of {wanted} twice"
 
 
 def _computed(device: Device, record: Record, stream: Any) -> list[dict[str, int]]:

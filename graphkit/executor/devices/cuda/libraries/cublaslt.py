@@ -188,5 +188,5 @@ def _bindings() -> Any:
         return importlib.import_module("nvmath.bindings.cublasLt")
     except ImportError as error:
         raise MissingDependency(
-            f"products on a card are computed by cuBLASLt ({error}): {how_to_install('cuda12', 'cuda13')}"
+            f"matrix products on a GPU need cuBLASLt ({error}): {how_to_install('cuda12', 'cuda13')}"
         ) from error

@@ -109,7 +109,7 @@ class _Handle:
         try:
             self.made = frontend().create_handle()
         except _REFUSALS as error:
-            raise RuntimeFailure(f"cuDNN on card {card}: {error}") from error
+            raise RuntimeFailure(f"cuDNN on GPU {card}: {error}") from error
         weakref.finalize(self, frontend().destroy_handle, self.made).atexit = False
 
 
@@ -141,5 +141,5 @@ def frontend() -> Any:
         return importlib.import_module("cudnn")
     except (ImportError, OSError, AssertionError) as error:  # the last two: of the library that it loads
         raise MissingDependency(
-            f"convolutions and attention on a card need cuDNN ({error}): {how_to_install('cuda12', 'cuda13')}"
+            f"convolutions and attention on a GPU need cuDNN ({error}): {how_to_install('cuda12', 'cuda13')}"
         ) from error
