@@ -121,7 +121,8 @@ def inference(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str
 
 def _taken(name: str) -> Callable[[], int | None]:
     """What tells the bytes of the card that an engine's allocator has had at once since this call; None without a
-    card. Of graphkit those that it keeps: it has one piece of memory for all of a step."""
+    card. Of graphkit those that it keeps: it has one piece of memory for all of a step.
+    """
     if name in ("torch", "compiled"):
         import torch
 

@@ -16,7 +16,8 @@ from graphkit.checks.timing import geometric_mean, paired_ratio
 @dataclass(frozen=True)
 class Comparison:
     """What a chart shows: `title` names it, `titles` the engines. `base` is the one whose speed is 1; `marked` are
-    those beside it and graphkit, with the kind of mark of each: dot or diamond."""
+    those beside it and graphkit, with the kind of mark of each: dot or diamond.
+    """
 
     title: str
     titles: Mapping[str, str]

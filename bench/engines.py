@@ -16,7 +16,8 @@ TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime", "openvino": "Op
 @dataclass(frozen=True)
 class Runner:
     """`call` runs the arrays that it was opened with, as a user of the engine would; `fetch` makes numpy arrays of
-    its result, outside of any timing. `facts` go into the report."""
+    its result, outside of any timing. `facts` go into the report.
+    """
 
     call: Callable[[], Any]
     fetch: Callable[[Any], list[np.ndarray]]

@@ -87,7 +87,8 @@ def session(graph: Graph, threads: int) -> ort.InferenceSession:
 
 def best_times(calls: Sequence[Callable[[], object]], repeat: int) -> list[float]:
     """The best time of each call, in seconds. The calls take turns, several times each: the first runs give back caches
-    and cores that another one's threads still hold."""
+    and cores that another one's threads still hold.
+    """
     best = [float("inf")] * len(calls)
     for _ in range(repeat):
         for number, call in enumerate(calls):

@@ -1,5 +1,6 @@
 """The engines of the training benchmark behind one small interface: a network, a batch and a number of threads give a
-step by SGD with momentum."""
+step by SGD with momentum.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ TITLES = {"graphkit": "graphkit", "torch": "PyTorch eager", "compiled": "torch.c
 class Runner:
     """`step` trains on the batch that it was opened with and returns the loss. `states` are the parameters' momenta and
     the running statistics by name: a momentum is the gradient itself after the first step. `statistics` tells which
-    states are statistics; `trainer` is graphkit's."""
+    states are statistics; `trainer` is graphkit's.
+    """
 
     step: Callable[[], float]
     states: Callable[[], dict[str, np.ndarray]]

@@ -102,7 +102,8 @@ def _profiled(step: Callable[[], object]) -> dict[str, Any]:
 
 def profile_summary(profiles: Sequence[Profile]) -> dict[str, Any]:
     """Means over steps; `convolutions` are the operators with Conv in their name, and `times_floor` is the median of a
-    step's time over theirs."""
+    step's time over theirs.
+    """
     found: dict[tuple[str, str], list[float]] = {}
     for profile in profiles:
         for operator in profile.operators:
@@ -120,7 +121,8 @@ def profile_summary(profiles: Sequence[Profile]) -> dict[str, Any]:
 
 def peak_memory(task: Mapping[str, Any]) -> dict[str, Any]:
     """Resident bytes before the network is built, and at most while three steps are made; the first one, which
-    compiles, comes before."""
+    compiles, comes before.
+    """
     workload = WORKLOADS[task["workload"]]
     engines.load(task["engine"], task["threads"])
     return_freed_memory()

@@ -93,7 +93,8 @@ def _list(file: Path, first: int | None, as_json: bool) -> int:
 @json_option
 def _check(file: Path, decode: bool, as_json: bool) -> int:
     """Read all of FILE and report damaged records, wrong headers and an index of another file. Exit code 1: there are
-    problems."""
+    problems.
+    """
     from graphkit.data.records.checking import check
 
     found = check(file, decode=decode)

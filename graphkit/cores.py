@@ -51,7 +51,8 @@ def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None =
 
 def neighbours(some: Iterable[int], system: Path = Path("/sys/devices/system")) -> list[int]:
     """Return these cores so that those that share most are adjacent: hardware threads of a core, cores of a NUMA
-    node."""
+    node.
+    """
     nodes = [_listed(folder / "cpulist") for folder in (system / "node").glob("node[0-9]*")]
 
     def place(core: int) -> tuple[int, int, int]:

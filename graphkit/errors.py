@@ -105,8 +105,10 @@ class LimitReached(RuntimeFailure):
 
 
 class FileChanged(RuntimeFailure):
-    """A file changed after loading, and its weights, which are read later, are no longer valid. The message names
-    it."""
+    """A file changed after it was loaded, so weights that were not read yet are lost.
+
+    The message names the file.
+    """
 
 
 class Cancelled(RuntimeFailure):

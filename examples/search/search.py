@@ -72,7 +72,8 @@ def opened(folder: Path) -> optuna.Study:
 
 def search(study: optuna.Study, data: gk.data.Splits, trials: int, epochs: int, seed: int) -> None:
     """Trials until so many are done, pruned ones among them. What trial n tries depends on the seed, n, and the trials
-    before: an interrupted search goes on as if it had not been."""
+    before: an interrupted search goes on as if it had not been.
+    """
 
     def objective(trial: optuna.Trial) -> float:
         report = Report(trial)

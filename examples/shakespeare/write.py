@@ -14,7 +14,8 @@ import graphkit as gk
 
 def continued(net: gk.Model, begin: str, count: int, *, temperature: float, seed: int) -> str:
     """`count` characters behind `begin`, drawn from what the model expects; below a temperature of 1 the likely ones
-    are drawn more often. The state goes from each run of the network into the next."""
+    are drawn more often. The state goes from each run of the network into the next.
+    """
     vocabulary = gk.data.Vocabulary.from_json(net.meta["vocabulary"])
     draw = np.random.default_rng(seed)
     run = net.compile().run

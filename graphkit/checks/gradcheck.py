@@ -54,7 +54,7 @@ class GradientEntry:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" if there was no element to differentiate by."""
+        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if there was no element to differentiate by."""
         return "FAILED" if not self.passed else "PASSED" if self.checked else "NOT TESTED"
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class GradientReport:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" if no input has an element to differentiate by."""
+        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if no input has an element to differentiate by."""
         if not all(entry.passed for entry in self.entries):
             return "FAILED"
         return "PASSED" if any(entry.checked for entry in self.entries) else "NOT TESTED"
@@ -282,7 +282,8 @@ def _along(objective: Objective, moves: Sequence[tuple[_Operand, np.ndarray]], s
 def _nearest(f: Callable[[float], float], step: float, symbolic: float) -> float:
     """The difference quotient that agrees best, of several step sizes: a kink (max pooling, ReLU) that lies within a
     large step of the point spoils that one, and a wrong gradient agrees with none. Networks of a million units have
-    kinks in every direction at all but the smallest steps."""
+    kinks in every direction at all but the smallest steps.
+    """
     best = math.nan
     for factor in (1.0, 0.1, 1e-2, 1e-3, 1e-4):
         quotient = _difference(f, step * factor)

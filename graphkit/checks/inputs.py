@@ -184,7 +184,8 @@ def _choose_sizes(
 
 def _candidates(open_dims: Mapping[str, bool]) -> Iterator[dict[str, int]]:
     """Sizes by symbol; leading dimensions (True) are batches, and then, one after another, so are others: a state may
-    have its batch behind its layers."""
+    have its batch behind its layers.
+    """
     others = [symbol for symbol, leads in open_dims.items() if not leads]
     batches = [symbol for symbol, leads in open_dims.items() if leads]
     if not others:

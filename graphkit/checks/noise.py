@@ -55,7 +55,8 @@ class Spread:
 
 class Spreads(NamedTuple):
     """tensors: nodes round by the largest element of a tensor. steps: by each element, before something is quantised;
-    None where nothing is."""
+    None where nothing is.
+    """
 
     tensors: Spread
     steps: Spread | None

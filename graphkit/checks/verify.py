@@ -56,7 +56,7 @@ class OutputReport:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" if there was nothing to compare."""
+        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if there was nothing to compare."""
         return "FAILED" if not self.passed else "NOT TESTED" if self.untested else "PASSED"
 
     @property
@@ -96,7 +96,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """ "PASSED", "FAILED", or "NOT TESTED" if no output has an element that could be compared."""
+        """The verdict: "PASSED", "FAILED", or "NOT TESTED" if no output has an element that could be compared."""
         if not all(output.passed for output in self.outputs):
             return "FAILED"
         return "NOT TESTED" if all(output.untested for output in self.outputs) else "PASSED"

@@ -139,8 +139,10 @@ class Dataset:
         return next(int(a.shape[axis]) for label, a in self._labelled() if (axis := self._axis(label)) is not None)
 
     def take(self, index: Any) -> tuple[Any, Any]:
-        """Return (inputs, targets) of the samples at `index`, a slice or an integer array, in the form they were
-        given."""
+        """Return (inputs, targets) of the samples at `index`, in the form in which the data set got them.
+
+        index: A slice or an integer array.
+        """
         inputs = self._given({name: _part(array, self._axis(name), index) for name, array in self.arrays.items()})
         if isinstance(self.targets, dict):
             return inputs, {name: array[index] for name, array in self.targets.items()}
@@ -235,8 +237,10 @@ class Dataset:
         return type(self).order is Dataset.order and type(self).batches is Dataset.batches
 
     def batches(self, batch_size: int, **options: Any) -> Batches:
-        """Return Batches of this data set. options: those of `Batches` (seed, epoch, start, shuffle, rank, ranks,
-        ...)."""
+        """Return Batches of this data set.
+
+        options: Those of `Batches`: seed, epoch, start, shuffle, rank, ranks, ...
+        """
         return Batches(self, batch_size, **options)
 
     def __repr__(self) -> str:

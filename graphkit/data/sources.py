@@ -201,7 +201,8 @@ def _configured(data: Dataset, choices: dict[str, Any]) -> Dataset:
 
 def _loader(spec: str, axes: Axes | None, options: dict[str, Any]) -> Callable[..., Dataset | Splits]:
     """The function that reads a spec, with those keywords of `_GIVEN` that it has. Raises UsageError for an unknown
-    option."""
+    option.
+    """
     found, path = _function(spec)
     known = inspect.signature(found).parameters
     for name in options:

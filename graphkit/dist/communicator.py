@@ -74,7 +74,8 @@ class Communicator(Protocol):
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the elementwise sum over all processes, in a new array of the same dtype and shape, or written to
-        `out`."""
+        `out`.
+        """
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -83,7 +84,8 @@ class Communicator(Protocol):
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
         """Return this process's slice of the sum over all processes, from its bound to the next. The array is a
-        vector."""
+        vector.
+        """
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:

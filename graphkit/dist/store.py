@@ -287,7 +287,8 @@ class KVStore:
 
     def _measured_bucket(self) -> int:
         """Bucket size from the times of a small and a larger all-reduce: time = latency + bytes / bandwidth
-        (Hockney, 1994)."""
+        (Hockney, 1994).
+        """
         small, large = np.zeros(16, np.float32), np.zeros(1 << 18, np.float32)
         times = {}
         for array in (small, large):
@@ -404,7 +405,8 @@ class KVStore:
 
     def running(self, code: str) -> AbstractContextManager[None]:
         """Context that runs the user's code, named by `code`. If it does not return while others wait, their error
-        names it."""
+        names it.
+        """
         return self._communicator.running(code)
 
     def begin_step(self) -> None:
@@ -477,7 +479,8 @@ class KVStore:
     @property
     def compressing(self) -> tuple[int, ...]:
         """The ranks that compress float32 arrays and keep residuals. If there are several hosts, only the first rank
-        of each."""
+        of each.
+        """
         levels = self._communicator.levels
         return tuple(range(self.num_workers)) if levels is None else levels.leading
 
@@ -552,7 +555,8 @@ class KVStore:
         alone: bool = False,
     ) -> Action:
         """What is to be done once all processes are there. later: the array may change at once; ordered: it is added up
-        in the order of the ranks; alone: see Sum. Raises InputError for elements that are not summed."""
+        in the order of the ranks; alone: see Sum. Raises InputError for elements that are not summed.
+        """
         check_summed(key, array.dtype)
         if self._compressed is not None and array.dtype == np.float32:
             action, size = self._compressed.action(key, array, out, then, ordered=ordered, later=later)

@@ -148,7 +148,8 @@ def _batched_scan(
     builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     """The Scan of opset 8: batch first, time second, and a length for each sequence. A Scan over the batch, whose body
-    is the Scan over time; scan outputs after the end of a sequence, which the standard leaves open, are zeros."""
+    is the Scan over time; scan outputs after the end of a sequence, which the standard leaves open, are zeros.
+    """
     region, lengths = _body(raw, "body"), view.input(0)
     operands = [view.operand(i) for i in range(1, len(view.inputs))]
     count = view.attrs.get("num_scan_inputs")

@@ -50,7 +50,8 @@ _MESSAGES: Final[Mapping[str, Mapping[int, str]]] = {
 
 class Malformed(Exception):
     """The bytes are not fields one behind the other. `number`: of the field that does not end where it should, and
-    `missing` bytes of it; 0 where that is not known."""
+    `missing` bytes of it; 0 where that is not known.
+    """
 
     def __init__(self, number: int = 0, missing: int = 0):
         super().__init__(number, missing)
@@ -166,7 +167,8 @@ def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int
 
 def fields(data: Spans, position: int, end: int) -> Iterator[Field]:
     """The fields of the message between two positions, at most _MOST_FIELDS. Raises Malformed when it comes to bytes
-    that are none; groups, which ONNX has none of, are such."""
+    that are none; groups, which ONNX has none of, are such.
+    """
     for _ in range(_MOST_FIELDS):
         if position == end:
             return

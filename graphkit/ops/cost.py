@@ -49,7 +49,8 @@ class Cost:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """The cost of a graph by operator, as (domain, name); and the loops of unknown length, of which one iteration is
-    counted."""
+    counted.
+    """
 
     operators: dict[tuple[str, str], Cost]
     open_loops: tuple[str, ...]

@@ -19,7 +19,8 @@ _PAIRS, _DOTS = 12, 1_500
 
 def scores(found: Predictions) -> str:
     """Return HTML: a confusion matrix and a table for classes, the most frequent confusions for tokens, a plot of
-    predictions over targets for numbers."""
+    predictions over targets for numbers.
+    """
     if found.confusion is not None and isinstance(found.data, TokenStream):
         return _pairs(found)
     if found.confusion is not None:

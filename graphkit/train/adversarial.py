@@ -44,7 +44,8 @@ RATES = ("generator_learning_rate", "discriminator_learning_rate")
 
 class Losses(NamedTuple):
     """Binary cross entropies before the updates of a step: of the generator, and of the discriminator on both
-    halves."""
+    halves.
+    """
 
     generator: float
     discriminator: float

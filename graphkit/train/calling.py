@@ -24,7 +24,8 @@ States = dict[str, dict[str, Any]]
 
 class Calls:
     """The callbacks of one `fit`. `steps`, `epochs`: whether any rank has some, so that all ranks agree after
-    calling them."""
+    calling them.
+    """
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]):
         check_argument("fit", "callbacks", "Sequence", callbacks)

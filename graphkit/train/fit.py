@@ -319,7 +319,8 @@ class Fit:
 
     def _paced(self) -> dict[str, float]:
         """For the log: samples/s of all processes; of several, the mean share of time for which they waited for each
-        other."""
+        other.
+        """
         assert self._pace is not None, "an epoch is under way"
         store = self.trainer.kvstore
         paced = {"samples_per_second": self._pace.samples_per_second}

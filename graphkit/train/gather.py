@@ -15,7 +15,8 @@ from graphkit.train.metrics import Metric, value_of
 
 def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """Return the arrays of each rank, by rank. Names, types and shapes may differ. Collective: every process calls
-    it."""
+    it.
+    """
     mine = pack_named(arrays)
     sizes = np.zeros(store.num_workers, np.int64)
     sizes[store.rank] = len(mine)

@@ -87,7 +87,8 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """A Reshape to constant sizes, whose batch size is made symbolic: the 1 before which target and input have equally
-    many elements."""
+    many elements.
+    """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants
     shape = None if data is None else data.tensor.shape

@@ -34,8 +34,10 @@ SECOND, MIX = "_second", "mix"
 
 @dataclass(frozen=True)
 class Loss:
-    """A named loss. `build(output, target)` returns a scalar; `target_type(output type)` returns the type of the
-    target."""
+    """A named loss.
+
+    `build(output, target)` returns a scalar; `target_type(output type)` returns the type of the target.
+    """
 
     name: str
     build: Callable[..., Value]
@@ -344,8 +346,10 @@ def attach(
 
 
 def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
-    """Return the names of the inputs that `attach` adds, by the names of targets. They are equal if these are not in
-    use."""
+    """Return the names of the inputs that `attach` adds, by the names of targets.
+
+    An input has the target's name unless the graph uses that name already.
+    """
     names = Names(graph.input_names)
     return {target: names.take(target) for target in targets}
 
@@ -499,8 +503,10 @@ def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) ->
 
 
 def float_behind(value: Value) -> Value | None:
-    """Return the nearest floating-point tensor that `value` is computed from, along first operands; None if there is
-    none."""
+    """Return the nearest floating-point tensor that `value` is computed from, along first operands.
+
+    None if there is no such tensor.
+    """
     while not (isinstance(value.type, TensorType) and value.dtype.is_float):
         if value.node is None or not value.node.operands:
             return None

@@ -234,8 +234,10 @@ class AUC(_Shown):
 
 
 class Perplexity(_Average):
-    """exp of the mean of -log softmax(output)[target]. Outputs are logits [..., classes], or probabilities, whose
-    logarithm is used. Targets are ints [...]."""
+    """exp of the mean of -log softmax(output)[target].
+
+    Outputs are logits [..., classes], or probabilities, whose logarithm is used. Targets are ints [...].
+    """
 
     name = "perplexity"
 

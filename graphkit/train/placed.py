@@ -36,7 +36,8 @@ class Pipeline:
 
     def is_pipeline(self, graph: Graph) -> bool:
         """Whether the ranks need values of earlier ones alone. Raises UsageError where they do not, and a pipeline is
-        asked for."""
+        asked for.
+        """
         try:
             self.parted(graph)
         except NotAPipeline as error:
@@ -89,7 +90,8 @@ def create(
     refused: Mapping[str, bool],
 ) -> Pipeline | None:
     """The pipeline that a Trainer is asked for; None without groups. refused: options that do not go with one, and
-    whether they are given. Raises UsageError for these, and where there are no ranks for it."""
+    whether they are given. Raises UsageError for these, and where there are no ranks for it.
+    """
     if not groups:
         if micro_batches != 1:
             raise UsageError("Trainer: micro_batches= needs a pipeline (groups=); without one, use accumulate=")

@@ -46,7 +46,8 @@ def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: Updat
 
 def split_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
     """The accumulating program of a `split_step`, and one that gives the mean gradients of what waits as outputs
-    `<parameter>/gradient`, of its input `total_weight`, and resets the sums. Raises UsageError for lazy tables."""
+    `<parameter>/gradient`, of its input `total_weight`, and resets the sums. Raises UsageError for lazy tables.
+    """
     accumulate, _ = split_step(graph, trained, rule)
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     states = {accumulate.name_of(v): v for v in accumulate.inputs if v.role == "state"}

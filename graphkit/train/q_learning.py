@@ -93,7 +93,8 @@ class Learnt(NamedTuple):
 
 class Memory(NamedTuple):
     """A ring buffer of transitions. `stored` is their total number so far; the next one goes to row stored %
-    capacity."""
+    capacity.
+    """
 
     state: Value
     action: Value
@@ -350,7 +351,8 @@ class QLearner:
 
     def fit(self, episodes: int, epsilon: Callable[[int], float] | None = None) -> list[Episode]:
         """Play and learn from `episodes` episodes. epsilon(i): exploration in episode i; by default it falls from 1
-        to 0.05 in the first half."""
+        to 0.05 in the first half.
+        """
 
         def falling(i: int) -> float:
             return max(0.05, 1 - 2 * i / episodes)

@@ -7,7 +7,8 @@ from graphkit.train.schedules import Schedule
 
 class Rates:
     """scale: what every rate is multiplied by. run_updates: how many the run has, for a schedule that goes over all of
-    them; None: nobody knows."""
+    them; None: nobody knows.
+    """
 
     def __init__(self) -> None:
         self.scale = 1.0

@@ -81,7 +81,8 @@ def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
 
 def prepared(program: Graph, device: AnyDevice = "cpu") -> Graph:
     """The program as recomputation needs it: random nodes have their streams, so that a copy draws alike, and what
-    forward and backward part both compute is one node. Composites that the device has no kernels for are expanded."""
+    forward and backward part both compute is one node. Composites that the device has no kernels for are expanded.
+    """
     kinds = kinds_of(device)
     for kind in kinds:
         load_device(kind)

@@ -59,7 +59,8 @@ def scattered(
     values: Sequence[Value], parts: Sequence[Value], total: Value, buckets: Buckets
 ) -> tuple[list[Piece], list[Value]]:
     """This process's pieces of parameters with their gradients, `parts` summed and divided by `total`; and what is
-    there once each sum is. All sums are begun before the first is awaited."""
+    there once each sum is. All sums are begun before the first is awaited.
+    """
     assert buckets.place is not None, "it is sharded"
     if buckets.means:
         parts = [F.div(part, cast_like(total, part)) for part in parts]
@@ -118,7 +119,8 @@ def gathered(
 
 def of_all(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Value, Value, Value]:
     """Over the pieces of all processes: the sum of squares (float32), a 0 that is NaN where one is not finite, and what
-    is there once they are. before: all sums so far, which nobody may wait behind."""
+    is there once they are. before: all sums so far, which nobody may wait behind.
+    """
     none = np.zeros((), np.float32)
     squares = [F.cast(F.reduce_sum_square(g, keepdims=False), to="float32") for g in gradients]
     total = F.constant(value=none) if not squares else squares[0] if len(squares) == 1 else F.sum(*squares)

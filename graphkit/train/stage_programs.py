@@ -191,7 +191,8 @@ class _Joint:
 
     def cut(self) -> tuple[Graph, Graph | None, Mapping[str, str], tuple[str, ...]]:
         """The forward and the backward program; of what the second reads of the first, the outputs that the first has
-        for it, and the names of what it received that is kept."""
+        for it, and the names of what it received that is kept.
+        """
         draft = self.draft
         outputs = draft.forward_outputs()
         # States stand for the gradients, so that the outputs are those of the forward part.

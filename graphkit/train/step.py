@@ -177,7 +177,8 @@ def whole_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: Upd
 
 def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, last: Value) -> Graph:
     """A rank's part of `whole_gradients` with the update of `trained`, parameters that are there, by its outputs of
-    these names in place of them. Nothing is written, and NotFinite not raised, before `last` is computed."""
+    these names in place of them. Nothing is written, and NotFinite not raised, before `last` is computed.
+    """
     found = dict(zip(part.output_names, part.outputs, strict=True))
     stored = {part.name_of(v): v for v in part.inputs}
     gradients = [found.pop(f"{t.name}/{GRADIENT}") for t in trained]
@@ -241,7 +242,8 @@ def _added(
     shared: bool,
 ) -> tuple[list[tuple[Value, Value]], Value | None]:
     """The updates of `sums` by gradient * weight, and what has to be finite. shared: the loss may be one of several
-    processes whose gradients go through statistics of all, so that their weights come first."""
+    processes whose gradients go through statistics of all, so that their weights come first.
+    """
     if not shared or not any(isinstance(node.op, AllMoments) for node in topological([loss])):
         factor = finite.guarded(weight, token)
         gradients = loss_scale.gradients(loss, wanted, scale)
@@ -340,7 +342,8 @@ def _idle(
 
 def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule, alone: bool = False) -> Graph | None:
     """What a process without samples does in the place of `accumulate`, the first program of a `split_step` of `graph`;
-    None where that is to take part in the sum of losses alone, unless `alone`."""
+    None where that is to take part in the sum of losses alone, unless `alone`.
+    """
     absent = absence(graph, accumulate)
     if absent.last is None and not alone:
         return None

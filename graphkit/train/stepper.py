@@ -292,7 +292,8 @@ class Stepper:
 
     def read(self, outputs: bool) -> None:
         """Set whether `take` returns the network's outputs, or may return None for them. On a device with its own
-        memory, they then stay there."""
+        memory, they then stay there.
+        """
         self._unread = () if outputs else self._outputs
 
     def take(

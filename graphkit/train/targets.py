@@ -81,7 +81,8 @@ class Targets:
 
     def fitted(self, given: Any) -> dict[str, Any]:
         """The arrays of one batch by the names of inputs, cast and reshaped where that loses nothing. Raises InputError
-        for the others."""
+        for the others.
+        """
         named = self.named(given)
         return {
             self._inputs.get(n, n): self._targets[n].fitted(array) if n in self._targets else array

@@ -321,8 +321,10 @@ class Trainer:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The training programs: one fused step, or two programs that accumulate and update. Recomputation appears in
-        them after the first step."""
+        """The training programs: one fused step, or two programs that accumulate and update.
+
+        They contain recomputation after the first step.
+        """
         return tuple(self._stepper.programs)
 
     @property
@@ -341,8 +343,10 @@ class Trainer:
 
     @typed("Trainer.slot_bytes")
     def slot_bytes(self, processes: int = 1) -> int:
-        """Return the bytes of optimizer state in one process: the largest, if `processes` ranks share it
-        (`shard_optimizer`)."""
+        """Return the bytes of optimizer state in one process.
+
+        If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
+        """
         processes = integer("Trainer.slot_bytes", "processes", processes, 1)
         return self._stepper.slot_bytes(processes)
 
@@ -470,7 +474,8 @@ class Trainer:
 
     def _draw_from(self, rng: tuple[int, int]) -> None:
         """Let the next step draw from (seed, step): of n ranks, rank r draws from r steps later, and n steps further
-        in its next step. So ranks draw what one process draws that takes their batches one after the other."""
+        in its next step. So ranks draw what one process draws that takes their batches one after the other.
+        """
         seed, step = rng
         self.executor.rng = seed, step + self._place[0]
 
@@ -533,7 +538,7 @@ class Trainer:
             folder: Where the run is written. One process at a time can use it, for one run. If it contains a model or
                 checkpoint of another run, or another process uses it, `fit` raises UsageError.
             overwrite: Remove the other run in the folder.
-            checkpoint_every: Also write a checkpoint every so many updates, and before validation.
+            checkpoint_every: Also write a checkpoint every this number of updates, and before validation.
             progress: Show a progress bar on stderr (default: only on a terminal).
             prefetch: Number of batches that background threads load ahead. They also compute slow metrics. With 0,
                 nothing runs in the background.

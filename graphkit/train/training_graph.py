@@ -52,7 +52,8 @@ def training_graph(
 ) -> TrainingGraph:
     """Written from the graph of a model. mixed: whether losses are those of mixed samples; straight_through: whether
     gradients pass through rounding; batch_statistics: whether batch normalisation is by those of the batch;
-    statistics_over: whose processes batch normalisation's statistics are of."""
+    statistics_over: whose processes batch normalisation's statistics are of.
+    """
     _check_names(net)
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     taken = selection.taken(parameters)

@@ -81,7 +81,8 @@ class OptimizerUpdater:
     def __call__(self, key: Key, gradient: np.ndarray | RowSparse, stored: np.ndarray) -> None:
         """Change `stored` in place; of a RowSparse gradient only its rows, and those of the slots (the lazy update, see
         `graphkit.train.sparse`); the average goes on in all rows. Raises UsageError then for an optimizer that takes
-        norms of whole parameters."""
+        norms of whole parameters.
+        """
         slots = self._slots_of(key, stored)
         step = self._updates.get(key, 0)
         average = None if self._ema is None else self.average(key, stored)

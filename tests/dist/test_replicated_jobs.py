@@ -140,7 +140,8 @@ def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_staleness_is_never_above_its_bound_when_a_server_is_killed(hosts, monkeypatch):
     """On several hosts, processes are connected over the network, and signs of life go by leaders, lost ones among
-    them."""
+    them.
+    """
     if hosts > 1:
         monkeypatch.setenv("GRAPHKIT_RANKS_PER_HOST", "2")
     code = (

@@ -19,7 +19,8 @@ from graphkit.train.statistics import over_processes
 
 def net(seed=1):
     """Two branches with a BatchNormalization each, and one behind them, of vectors. No bias goes before one: its
-    gradient would be nothing but rounding."""
+    gradient would be nothing but rounding.
+    """
     x = gk.input("x", ["N", 2, 4, 4])
     a = gk.relu(gk.nn.batch_norm(gk.nn.conv2d(x, 3, 3, bias=False, name="ca"), name="na"))
     b = gk.tanh(gk.nn.batch_norm(gk.nn.conv2d(x, 3, 3, bias=False, name="cb"), name="nb"))

@@ -59,7 +59,8 @@ def test_patterns_become_pages(hooks: ModuleType, caplog: pytest.LogCaptureFixtu
 
 def read_otherwise(text: str) -> Iterator[str]:
     """Lines that Python-Markdown takes for something else than other readers: it wants an empty line before a list or
-    a table, and four spaces before what belongs to an item."""
+    a table, and four spaces before what belongs to an item.
+    """
     before = ""
     for line in FENCED.sub("", text).splitlines():
         item = re.match(r"( *)(?:[-*]|\d+\.) ", line)

@@ -46,7 +46,8 @@ def test_nothing_is_left_of_a_search(options, after):
 
 def test_the_curve_of_a_parabola(tmp_path):
     """Gradient descent on (w - 3)^2 converges below a rate of 1, fastest at 1/2, and diverges above, unless it is
-    exactly at 3."""
+    exactly at 3.
+    """
     x = gk.input("x", ["N", 1])
     net = gk.Model(gk.nn.linear(x, 1, bias=False, init="zeros", name="fc"))
     found = gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1)

@@ -13,7 +13,8 @@ from graphkit.errors import InputError
 
 def load(path: Path, *, axes: Axes | None = None) -> Dataset | Splits:
     """Load `x` and `y` (see TARGETS for its other names), other inputs by name, `classes`; or x_train, x_test and so
-    on."""
+    on.
+    """
     arrays = read_arrays(path)
     if "" in arrays:
         raise InputError(f"{path}: not a readable .npz file: it contains one array without a name, like a .npy file")

@@ -24,7 +24,8 @@ _BYTES = _SIDE * _SIDE * _PLANES
 
 class _Version(NamedTuple):
     """One of the two data sets. labels: bytes before a picture, the last of which is the class; lists: names by
-    label."""
+    label.
+    """
 
     train: tuple[str, ...]
     test: str

@@ -87,7 +87,8 @@ class Picture:
 
     def _corner(self, width: int, height: int) -> tuple[float, float]:
         """Where the picture begins: a last column or row that is not whole in a reduced image comes first if it is
-        turned."""
+        turned.
+        """
         left, top = (whole - own / self._scale for whole, own in zip((width, height), self.size, strict=True))
         return left * (self._orientation in _FROM_RIGHT), top * (self._orientation in _FROM_BOTTOM)
 

@@ -50,7 +50,8 @@ class Torn(Exception):
 
 def framed(data: bytes | bytearray | memoryview) -> list[bytes | memoryview]:
     """Return a record as it is stored in a file, in pieces. Raises InputError for 2^29 bytes or more, the limit of a
-    part."""
+    part.
+    """
     size = len(data)
     if size > LONGEST:
         raise InputError(f"a record must have fewer than 2^29 bytes, not {size}")
@@ -113,7 +114,8 @@ def _in_parts(data: memoryview, first: int) -> tuple[memoryview, int] | None:
 
 def next_record(data: memoryview, begin: int) -> int:
     """Return the first place at or after `begin` that looks like the beginning of a record; else the end of the
-    data."""
+    data.
+    """
     for place in _magic_places(data, begin):
         if len(data) - place >= _HEAD_SIZE and HEAD.unpack_from(data, place)[1] >> _LENGTH_BITS in (WHOLE, FIRST):
             return place

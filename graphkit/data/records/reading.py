@@ -132,7 +132,8 @@ class RecordFile:
 
     def __getitem__(self, number: int) -> memoryview:
         """Return a record. Raises InputError, which names it, if there is no record at its place; IndexError beyond
-        the last."""
+        the last.
+        """
         begin = int(self.positions[number])
         data = _read(self._file, begin, int(self._ends[number]) - begin)
         try:

@@ -41,7 +41,8 @@ class RecordWriter:
 
     def write(self, data: bytes | bytearray | memoryview, key: int | None = None) -> int:
         """Append a record and return its position. key: unique key in the index; default: the number of earlier
-        records."""
+        records.
+        """
         if self._pending is None:
             raise UsageError(f"{self.path}: write records inside of `with RecordWriter(...) as writer`")
         key = len(self._keys) if key is None else key

@@ -26,7 +26,8 @@ NUMBERS, CODES = "x", "categories"
 @dataclass(frozen=True)
 class NumberColumn:
     """A column of numbers: (value - shift) / scale; `fill` replaces an empty cell. flagged: a flag after it marks
-    empty cells."""
+    empty cells.
+    """
 
     name: str
     fill: float | None = None
@@ -84,7 +85,8 @@ class Encoding:
 
     def inputs(self, table: Table, rows: np.ndarray | slice = slice(None)) -> dict[str, np.ndarray]:
         """Return the inputs of a table's rows. Raises InputError if a column is missing or of another kind, or a
-        cell is empty and has no fill."""
+        cell is empty and has no fill.
+        """
         parts = [part for column in self.numbers for part in self._number(table, column, rows)]
         codes = [self._codes(table, column)[rows] for column in self.categories]
         if self.onehot:

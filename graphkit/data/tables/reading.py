@@ -44,7 +44,8 @@ class Table(NamedTuple):
 
 class Choice(NamedTuple):
     """Columns to read: the named ones (None: all) except those to drop. `categorical` columns of numbers contain
-    names."""
+    names.
+    """
 
     columns: Collection[str] | None = None
     drop: Collection[str] = ()

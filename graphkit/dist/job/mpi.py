@@ -231,7 +231,8 @@ class MpiCommunicator:
 
     def tell_all(self, mine: Any) -> list[Any]:
         """What each process of the job gives, by rank, at the start. Where they do not come within the timeout, this
-        process ends as where they do not start."""
+        process ends as where they do not start.
+        """
         with deadline(max(self.timeout, LEAST), (self.place, self.processes), "opened their store"):
             return list(self._job.allgather(mine))
 

@@ -179,7 +179,8 @@ class RemoteStore(KVStore):
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Send the value (of a list, the sum) to where the key lives, and return. What fails is raised by what asks
-        the servers next. Parts that are all 0 travel as a word, and of a RowSparse its rows, each once."""
+        the servers next. Parts that are all 0 travel as a word, and of a RowSparse its rows, each once.
+        """
         whole("push: priority", priority)
         given = dict(self._given(key, value, "push", known=True))
         self._under_way += sum(array.nbytes for array in given.values())
@@ -349,7 +350,8 @@ class RemoteStore(KVStore):
 
     def call_servers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `function(values, *arguments)` returns on each server, `values` being its parts by key, to read or to
-        change. It is found by its module and name; one worker's call is enough."""
+        change. It is found by its module and name; one worker's call is enough.
+        """
         checked = callable_of("call_servers takes a function f(values, ...)", function)
         answers = self._ask_all("function", {}, [_pickled((checked, arguments))])
         return [pickle.loads(arrays[0].tobytes()) for _, arrays in answers]

@@ -222,7 +222,8 @@ def _nothing(_: np.ndarray) -> None:
 
 class _Joint(NamedTuple):
     """Arrays, where each begins in a vector of so many elements, the one over all of them (None where they lie
-    elsewhere, and are copied), and what lies between them."""
+    elsewhere, and are copied), and what lies between them.
+    """
 
     arrays: Sequence[np.ndarray]
     begins: Sequence[int]

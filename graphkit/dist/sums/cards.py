@@ -50,7 +50,8 @@ class Card(Protocol):
 
 class CardSums:
     """See DeviceSums. `waited_seconds` counts the time for which this process waited for others to come to a run,
-    `sent_bytes` what it gave to be summed."""
+    `sent_bytes` what it gave to be summed.
+    """
 
     def __init__(self, communicator: Communicator, card: Card, group: Group, fingerprint: Fingerprint | None = None):
         self._communicator, self._card, self._group = communicator, card, group

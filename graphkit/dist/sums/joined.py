@@ -34,7 +34,8 @@ _JOINING, _LOOK = 30.0, 0.05
 
 class _Said(NamedTuple):
     """What a process says of itself: its card, "" where it has none, why it takes no part, "" where it would, whether
-    that was chosen, and the number of the group that its card is in already, 0 where it is in none."""
+    that was chosen, and the number of the group that its card is in already, 0 where it is in none.
+    """
 
     card: str
     why: str

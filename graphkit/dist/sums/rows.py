@@ -134,7 +134,8 @@ def _wide(kind: np.dtype[Any]) -> np.dtype[Any]:
 
 def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> RowSparse:
     """The sum of what one process pushes to `stored`. Raises InputError, which begins with `what`, for other than
-    rows of it, and UsageError where there is nothing stored."""
+    rows of it, and UsageError where there is nothing stored.
+    """
     if stored is None:
         raise UsageError(f"{what}: a RowSparse needs a key with a value: call init, then push and pull")
     for rows in values:

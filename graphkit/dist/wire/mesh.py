@@ -335,7 +335,8 @@ def _shown(place: object) -> str:
 
 def _ready(sockets: Sequence[socket.socket], event: int, seconds: float) -> list[socket.socket]:
     """Those that can be read (POLLIN), or written (POLLOUT), or have ended, in that time at most; descriptors of any
-    number."""
+    number.
+    """
     poll = select.poll()
     by_number = {each.fileno(): each for each in sockets}
     for number in by_number:

@@ -162,7 +162,8 @@ class Messages:
 
     def fail(self, error: BaseException, where: str) -> None:
         """Do nothing with the others any more, who may wait for messages that do not come: whatever this process begins
-        with them from now on, its end too, raises RuntimeFailure, and so ends the job."""
+        with them from now on, its end too, raises RuntimeFailure, and so ends the job.
+        """
         with self._news:
             if self._failure is None:
                 self._failure = f"rank {self._links.rank} failed {where}: {str(error) or type(error).__name__}"

@@ -52,7 +52,8 @@ class Channels:
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
         """The array that a rank sends under this number, of so many axes. Raises RuntimeFailure where it does not come,
-        or another one does."""
+        or another one does.
+        """
         arrival = self._messages.expect(source, [Kind(dtype, rank)], _VALUES, number)
         (array,) = self._messages.receive(arrival, f"the values of {key}")
         self.received[source] += 1

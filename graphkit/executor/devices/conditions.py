@@ -16,7 +16,8 @@ class NotRecorded(RuntimeFailure):
 
 class Choice(NamedTuple):
     """Steps of which a run takes the first where an element of `condition` is not zero, bool or integers, and else the
-    second."""
+    second.
+    """
 
     condition: Any
     then: Sequence[Recorded]
@@ -47,7 +48,8 @@ Recorded: TypeAlias = BoundStep | Choice | Repetition
 
 class Conditional(ABC):
     """A kernel of which a device's recording has other steps than its calls: when it is called, the host looks at
-    values."""
+    values.
+    """
 
     can_be_recorded: bool
 

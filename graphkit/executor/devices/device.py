@@ -69,7 +69,8 @@ class Device(Protocol):
 
     def stored(self, dtype: DType) -> np.dtype | None:
         """By which element type arrays hold such elements: their own, or bits that kernels alone know; None for what no
-        array holds."""
+        array holds.
+        """
         ...
 
     def stream(self) -> Any:
@@ -95,12 +96,14 @@ class Device(Protocol):
 
     def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
         """What queues all at once work with the results of `steps`, which are not run now, one by one. Both for
-        the current stream, `stream`. Raises conditions.NotRecorded where it refuses."""
+        the current stream, `stream`. Raises conditions.NotRecorded where it refuses.
+        """
         ...
 
     def prepare(self, node: Node, made: Any, fault: Any) -> ArrayKernel:
         """What computes a node of static types; `made` is what the device's factory made for it, None where it has none
-        and the node is interpreted. fault: an array of one uint32 that it sets, None for what has no fault."""
+        and the node is interpreted. fault: an array of one uint32 that it sets, None for what has no fault.
+        """
         ...
 
     def alloc(self, nbytes: int) -> Any:
@@ -116,17 +119,20 @@ class Device(Protocol):
 
     def host_memory(self, nbytes: int) -> np.ndarray:
         """Bytes of the host's that are copied from and to at the device's full rate; for memory that is kept. `copy_in`
-        reads them when the current stream's work has come to that."""
+        reads them when the current stream's work has come to that.
+        """
         ...
 
     def copy_in(self, array: np.ndarray, target: Any = None) -> Any:
         """An array of the device with these elements: `target`, of the same shape and dtype, or a new one. `array` may
-        change as soon as this returns, unless it lies in `host_memory`."""
+        change as soon as this returns, unless it lies in `host_memory`.
+        """
         ...
 
     def copy_across(self, source: Any, target: Any) -> None:
         """Queue the copy of the bytes of an array, of this device or another of the kind, to the beginning of an array
-        of this device's. Both are C-contiguous."""
+        of this device's. Both are C-contiguous.
+        """
         ...
 
     def copy_to_host(self, source: Any, host: np.ndarray) -> None:
@@ -143,12 +149,14 @@ class Device(Protocol):
 
     def wait_for(self, event: Any) -> None:
         """Have the current stream go on when the work before an event is done, of any device of the kind. Where that is
-        recorded, so is the current stream from now on, until the recorded one waits for it."""
+        recorded, so is the current stream from now on, until the recorded one waits for it.
+        """
         ...
 
     def send_ahead(self, array: np.ndarray) -> None:
         """Begin to copy an array beside what the device computes, for the `copy_in` to come, of this array to a target.
-        It must not change until then. Any thread may."""
+        It must not change until then. Any thread may.
+        """
         ...
 
     def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:

@@ -41,7 +41,8 @@ def channel_strides(sizes: Sequence[int], *, last: bool) -> list[int]:
 
 def repeating(operand: Sequence[int], shape: Sequence[int]) -> list[int]:
     """Elements between neighbours of a C-contiguous operand along the axes of the shape that it is broadcast to, by
-    numpy's rules; 0 where it is repeated, or has one."""
+    numpy's rules; 0 where it is repeated, or has one.
+    """
     strides = [0 if size == 1 else stride for size, stride in zip(operand, row_major(operand), strict=True)]
     return [0] * (len(shape) - len(operand)) + strides
 

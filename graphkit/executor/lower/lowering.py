@@ -86,7 +86,8 @@ class DeviceSums(Protocol):
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Return when it is done. Raises RuntimeFailure when another process is given up, and ends what was launched;
-        returns within a while, whatever is done, when that has been said already."""
+        returns within a while, whatever is done, when that has been said already.
+        """
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -105,7 +106,8 @@ class Collectives(Protocol):
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         """Begin to sum the arrays in place, as others do under the same key. They lie one behind the other if that was
-        planned; `copied` bytes had to be moved for it."""
+        planned; `copied` bytes had to be moved for it.
+        """
         ...
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
@@ -144,7 +146,8 @@ class Channels(Protocol):
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
         """The array that a rank sends, of so many axes. Raises RuntimeFailure where it does not come, or another one
-        does."""
+        does.
+        """
         ...
 
 

@@ -18,7 +18,8 @@ from graphkit.ops._op import refusal
 
 def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
     """The steps that refuse nothing but what an earlier one has refused before. lowerings: those of the steps; None for
-    native kernels. Linear."""
+    native kernels. Linear.
+    """
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
     for node, lowering in zip(placement.steps, lowerings, strict=True):
@@ -42,7 +43,8 @@ def _elements(part: object, placement: Placement) -> object:
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
     """The steps of which a run may fail first: of values, of Python, of iterations, or of memory that nobody has
     planned. What fails of other processes is not meant. lowerings: as above. Linear in nodes, those of subgraphs
-    included."""
+    included.
+    """
     repeats = repeated(placement, lowerings)
     steps = zip(placement.steps, lowerings, strict=True)
     return frozenset(node for node, lowering in steps if _may_fail(node, lowering, placement, repeats))

@@ -62,7 +62,8 @@ def donated_states(
 
 def _before_failures(placement: Placement, after: Sequence[Sequence[Value]], may_fail: Sequence[bool]) -> set[int]:
     """The steps from which one that may fail follows, and those that may fail themselves; but for those that write
-    elements of a state by index, which are so few of so many that a state is not copied for this."""
+    elements of a state by index, which are so few of so many that a state is not copied for this.
+    """
     needed: set[Value] = set()
     found: set[int] = set()
     for index in reversed(range(len(placement.steps))):

@@ -19,7 +19,8 @@ from graphkit.passes.core.sweep import elements_read
 
 class StepMemory(NamedTuple):
     """What a step needs: working memory, and the positions (input, output) that it permits to be the same memory.
-    may_fail: of values, or of memory."""
+    may_fail: of values, or of memory.
+    """
 
     scratch_bytes: int
     inplace: Sequence[tuple[int, int]]

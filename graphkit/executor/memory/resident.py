@@ -37,7 +37,8 @@ class Resident:
 
 class Handed(NamedTuple):
     """What a program of a device has made, or read, for others of the same run. ready: an event of the device; None
-    where the array is there."""
+    where the array is there.
+    """
 
     device: Device
     array: Any

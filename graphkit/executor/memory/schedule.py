@@ -187,7 +187,8 @@ def _readers(tasks: Sequence[Task]) -> dict[int, set[int]]:
 
 def _lasting(tasks: Sequence[Task], sizes: Sequence[int]) -> list[int]:
     """The sizes without what is read by tasks alone that write nothing into the arena (updates): it can be gone at
-    once."""
+    once.
+    """
     kept = {buffer for task in tasks if any(sizes[b] for b in task.writes) for buffer in task.reads}
     return [size if buffer in kept else 0 for buffer, size in enumerate(sizes)]
 

@@ -36,7 +36,8 @@ class _Time:
 
     def after(self, position: int, nbytes: int) -> int:
         """The first position before which a copy of so many bytes is done that begins behind a step; it may be behind
-        the last one."""
+        the last one.
+        """
         begin = position + 1
         return min(bisect.bisect_left(self._until, self._until[begin] + COPIES * nbytes, begin), len(self._until) - 1)
 
@@ -60,7 +61,8 @@ def _touched(node: Node, placement: Placement) -> int:
 
 def awaited_copies(placement: Placement, order: Sequence[int]) -> dict[int, list[Value]]:
     """By position in an order, the copies that are done before the step there: of SwapOut by what it writes to the
-    host's memory, of SwapIn by its result. Linear, but for the look at how long they take."""
+    host's memory, of SwapIn by its result. Linear, but for the look at how long they take.
+    """
     copies = {node: index for index, node in enumerate(placement.steps) if placement.swapped_by(node) is not None}
     if not copies:
         return {}
@@ -83,7 +85,8 @@ def awaited_copies(placement: Placement, order: Sequence[int]) -> dict[int, list
 
 class Swapped(NamedTuple):
     """A graph in which values wait in the host's memory: the order of its steps, what nodes have become, and what
-    stacks have."""
+    stacks have.
+    """
 
     graph: Graph
     order: Sequence[Node]
@@ -93,7 +96,8 @@ class Swapped(NamedTuple):
 
 class _Swap(NamedTuple):
     """A value that leaves the device behind the step that writes it, and comes back behind the one at `begin`, for
-    those from `read` on."""
+    those from `read` on.
+    """
 
     value: Value
     begin: int
@@ -213,7 +217,8 @@ class _Rewriting:
 
     def _standing(self, value: Value, back: bool, position: int) -> Value:
         """What stands for a value: views and constants are made when they are met, and so are steps that tell sizes of
-        views, which may come later in the order, since nobody has to know."""
+        views, which may come later in the order, since nobody has to know.
+        """
         stack = [(value, back)]
         while (value, back) not in self._now:
             at, back_there = stack[-1]

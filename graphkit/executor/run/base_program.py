@@ -155,7 +155,8 @@ class BaseProgram(ABC):
 
 class InstancedProgram(BaseProgram):
     """A program whose runs each have an instance, and an arena, for themselves. grows: whether there may be values of
-    which only a run tells how much memory they take."""
+    which only a run tells how much memory they take.
+    """
 
     grows = True
 

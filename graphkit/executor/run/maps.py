@@ -59,7 +59,8 @@ def _maker(node: Node) -> Callable[[Any], Any]:
 
 def make(makers: Mapping[str, Maker], named: dict[str, Any]) -> None:
     """Put maps in the place of the tensors that they are made of, where these are; raises RuntimeFailure, naming the
-    node."""
+    node.
+    """
     for name, (node, maps_of) in makers.items():
         if named.get(name) is not None:
             try:

@@ -106,7 +106,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def fitting(self, name: str, array: Any) -> np.ndarray:
         """Return the array as `commit` takes it, copied if others may write to it. Raises InputError if it does not
-        match."""
+        match.
+        """
         self.type_of(name)
         given = array_of(f"parameter {name!r}", array)
         self._check(name, given)
@@ -184,7 +185,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def release(self, name: str, holder: str) -> None:
         """Drop the array of `name`, because `holder` has it. Until it is written again, reading it raises
-        InputError."""
+        InputError.
+        """
         self.type_of(name)
         self._forget(name)
         self._resident.pop(name, None)

@@ -13,7 +13,8 @@ _FLOAT8 = (8, 9)
 
 def check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
     """Raise UsageError for an unknown precision, or one that needs a rewrite; UnsupportedError if the device does
-    not support it."""
+    not support it.
+    """
     if precision not in PRECISIONS:
         raise UsageError(f"precision {precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
     if device.kind == "cpu" and precision in ("f16", "tf32", "fp8"):

@@ -211,7 +211,7 @@ class Executor:
             out: Arrays for outputs, by name. They must have the dtype and shape of the output, be writable, and not
                 share memory with each other. They may be fed arrays.
             timeout: Seconds.
-            unread: Outputs that nobody reads: on a device with its own memory, their values are None.
+            unread: Outputs that you do not need. On a device with its own memory, their values are None.
 
         Returns:
             Arrays by output name.

@@ -1,5 +1,6 @@
 """Attention and its relatives: older opsets have no windows, the oldest no lengths of an outer cache; some types are
-in no opset."""
+in no opset.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ def _compatible(declared: Type, given: Type) -> bool:
 
 def without_value(kind: Type) -> Type:
     """The type without known elements and lengths. That a sequence is empty stays, because its elements' type counts
-    only when there are some."""
+    only when there are some.
+    """
     if isinstance(kind, TensorType):
         return TensorType(kind.dtype, kind.shape)
     if isinstance(kind, SequenceType):

@@ -36,7 +36,8 @@ class _Scored(AttentionOp):
 
     def _scores(self, xp: Any, q: Any, k: Any, mask: Any) -> tuple[Any, Any]:
         """The scores, of arrays [N, H, L, D] and [N, H, S, D], and which of them are q k^T: the others have been
-        replaced."""
+        replaced.
+        """
         scores = xp.matmul(q, xp.swapaxes(k, 2, 3)) * xp.asarray(self.scale, dtype=q.dtype)
         kept = xp.ones(scores.shape, dtype=bool)
         if mask is not None and mask.dtype == bool:

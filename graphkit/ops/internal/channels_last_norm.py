@@ -50,7 +50,8 @@ class _ChannelsLastNorm(Op):
 
     def check_types(self, scale: TensorType, *arrays: TensorType | None) -> None:
         """Raises TypeMismatch where arrays, or the first result, are neither of scale's type nor what may stand beside
-        it."""
+        it.
+        """
         check_stored(scale.dtype, self.first(scale), *(v.dtype for v in arrays if v is not None))
 
     @property

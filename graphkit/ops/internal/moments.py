@@ -21,7 +21,8 @@ def merged_moments(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Number, mean and sum of squared deviations of all from those of parts, along the first axis: Chan, Golub and
     LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979. Parts of no samples
-    count for nothing."""
+    count for nothing.
+    """
     total = counts.sum(axis=0)
     mean = (counts * means).sum(axis=0) / np.maximum(total, 1)
     return total, mean, (deviations + counts * (means - mean) ** 2).sum(axis=0)

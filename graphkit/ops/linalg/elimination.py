@@ -223,7 +223,8 @@ def _scan(
     step: Callable[[Any, Any], tuple[Any, Any]], start: Any, count: Any, *, axis: int = 0, reverse: bool = False
 ) -> tuple[Any, Any]:
     """The last state of (state, result) = step(state, j) for j below `count`, from 0 or with `reverse` to it, and the
-    results stacked along `axis` (None where step gives none). Values of the surrounding graph may be used inside."""
+    results stacked along `axis` (None where step gives none). Values of the surrounding graph may be used inside.
+    """
     mark = checkpoint()
     state, j = Value(TensorType(start.dtype, start.shape), "state"), Value(TensorType(DType.INT64, ()), "j")
     following, result = step(state, j)

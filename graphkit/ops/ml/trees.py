@@ -193,7 +193,8 @@ def regressed(
     scores: np.ndarray, has: np.ndarray, aggregate: str, trees: int, base: np.ndarray, post_transform: str
 ) -> np.ndarray:
     """What a regressor returns for aggregated scores. Targets of which no leaf had a weight are 0 where there are
-    several."""
+    several.
+    """
     targets = scores.shape[1]
     if aggregate == "AVERAGE":
         scores = scores / scores.dtype.type(trees)

@@ -53,7 +53,8 @@ def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str =
 
 def _narrow(xp: Any, x: Any, to: DType) -> Any:
     """x as integers of 4 or 2 bits, as ONNX Runtime casts: floats are rounded, ties away from zero, and high bits lost;
-    NaN and infinities are 0."""
+    NaN and infinities are 0.
+    """
     if dtype_of(x.dtype).is_float:
         wide = x.astype(np.float64)
         wide = xp.where(xp.abs(wide) < 2.0**63, wide, 0.0)

@@ -24,7 +24,8 @@ from graphkit.ops.text.strings import TextOp, no_text, text
 def compiled(pattern: str, operator: str, longest: bool = False) -> Any:
     """The pattern as RE2 has it; `longest`: of the matches at a place it finds the longest, else the first alternative.
 
-    Raises UsageError for what is not in its language, MissingDependency."""
+    Raises UsageError for what is not in its language, MissingDependency.
+    """
     try:
         import re2
     except ImportError:

@@ -69,7 +69,8 @@ def orders(node: Node) -> Iterator[tuple[Value, Value]]:
 
 def scaled(node: Node) -> tuple[Value, float] | None:
     """(x, s) when the node multiplies x by the constant s, or divides it by 1 / s, and keeps its shape. s has a usual
-    size: elsewhere in a formula it makes no number overflow that did not before, but for such that almost did."""
+    size: elsewhere in a formula it makes no number overflow that did not before, but for such that almost did.
+    """
     if is_op(node, "Mul"):
         for x, other in orders(node):
             s = scalar(other)
@@ -154,7 +155,8 @@ class FixedValues:
 
 def vector_of(value: Value, channels: int, axis: int, rank: int) -> bool:
     """Whether `value` broadcasts against rank `rank` as one number for each place of `axis`, of which there are
-    `channels`."""
+    `channels`.
+    """
     shape = value.shape
     if shape is None or not 0 < len(shape) <= rank or math.prod(d for d in shape if isinstance(d, int)) != channels:
         return False

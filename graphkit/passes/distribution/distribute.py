@@ -61,7 +61,8 @@ class Part:
 
 class _Outermost(Level):
     """The whole graph. Its inputs are on every rank, but for what is stored, which is at home. They keep the names that
-    they have in the whole graph."""
+    they have in the whole graph.
+    """
 
     def __init__(self, graph: Graph, homes: Homes, transfers: Transfers):
         super().__init__(graph, homes, transfers, "")

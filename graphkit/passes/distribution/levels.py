@@ -23,7 +23,8 @@ from graphkit.passes.distribution.homes import Homes
 @dataclass
 class Transfers:
     """What a whole distribution shares: the numbers of its transfers, where names of sizes are found (an input of the
-    outermost graph, and an axis), and how control flow is divided, which calls for levels in turn."""
+    outermost graph, and an axis), and how control flow is divided, which calls for levels in turn.
+    """
 
     sources: Mapping[str, tuple[Value, int]]
     divide: Callable[[Level, Node], None]

@@ -42,7 +42,8 @@ class Piece:
 @uncollected
 def cut(places: Places, asynchronous: Sequence[bool]) -> list[Piece]:
     """The pieces of a graph, in their order. asynchronous: by place, whether work there goes on beside that of others,
-    which makes it the first in turn. Linear in nodes times places."""
+    which makes it the first in turn. Linear in nodes times places.
+    """
     late = _late_nodes(places)
     turns = _turns([node for node in places.nodes if node not in late and node in places.of], places, asynchronous)
     builders = [_Builder(places, place, nodes) for place, nodes in turns]
@@ -104,7 +105,8 @@ def _late_nodes(places: Places) -> set[Node]:
 
 def _cannot_fail(node: Node) -> bool:
     """Whether a node is an optimizer's update, or arithmetic by elements in floating point: which has a result for all
-    operands."""
+    operands.
+    """
     if isinstance(node.op, Update):
         return True
     kinds = [v.type for v in (*node.operands, *node.outputs)]
@@ -159,7 +161,8 @@ def _greedy(
 @dataclass
 class _Builder:
     """A piece that is being made. table: what stands in it for values of the whole graph; inputs: those of other pieces
-    and of the whole graph."""
+    and of the whole graph.
+    """
 
     places: Places
     place: int

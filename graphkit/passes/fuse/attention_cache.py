@@ -28,7 +28,8 @@ _ROWS = 2
 @graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED])
 def fuse_attention_cache(graph: Graph) -> Graph:
     """Make CachedAttention of float32 attention and of the joins of keys and of values before it, where nothing else
-    reads what is joined but who runs the graph. Shapes are asked of the parts. Linear."""
+    reads what is joined but who runs the graph. Shapes are asked of the parts. Linear.
+    """
     if graph.operators.isdisjoint(("FusedAttention", *CONTROL)):
         return graph
     found = _with_caches(graph)

@@ -48,7 +48,8 @@ def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, 
 
 class _Training:
     """Attention and its gradients: the nodes that make the results, and dy v^T; of the graph that there was. What
-    stands in their place is made as a sweep comes to them, the forward pass first."""
+    stands in their place is made as a sweep comes to them, the forward pass first.
+    """
 
     def __init__(self, forward: Node, spread: Node, dq: Node, dk: Node, dv: Node):
         self.forward, self.spread, self.dq, self.dk, self.dv = forward, spread, dq, dk, dv

@@ -24,7 +24,8 @@ _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 @graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.LAYER_NORMS_FUSED])
 def fuse_layer_norm(graph: Graph) -> Graph:
     """Replace (x - mean) / sqrt(var + epsilon), over last axes of known size, and the factor and term that follow, by
-    LayerNormalization. Linear."""
+    LayerNormalization. Linear.
+    """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _standardised(node, readers) or _factor(node, readers) or _term(node, readers)

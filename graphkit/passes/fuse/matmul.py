@@ -67,7 +67,8 @@ def _form(value: Value) -> Product[FusedMatMul] | None:
 
 def product_form(node: Node) -> Product[FusedMatMul] | None:
     """A FusedMatMul, or a MatMul or Gemm as one; None for other operators, and what is no product of matrices with a
-    bias, a residual or nothing behind it."""
+    bias, a residual or nothing behind it.
+    """
     if is_op(node, "FusedMatMul", domain=DOMAIN):
         return Product(operator(node, FusedMatMul), (*node.inputs, None, None)[:4], node)
     if is_op(node, "MatMul"):

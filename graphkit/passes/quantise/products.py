@@ -43,7 +43,8 @@ def _conv(node: Node, y: Quantised, end: Node) -> Value | None:
 
 def _factors(node: Node, columns: int) -> tuple[Quantised, Quantised] | None:
     """The factors of a product, where `columns` is the axis of b's columns, as far as they have scales that products
-    take: one number for a, one number or one for each column for b."""
+    take: one number for a, one number or one for each column for b.
+    """
     a, b = dequantised(node.inputs[0]), dequantised(node.inputs[1])
     if a is None or b is None or a.axis is not None or not (a.is_factor and b.is_factor):
         return None

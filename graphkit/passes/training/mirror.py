@@ -30,7 +30,8 @@ def mirrored(graph: Graph, segments: Sequence[frozenset[Node]], kept: frozenset[
 @dataclass
 class _Part:
     """A segment: where it ends in the graph's order, which of its values the backward part reads, and the gradient that
-    it waits for."""
+    it waits for.
+    """
 
     nodes: frozenset[Node]
     end: int

@@ -83,7 +83,8 @@ class SentAhead:
 
     def send(self, array: np.ndarray) -> None:
         """Begin to copy an array, which does not change until it is read. One that is small or not C-contiguous is left
-        to `Device.copy_in`, and so is one that there is no memory for."""
+        to `Device.copy_in`, and so is one that there is no memory for.
+        """
         if array.nbytes < SMALL_BYTES or not array.flags.c_contiguous:
             return
         with self._sending:

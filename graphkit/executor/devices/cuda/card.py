@@ -117,7 +117,8 @@ class CudaDevice:
 
     def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
         """As one CUDA graph, in which steps that do not wait for each other share launches. Raises NotRecorded for
-        what CUDA refuses of it."""
+        what CUDA refuses of it.
+        """
         cudnn.be_ready(self.number)
         merged = expanded(steps)
         if has_conditions(merged):

@@ -159,7 +159,8 @@ def _as_one(first: BoundStep, launches: Sequence[BoundLaunch | None]) -> BoundSt
 
 def side_by_side(steps: Sequence[Step]) -> list[list[int]]:
     """Groups of steps, in an order that they may run in. Those of a group have launches of one source, and do not
-    wait for each other. n log n."""
+    wait for each other. n log n.
+    """
     groups: list[_Group] = []
     latest: dict[Source, int] = {}
     for number, step in enumerate(steps):

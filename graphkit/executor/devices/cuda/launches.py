@@ -143,7 +143,8 @@ class Launch(NamedTuple):
 
 class Matrix(NamedTuple):
     """Columns one behind the other in an argument's memory, `leading` elements apart; `stride` elements behind each is
-    that of the next product of a batch: 0 where all have the same."""
+    that of the next product of a batch: 0 where all have the same.
+    """
 
     memory: Argument
     rows: int

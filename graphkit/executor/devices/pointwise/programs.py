@@ -26,7 +26,8 @@ NAMES = (
 
 def program(node: Node, context: KernelContext) -> PointwiseProgram | None:
     """The program of a node of static types whose operator is one of NAMES; None where an operator has no rule, or
-    none for this case, or where outputs differ in shape."""
+    none for this case, or where outputs differ in shape.
+    """
     op = operator(node, Op)
     if isinstance(op, Fused):
         return program_of("Fused", node, op.body.inputs, op.body.outputs, context)

@@ -58,7 +58,8 @@ class SubgraphStep(PythonStep):
     @property
     def looks_because(self) -> str:
         """Where values tell what there is to run, why no device's recording may take them, so that the host looks;
-        empty where one may, or nothing depends on values."""
+        empty where one may, or nothing depends on values.
+        """
         return next(filter(None, map(_never_recorded, self.subgraphs.values())), "")
 
 
@@ -94,7 +95,8 @@ class SubgraphKernel(ABC):
     @abstractmethod
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
         """What a call runs, one by one. Where it can be recorded, steps may run later; else each runs before the next
-        is asked for."""
+        is asked for.
+        """
 
 
 class ArrayMaker(ABC):

@@ -28,7 +28,8 @@ Start: TypeAlias = AllReduceStart | ReduceScatterStart | AllGatherStart
 
 class LaunchedSum(PythonStep):
     """A step of a device that begins sums, or waits for those of `keys`. `prepared` makes its kernel for one instance
-    of a program, whose steps share a SumQueue."""
+    of a program, whose steps share a SumQueue.
+    """
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class SumQueue:
     @contextmanager
     def taking_part(self) -> Iterator[None]:
         """Around a run: who leaves it while others take part in its sums tells them so. What is not finite, in sums,
-        all find alike."""
+        all find alike.
+        """
         self._begun, self._launched = False, 0
         self._ready, self._points = {}, {}
         try:

@@ -36,7 +36,8 @@ MOST_RECORDED = 1 << 16
 class ArrayLoop(SubgraphStep):
     """A Loop or a Scan. slices: offsets of the memory for slices that are copied, by the value in the body. grown: the
     outputs of which a run tells how much is stacked. hosted: the slices that come from the host's memory, or go there,
-    beside the iterations."""
+    beside the iterations.
+    """
 
     def __init__(
         self,
@@ -73,7 +74,8 @@ class ArrayLoop(SubgraphStep):
     @property
     def may_repeat(self) -> bool:
         """Whether a recording could have the body once: a run tells how often it runs, and each iteration reads and
-        writes the same memory."""
+        writes the same memory.
+        """
         layout = self.layout
         return layout.iteration is not None and self.trips is None and not (layout.scanned or layout.stacked)
 
@@ -339,7 +341,8 @@ class _Memory:
 
 def array_loop(site: Site) -> ArrayLoop | None:
     """A Loop or a Scan over slices along the first axis, all of whose sizes are known but how much is stacked, and
-    those of what it captures."""
+    those of what it captures.
+    """
     node = site.node
     if not is_control(node) or node.op.name == "If":
         return None
@@ -371,14 +374,16 @@ def array_loop(site: Site) -> ArrayLoop | None:
 
 class SwappedRows:
     """Slices that come from the host's memory, or go there, beside the iterations of a loop: each has memory for two,
-    which take turns."""
+    which take turns.
+    """
 
     def __init__(self, copies: SwapQueue, hosted: Set[Value]):
         self._copies, self._hosted = copies, hosted
 
     def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
         """What comes before an iteration: its slices are there, the next ones are on their way, and the memory that it
-        writes has been copied."""
+        writes has been copied.
+        """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
             yield self._copies.begins((row, 0), source, target, to_host=False)
         yield self._copies.awaits([(row, trip % 2) for row, _, _ in (*memory.from_host(trip), *memory.to_host(trip))])

@@ -23,7 +23,8 @@ Landing: TypeAlias = dict[str, list[tuple[np.ndarray, Any]]]
 
 class StagedStep(PythonStep):
     """A step that takes part in sums over processes. `prepared` makes its kernel for one instance of a program, whose
-    steps share a Landing."""
+    steps share a Landing.
+    """
 
     def __init__(self, prepared: Callable[[Device, Landing], ArrayKernel]):
         super().__init__("staged")

@@ -18,7 +18,8 @@ from graphkit.ops.internal.swap import SwapOut
 
 class SwapStep(PythonStep):
     """A step that begins a copy to the host's memory, or back. `prepared` makes its kernel for one instance of a
-    program, whose steps share a SwapQueue."""
+    program, whose steps share a SwapQueue.
+    """
 
     def __init__(self, node: Node):
         super().__init__("swap")

@@ -53,7 +53,8 @@ class Faults:
 
     def watch(self) -> None:
         """Wait for what is replayed. An interrupt, and the end of the time that a run may take (LimitReached), end its
-        loops."""
+        loops.
+        """
         began = time.monotonic()
         try:
             while not self._device.done(self._stream):

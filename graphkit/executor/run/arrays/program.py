@@ -70,7 +70,8 @@ class ArrayProgram:
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], unread: Collection[int] = ()) -> list[Any]:
         """Run once; see Program.run. New values of states are Resident; results in `unread`, by their position, are
-        None. Runs in several threads go on in streams of their own."""
+        None. Runs in several threads go on in streams of their own.
+        """
         if programs.recorder is not None:
             raise UnsupportedError(f"profiling needs the native engine: device 'cpu', not {self.device.name!r}")
         instance = self.take()

@@ -17,7 +17,8 @@ LEAST_RECORDED = 3
 
 class Segment:
     """Steps by their position in the order; `replay` runs all of them, once it was made. repeats: it has steps that
-    values repeat, while which nobody looks at the time."""
+    values repeat, while which nobody looks at the time.
+    """
 
     def __init__(self, positions: Sequence[int], is_recorded: bool, repeats: bool):
         self.positions = positions
@@ -30,7 +31,8 @@ class Segment:
 
 def is_one_recording(segments: Sequence[Segment], commit: int) -> bool:
     """Whether all can be recorded, and what begins at `commit` too, with nothing that the host has to look at between
-    them but faults."""
+    them but faults.
+    """
     begins = [segment.positions[0] for segment in segments]
     return len(begins) == 2 and begins[1] == commit and all(s.is_recorded and not s.repeats for s in segments)
 
@@ -46,7 +48,8 @@ def divided(
     lowered: LoweredGraph, kernels: Sequence[ArrayKernel | None], stays: Collection[Value], commit: int
 ) -> Iterator[Segment]:
     """A segment begins at `commit`. stays: storages that are the same memory in every run; kernels: of the steps, None
-    for a step whose results are arrays that it makes."""
+    for a step whose results are arrays that it makes.
+    """
     order, placement = lowered.memory.order, lowered.placement
 
     def can_be_recorded(position: int) -> bool:

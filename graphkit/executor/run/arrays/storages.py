@@ -226,7 +226,8 @@ class Storages:
     def state_copies(self) -> Iterator[BoundStep]:
         """What copies new values that stay where they are to their states, as steps that share launches; not to those
         whose old values are outputs, and nothing where a new value may be another state's old one. A run that does it
-        says so by `states_are_copied`."""
+        says so by `states_are_copied`.
+        """
         self._copied.clear()
         updated = [*zip(self._residents, self._lowered.placement.results, strict=False)]
         apart = [(state, r.value) for state, r in updated if state not in self._lowered.memory.donated]

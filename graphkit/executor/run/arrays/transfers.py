@@ -1,5 +1,6 @@
 """Small arrays that go between the host and a device, by way of memory of the host that is copied from and to without a
-wait: inputs of a run all in one copy, results with one wait for all."""
+wait: inputs of a run all in one copy, results with one wait for all.
+"""
 
 from __future__ import annotations
 

@@ -155,7 +155,8 @@ class Division:
 
     def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> SingleProgram:
         """The program of a part for inputs of these shapes, those of `Selection.open`. Raises as `compile_graph` does;
-        UnsupportedError names groups."""
+        UnsupportedError names groups.
+        """
         selection, programs = part.selection, part.site.programs
         stored = (i for i, v in enumerate(part.inputs) if v in fed and selection.inputs[i].stored)
         key = Key(id(selection), tuple(stored), tuple(shapes))

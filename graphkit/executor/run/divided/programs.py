@@ -27,7 +27,8 @@ def make_programs(
     device: str | GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
 ) -> Programs | DividedPrograms:
     """The programs of an executor on one device or on several, each with its settings. Raises UsageError for several
-    where values go between processes."""
+    where values go between processes.
+    """
     if isinstance(device, str):
         return Programs(settings[0], pools)
     if settings[0].collectives is not None or settings[0].channels is not None:

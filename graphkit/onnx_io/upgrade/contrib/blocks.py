@@ -30,7 +30,8 @@ def _bits(node: NodeView, default: int = 4) -> int:
 
 def unpacked(packed: Value, bits: int, last: Any) -> Value:
     """The numbers in the bytes of the last axis, cut to `last` of them: of the type with so few bits where the bytes
-    are a constant, else uint8."""
+    are a constant, else uint8.
+    """
     per_byte = 8 // bits
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     known = array_of(packed)

@@ -14,7 +14,8 @@ from graphkit.ops.pointwise import scalar_like
 
 def _factor(node: NodeView, x: Any, last: bool, batch: bool) -> Any:
     """An operand as the product takes it: `batch`: its first axis stands before the last one; `last`: the two last
-    axes change places. A vector has neither."""
+    axes change places. A vector has neither.
+    """
     if not last and not batch:
         return x
     if x.rank is None:

@@ -54,7 +54,8 @@ def _embedding(node: NodeView) -> Results:
 @contrib("DynamicQuantizeLSTM")
 def _lstm(node: NodeView) -> Results:
     """W: [directions, input, 4 * hidden], R: [directions, hidden, 4 * hidden], scales: [directions] or one for each of
-    the last axis, [directions, 4 * hidden]."""
+    the last axis, [directions, 4 * hidden].
+    """
     operands: Any = (*node.inputs, *[None] * 12)[:12]
     x, w, r, bias, lengths, h, c, peepholes, w_scale, w_zero, r_scale, r_zero = operands
     weights = [_weights(*given) for given in ((w, w_scale, w_zero), (r, r_scale, r_zero))]

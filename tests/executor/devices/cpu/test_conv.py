@@ -266,7 +266,8 @@ def test_common_shapes_use_vectorised_kernels(rank):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 15, 16, 17])
 def test_few_channels_in_bfloat16(channels: int, kernel: int, last: bool, gradient: bool) -> None:
     """What is not finite reaches the results whose windows it is in, and no others: products are summed in pairs,
-    and the rows of tiles may end behind a window."""
+    and the rows of tiles may end behind a window.
+    """
     rng = np.random.default_rng(channels)
     shape, weights, size = (2, channels, 9, 9), (8, channels, kernel, kernel), kernel // 2
     x = rng.standard_normal(shape).astype(ml_dtypes.bfloat16)

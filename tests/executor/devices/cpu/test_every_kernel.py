@@ -200,7 +200,8 @@ WIDER = (DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64, DTyp
 
 def is_representative(cases: Sequence[Case]) -> list[bool]:
     """Which cases of an operator the default lane runs: each sample in its first element type; each other float type,
-    one type of a byte and one wider integer type with one sample. These differ from operator to operator."""
+    one type of a byte and one wider integer type with one sample. These differ from operator to operator.
+    """
     numbers_of: dict[DType, list[int]] = {}
     for case in cases:
         numbers_of.setdefault(case.dtype, []).append(case.number)

@@ -36,7 +36,8 @@ def network(*, lazy: bool) -> gk.Value:
 
 class Trained(NamedTuple):
     """params: after the steps. total: of those that are trained. skipped: steps. kinds: of the steps of sums; because:
-    why they are such."""
+    why they are such.
+    """
 
     params: dict[str, np.ndarray]
     total: float

@@ -1,5 +1,6 @@
 """A stand-in for NVIDIA's frontend of cuDNN: what its documentation says of graphs, convolutions and attention, on the
-host."""
+host.
+"""
 
 from __future__ import annotations
 

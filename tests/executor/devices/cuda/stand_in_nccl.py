@@ -45,7 +45,8 @@ class Call(NamedTuple):
 
 class Nccl:
     """The module. cards: of this process. folder: of all processes. made: its communicators. refuses: ranks whose
-    communicators are not made."""
+    communicators are not made.
+    """
 
     available = True
     NcclError = NcclError

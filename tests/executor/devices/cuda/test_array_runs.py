@@ -1,5 +1,6 @@
 """What a run on a card does beside its steps: states that stay there, recordings, faults; on a stand-in that does its
-work as late as it may, so that what nobody waits for is not there."""
+work as late as it may, so that what nobody waits for is not there.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Gradients of attention of the card, against those of the standard operators: tiles that are not full, masks, layouts,
-queries that see nothing, numbers that are not finite."""
+queries that see nothing, numbers that are not finite.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ def test_masks(kind: str, emulator: Emulator) -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_queries_that_see_nothing(kind: str, emulator: Emulator) -> None:
     """With a finite number in the place of each score all keys weigh the same, however far from 0 it is; with minus
-    infinity the values' gradient is NaN, and others that differentiation makes 0 are that."""
+    infinity the values' gradient is NaN, and others that differentiation makes 0 are that.
+    """
     arrays = drawn((1, 1, 18, 20, 8, 8), kind)
     seen = np.random.default_rng(0).random((18, 20)) < 0.7
     seen[3] = seen[17] = False

@@ -198,7 +198,8 @@ def test_positions_that_the_library_counts_otherwise() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gradient_wider_than_its_operands(dtype: str, emulator: Emulator) -> None:
     """It is that of all their bits, also where no half float is as large: as the library's sums, on cards where it
-    writes them, else of widened operands."""
+    writes them, else of widened operands.
+    """
     kind = gk.DType(dtype).numpy
     rng = np.random.default_rng(0)
     x, dy = ((300 * rng.standard_normal(shape)).astype(kind) for shape in ((2, 3, 5, 5), (2, 4, 3, 3)))
@@ -325,7 +326,8 @@ def test_without_the_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_cudnn_itself_has_plans(architecture: str, tmp_path: Path) -> None:
     """For every convolution of the samples, of ResNet-50's training, and of that and MobileNetV2's with channels last,
-    residuals among them, on cards that are not here."""
+    residuals among them, on cards that are not here.
+    """
     *none, asked = without_a_plan("convolutions", architecture, tmp_path)
     assert not none
     assert asked > 900

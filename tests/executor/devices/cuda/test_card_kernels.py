@@ -79,7 +79,8 @@ def test_what_may_set_a_fault_says_so(cls: type[Op], types: slice) -> None:
 
 def compare(case: CardCase, found: list[Any]) -> None:
     """With what the reference computes. Of recurrent layers states are rounded to bfloat16 where they are multiplied,
-    step after step, and those of the reference are not: their results may be a quarter further away."""
+    step after step, and those of the reference are not: their results may be a quarter further away.
+    """
     names = [str(i) for i in range(len(found))]
     expected = run_node(case.node, case.arrays)
     pairs = dict(zip(names, found, strict=True)), dict(zip(names, expected, strict=True))

@@ -1,5 +1,6 @@
 """Processes that train together on stand-ins for cards: sums go from card to card, or by way of the host, and are those
-of processors."""
+of processors.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def long_case(*case: Any) -> Any:
 
 def test_training_in_one_job(job: Job, tmp_path: Path) -> None:
     """One job trains in all ways that the tests below have more options for. Sums of gradients are copied through host
-    memory, but for the last ones."""
+    memory, but for the last ones.
+    """
     sharded = {"shard_optimizer": True, "early": True, "sizes": [[4, 4, 4, 4, 6], [3, 4, 4, 4, 5]]}
     lazy, scaled = {"lazy": ["embed*"]}, {"precision": "f16"}
     jobs = [lazy, scaled, {"nccl": [0]}, sharded, {"nccl": [0, 1], **sharded}]
@@ -174,7 +176,8 @@ def test_sums_beside_copies_to_the_host(early: bool, job: Job, tmp_path: Path) -
 )
 def test_cards_that_sum_among_themselves(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
     """Where all ranks have met the same arrays twice, sums are in the recordings, which both make and replay alike: one
-    of what comes before the update, and one of the update."""
+    of what comes before the update, and one of the update.
+    """
     staged, ranks = all_facts(job(tmp_path, {"nccl": (), **options}, {"nccl": (0, 1), **options}))
     check_same_sums(ranks, staged)
     check_captured(ranks, options)

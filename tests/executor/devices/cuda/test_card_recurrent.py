@@ -1,5 +1,6 @@
 """Recurrent layers on the card, where samples do not reach: sizes, operands, types, padding, what nobody reads, and
-networks."""
+networks.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def test_types(kind: str, dtype: str, emulator: Emulator) -> None:
 @pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), ("GRU", {"linear_before_reset": True})])
 def test_padding_that_is_no_number(kind: str, options: dict[str, Any], emulator: Emulator) -> None:
     """Beyond the length of a sequence stays out of what follows. Its gates are saved as they are; their gradients are 0
-    as in the processor's kernels, where the reference multiplies zeros with NaN."""
+    as in the processor's kernels, where the reference multiplies zeros with NaN.
+    """
     load_device("cpu")
     layer = Layer(kind, (5, 4, 3, 6), direction="bidirectional", **options)
     layer.arrays["sequence_lens"] = np.array([2, 5, 0, 4], np.int32)

@@ -93,7 +93,8 @@ def trained(name: str, precision: str, feeds: Mapping[str, Any], steps: int, **s
 
 def test_training(card: Card) -> None:
     """Losses are near those of bfloat16, and fall; gradients are E5M2, parameters float32. A batch of 20 is filled up
-    to 32 where products sum over it."""
+    to 32 where products sum over it.
+    """
     rng = np.random.default_rng(0)
     feeds = {"x": rng.standard_normal((20, 64), np.float32), "labels": rng.integers(0, 10, 20)}
     (made, losses), (other, wanted) = (trained("mlp", precision, feeds, 3) for precision in ("fp8", "bf16"))

@@ -57,7 +57,8 @@ def together(
 
 class _Call(NamedTuple):
     """A test with its fixtures. fresh: names of those that each case has for itself. processor: None if the test
-    compiles nothing."""
+    compiles nothing.
+    """
 
     test: Callable[..., None]
     fresh: list[str]

@@ -69,7 +69,8 @@ class RegisterTiles(Tiles):
 
     def product(self, into: str, left: Rows, right: Rows, columns: str, size: int) -> list[str]:
         """`into`, of the thread's rows and four others, from parts of DEPTH of their elements, of which a row has
-        `columns`, a number that is `size`."""
+        `columns`, a number that is `size`.
+        """
         many, tall = self.per_thread, SIDE * self.per_thread
         pack = pack_of(size, self.of.kind.itemsize)
         return [
@@ -143,7 +144,8 @@ class RegisterTiles(Tiles):
 
     def each(self, begin: str, end: str, width: str, once: list[str], lines: list[str]) -> list[str]:
         """Lines for each `row` of the thread's, number `i`: `once`, and for each run of its columns `j`, the first at
-        `column`."""
+        `column`.
+        """
         beside = min(self.columns, WIDE)
         return [
             "#pragma unroll",

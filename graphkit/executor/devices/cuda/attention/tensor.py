@@ -33,7 +33,8 @@ def padded(columns: int) -> int:
 @dataclass(frozen=True)
 class TensorTiles(Tiles):
     """Rows in shared memory, and the product of two such tiles. A lane knows its `line` among the rows of the block,
-    and its `pair` of columns."""
+    and its `pair` of columns.
+    """
 
     @property
     def terms(self) -> int:
@@ -42,7 +43,8 @@ class TensorTiles(Tiles):
 
     def copied(self, into: str, rows: tuple[str, str, str], count: int, columns: str, size: int) -> list[str]:
         """Brings `count` rows into shared memory, 0 beyond. rows: the array, the first of the tile, and where they end.
-        columns: of a row, a number that is `size`."""
+        columns: of a row, a number that is `size`.
+        """
         name, begin, end = rows
         pack = pack_of(size, self.of.kind.itemsize)
         parts = padded(size) // pack

@@ -11,7 +11,8 @@ from graphkit.executor.devices.device import BoundStep
 
 def expanded(steps: Sequence[Recorded]) -> list[Recorded]:
     """The same work, in an order that it may be done in: steps that do not wait for each other share launches, those of
-    conditional kernels are what these record. It makes tables, which a card copies at once."""
+    conditional kernels are what these record. It makes tables, which a card copies at once.
+    """
     found: list[Recorded] = []
     for step in _fused(steps):
         if isinstance(step, Choice):

@@ -49,7 +49,8 @@ class ConditionalNodes:
 
     def queue(self, steps: Sequence[Recorded]) -> None:
         """Have the stream capture steps, which are expanded. For conditions it raises MissingDependency without the
-        bindings, RuntimeFailure for what CUDA refuses."""
+        bindings, RuntimeFailure for what CUDA refuses.
+        """
         for step in steps:
             match step:
                 case Choice():

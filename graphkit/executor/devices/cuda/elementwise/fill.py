@@ -1,5 +1,6 @@
 """Elements that follow from where they stand: constants, ranges, one-hot rows, diagonals, triangles. Each is written
-once, by neighbours side by side."""
+once, by neighbours side by side.
+"""
 
 from __future__ import annotations
 

@@ -147,7 +147,8 @@ class PreparedProduct:
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Queue the product on a stream. addresses: of its arguments, 0 where there is none. Raises RuntimeFailure for
-        what the library refuses."""
+        what the library refuses.
+        """
         at = _Pointers(*addresses)
         self._point(at)
         a, b, c, d = self._layouts

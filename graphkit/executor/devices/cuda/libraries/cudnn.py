@@ -39,7 +39,8 @@ class Prepared:
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Queue the work on a stream. addresses: of its tensors, numbered from 1 on, 0 where there is none, and of the
-        working memory. Raises RuntimeFailure for what the library refuses."""
+        working memory. Raises RuntimeFailure for what the library refuses.
+        """
         *tensors, workspace = addresses
         at = {number: address for number, address in enumerate(tensors, 1) if address}
         handle = _handle(self._card)

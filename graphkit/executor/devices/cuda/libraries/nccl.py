@@ -26,7 +26,8 @@ _TYPES = {
 
 class Exchange(NamedTuple):
     """What becomes of so many elements at an address of each card: the sum of all cards' on every card, or on one
-    (`root`) alone, or the elements of that one on every card. The result lies where the operand did."""
+    (`root`) alone, or the elements of that one on every card. The result lies where the operand did.
+    """
 
     kind: Literal["sum", "sum in one", "broadcast"]
     address: int

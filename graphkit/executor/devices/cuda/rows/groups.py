@@ -199,7 +199,8 @@ class Groups:
 
     def _own(self, kept: Coordinates) -> list[str]:
         """The thread's group `g`, its number `lane` within it, and the elements from `begin` to `end` of it; none where
-        there is no such group: `live` says so, and the group is then the first one."""
+        there is no such group: `live` says so, and the group is then the first one.
+        """
         index, lanes, beside = self.index, self.lanes, THREADS // self.lanes
         within = (f"/ {lanes}u", f"% {lanes}u") if self.by_rows else (f"% {beside}u", f"/ {beside}u")
         lines, places = kept.lines("g")
@@ -261,7 +262,8 @@ class Groups:
 
     def _known(self, number: int, one: Pass, *, whole: bool, alone: bool) -> list[str]:
         """The partial result of a pass that earlier launches made. whole: they have joined it; alone: the threads of a
-        group have nothing else to do."""
+        group have nothing else to do.
+        """
         kind, name = self._partial(one), f"p{number}"
         if whole:
             return [f"const {kind} {name} = parts{number}[g];"]

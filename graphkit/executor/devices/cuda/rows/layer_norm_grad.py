@@ -64,7 +64,8 @@ class _Gradient:
     def by_rows(self, passes: Sequence[Pass], dx: str, ahead: Sequence[str], once: Sequence[str],
                 more: Sequence[tuple[str, Argument]]) -> tuple[Groups, Work]:  # fmt: skip
         """The kernel over rows, in which `d` is dy * scale, and `v` is x. dx: the expression of the result, or "" where
-        nobody reads it. more: parameters besides."""
+        nobody reads it. more: parameters besides.
+        """
         groups = Groups.over((self.rows, self.size), [1], self.held)
         scale, result = self.node.operands[2], self.node.outputs[0].dtype
         factor = repeated("f", scale.tensor.static_shape, self.shape, groups.short, self.size)
@@ -104,7 +105,8 @@ class _Gradient:
 
     def kernel(self, parts: Sequence[tuple[Groups, Work]], kept: int, inplace: bool) -> CardKernel:
         """kept: bytes at the begin of scratch that all parts share. inplace: whether nothing reads the operands after
-        the result of their shape was written."""
+        the result of their shape was written.
+        """
         launches: list[Launch] = []
         most = 0
         for groups, work in parts:

@@ -32,7 +32,8 @@ _TOTAL_BYTES = 16
 @dataclass(frozen=True)
 class _Loss:
     """What the kernels of a node share. scores, labels, weights: positions of operands; weights is None without any.
-    stored: scores; own: weights and losses."""
+    stored: scores; own: weights and losses.
+    """
 
     op: ClassLoss
     sizes: tuple[int, ...]
@@ -220,7 +221,8 @@ def _of_rows(
 
 def _scale(found: _Loss, dloss: str, offset: int) -> tuple[list[tuple[str, Argument]], str, tuple[Launch, ...], int]:
     """By what the gradient of a label is multiplied, `scale`: parameters, an expression, launches that come before, and
-    their scratch, from `offset` on, of which the first bytes stay."""
+    their scratch, from `offset` on, of which the first bytes stay.
+    """
     if found.op.reduction != "mean":
         return [], f"weight * {dloss}", (), 0
     if not found.weighs:

@@ -1,5 +1,6 @@
 """Softmax, its logarithm, and their gradients, along any axis: a group is read twice, the second time for what is
-written."""
+written.
+"""
 
 from __future__ import annotations
 

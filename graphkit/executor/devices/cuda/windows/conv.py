@@ -57,7 +57,8 @@ _MOST_AXES = 3
 @dataclass(frozen=True)
 class Convolved:
     """x: [N, C, *spatial], w: [M, C / group, *kernel], y: [N, M, *positions]. held: the type of sums. In memory, with
-    `last` channels of x and y are behind the spatial axes, with `filters_last` those of w are."""
+    `last` channels of x and y are behind the spatial axes, with `filters_last` those of w are.
+    """
 
     x: tuple[int, ...]
     w: tuple[int, ...]

@@ -230,7 +230,8 @@ def _lines_beside(windows: Windows, kind: DType, held: DType, finish: Finish, *,
 
 def by_weights(windows: Windows, kind: DType, held: DType, result: DType) -> CardKernel | None:
     """Of x: [N, C, *spatial] and dy: [N, C, *positions], which are the first operands; the result, of type `result`, is
-    [C, 1, *kernel]. None for filters that do not stay in registers."""
+    [C, 1, *kernel]. None for filters that do not stay in registers.
+    """
     if windows.elements > _KEPT:
         return None
     count = windows.lead * math.prod(windows.positions)

@@ -36,7 +36,8 @@ _ACCESS = 16
 
 class Finish(NamedTuple):
     """given: the parameters, with what they are given. lines: they change `v`, element `to` of the result, which is of
-    channel `channel`. inplace: the residual's memory may be the result's."""
+    channel `channel`. inplace: the residual's memory may be the result's.
+    """
 
     given: tuple[tuple[str, Argument], ...] = ()
     lines: tuple[str, ...] = ()

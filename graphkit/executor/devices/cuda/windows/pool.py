@@ -122,7 +122,8 @@ def _max_pool_last(node: Node, context: KernelContext) -> CardKernel | None:
 @register_launched("cuda", DOMAIN, "MaxPoolGrad")
 def _max_pool_grad(node: Node, context: KernelContext) -> CardKernel | None:
     """By the windows of the pool that found the indices. Of other indices nothing is known: each is written to its
-    place where none occurs twice, else there is no kernel."""
+    place where none occurs twice, else there is no kernel.
+    """
     dy, indices = node.operands[:2]
     kind, pool = _kind(dy), indices.node
     if kind is None:
