@@ -35,7 +35,7 @@ def test_a_wrong_sum_is_an_error(jobs):
             try:
                 measure([400], 1, "2bit:0.5")
             except RuntimeFailure as error:
-                assert "mpi's sum of 400 bytes is not the sum of the processes'" in str(error), error
+                assert "the sum of 400 bytes by mpi is wrong" in str(error), error
             else:
                 raise AssertionError("the wrong sum was not seen")
         """,
