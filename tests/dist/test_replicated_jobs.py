@@ -14,7 +14,9 @@ from jobs import FAILED, finish, start
 import graphkit as gk
 from graphkit.cli import invoke
 from graphkit.dist.job import launch, survival
-from graphkit.errors import UsageError
+from graphkit.dist.servers import replicated
+from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.errors import RuntimeFailure, UsageError
 
 
 def run(processes, code, timeout=90):
@@ -322,7 +324,7 @@ def test_where_a_store_with_replicated_servers_is_made(monkeypatch):
     thread.start()
     thread.join()
     assert failures == ["replicate=True: with MPICH's launcher, create the store in the main thread"]
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(Is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.types.SimpleNamespace(Is_initialized=lambda: True))
     with pytest.raises(UsageError, match="create the store before MPI is started"):
         survival.prepare(2)
     monkeypatch.delenv("PMI_FD")
@@ -393,3 +395,23 @@ def test_options_that_do_not_go_together(net, capsys, more):
     given = ["train", str(net / "net.json"), "--data", "digits", "--processes", "2", *more, "--replicate-servers"]
     assert invoke(given) == 2
     assert "--replicate-servers needs --servers 2 or more" in capsys.readouterr().err
+
+
+def test_a_failure_explains_a_worker_that_is_gone(monkeypatch):
+    """The launcher may end a worker because another one failed: the server leaves with the exit code of the failure."""
+
+    class Left(Exception):
+        pass
+
+    def leave(company, code):
+        raise Left(code)
+
+    monkeypatch.setattr(replicated, "_leave", leave)
+    monkeypatch.setattr(replicated, "_WORD", 0.2)
+    company = types.SimpleNamespace(processes=4, servers=2, called=lambda rank: f"rank {rank}")
+    failed = [[], [(1, Frame(Kind.FAILED, number=2))]]
+    mesh = types.SimpleNamespace(receive=lambda seconds: failed.pop(0) if failed else [], close=lambda *words: None)
+    with pytest.raises(Left, match="2"):
+        replicated._serve_one(None, mesh, company, 0, None)
+    with pytest.raises(RuntimeFailure, match="rank 0 has ended without notice"):
+        replicated._serve_one(None, mesh, company, 0, None)

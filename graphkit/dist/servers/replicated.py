@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,8 @@ from graphkit.errors import RuntimeFailure
 
 # The longest time without a look for who is lost, and that last words may take, in seconds.
 _LOOK, _LAST = 0.05, 5.0
+# How long a server waits for the word of a rank that failed, after another rank has ended without notice.
+_WORD = 1.0
 
 
 class Company(Protocol):
@@ -204,8 +207,8 @@ def serve(company: Company) -> None:
                 come = mesh.receive(_LOOK)
                 if (reason := company.lost()) is not None:
                     raise RuntimeFailure(reason)
-        # What a lost one has sent comes before the word of its loss.
-        come.sort(key=lambda each: each[1] is not None and each[1].kind == Kind.LOST)
+        # A failure explains all losses; what a lost rank has sent comes before the word of its loss.
+        come.sort(key=lambda each: 0 if _is(each[1], Kind.FAILED) else 2 if _is(each[1], Kind.LOST) else 1)
         for source, frame in come:
             if frame is not None and frame.kind == Kind.END:
                 company.unclosed = bool(frame.number)
@@ -218,6 +221,7 @@ def serve(company: Company) -> None:
 def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame: Frame | None) -> None:
     workers = company.processes - company.servers
     if frame is None and source < workers:
+        _leave_if_failed(mesh, company)
         raise RuntimeFailure(f"{company.called(source)} has ended without notice")
     if frame is not None and frame.kind == Kind.FAILED:
         mesh.close(_LAST, frame)
@@ -264,6 +268,23 @@ def _told(company: Company, rank: int, servers: int, lost: set[int]) -> str:
 
 def _warn(company: Company, text: str) -> None:
     print(f"graphkit: rank {company.place}: {text}", file=sys.stderr, flush=True)
+
+
+def _is(frame: Frame | None, kind: Kind) -> bool:
+    return frame is not None and frame.kind == kind
+
+
+def _leave_if_failed(mesh: Mesh, company: Company) -> None:
+    """Leave with the exit code of a rank that failed, if its word arrives soon.
+
+    The launcher may have ended another rank because of that failure, and the end of that rank may be seen first.
+    """
+    end = time.monotonic() + _WORD
+    while time.monotonic() < end:
+        for _, frame in mesh.receive(_LOOK):
+            if frame is not None and frame.kind == Kind.FAILED:
+                mesh.close(_LAST, frame)
+                _leave(company, frame.number)
 
 
 def _leave(company: Company, code: int) -> None:
