@@ -49,10 +49,11 @@ class _MatrixFactorization(nn.Module):
 @network("wide_and_deep")
 class _WideAndDeep(nn.Module):
     def __init__(
-        self, numbers: int, sizes: Sequence[int], crosses: Sequence[int], width: int, hidden: Sequence[int],
+        self, numbers: int, sizes: Sequence[int], crosses: Sequence[int] | None, width: int, hidden: Sequence[int],
         classes: int = 1,
     ):  # fmt: skip
         super().__init__()
+        crosses = (1, 3, 7, 3) if crosses is None else crosses  # of the default columns
         self.pairs, self.sizes = list(zip(crosses[::2], crosses[1::2], strict=True)), sizes
         self.embed = nn.ModuleList(nn.Embedding(rows, width) for rows in sizes)
         self.deep = _mlp(len(sizes) * width + numbers, hidden, classes)
