@@ -324,7 +324,7 @@ def test_where_a_store_with_replicated_servers_is_made(monkeypatch):
     thread.start()
     thread.join()
     assert failures == ["replicate=True: with MPICH's launcher, create the store in the main thread"]
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.types.SimpleNamespace(Is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(Is_initialized=lambda: True))
     with pytest.raises(UsageError, match="create the store before MPI is started"):
         survival.prepare(2)
     monkeypatch.delenv("PMI_FD")
