@@ -243,7 +243,7 @@ def effective(command: click.Command, values: Mapping[str, Any], network: Networ
     tables: dict[str, Mapping[str, Any]] = {}
     here = Path().absolute()
     for parameter in _options(command.params):
-        name = _names(parameter)[-1]  # the oldest name, which all versions of graphkit read
+        name = _names(parameter)[0]  # the name that --help shows first
         value = values.get(parameter.name or "")
         if name in (*_OF_A_CALL, "help") or value is None or value in ((), []) or (name in _WRITTEN and not outputs):
             continue

@@ -75,13 +75,13 @@ def test_older_names_of_options_still_work(call, tmp_path, old):
     train += [recurrent, "h=last", dynamic]
     code, _, err = call(*train)
     assert code == 0, err
-    assert '[carry]\nh = "last"' in (tmp_path / "run/config.toml").read_text()
+    assert '[recurrent-state]\nh = "last"' in (tmp_path / "run/config.toml").read_text()
     code, _, err = call(*train, sparse, "none*", "--overwrite")
     assert code == 2
     assert "none*" in err
     name = recurrent.removeprefix("--")
     text = (tmp_path / "run/config.toml").read_text()
-    (tmp_path / "run/config.toml").write_text(text.replace("[carry]", f"[{name}]"))
+    (tmp_path / "run/config.toml").write_text(text.replace("[recurrent-state]", f"[{name}]"))
     code, _, err = call("train", tmp_path / "run/config.toml", "-o", tmp_path / "again")
     assert code == 0, err
     assert (tmp_path / "again/config.toml").read_text() == text

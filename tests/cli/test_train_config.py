@@ -127,7 +127,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
     values = {"bool": True, "integer": 7, "integer range": 7, "float": 0.5, "float range": 0.5, "choice": None}
     lines, expected = [f'network = "{task / "net.json"}"'], {}
     for parameter in command.params:
-        name = parameter.opts[-1].removeprefix("--")
+        name = next((n for n in parameter.opts if n.startswith("--")), parameter.opts[0]).removeprefix("--")
         if not isinstance(parameter, click.Option) or name in of_a_call:
             continue
         kind = parameter.type
