@@ -225,4 +225,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         return read_arrays(path)
     except InputError as error:
+        if not path.exists():
+            raise
         raise InputError(f"{error} (its suffix is not that of an image either)") from None

@@ -20,9 +20,10 @@ import click
 
 from graphkit import config
 from graphkit.cli._groups import LIMITS, option
-from graphkit.errors import InvalidModel, LimitReached, RuntimeFailure
+from graphkit.errors import InvalidModel, LimitReached, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 from graphkit.ir import limits
+from graphkit.text import human
 
 # Iterations of a loop, if neither --max-iterations nor GRAPHKIT_MAX_ITERATIONS is given.
 DEFAULT_ITERATIONS = 10_000_000
@@ -116,6 +117,12 @@ def _held_to_memory(memory: int | None) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
+    except MemoryError as error:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))  # the message takes memory as well
+        if str(error):
+            raise
+        limit = "the machine has" if memory is None else f"the limit of {human(memory)} (--max-memory) allows"
+        raise OutOfMemory(f"Python or a library needs more memory than {limit}") from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

@@ -63,8 +63,21 @@ def gradient(
         found = _Sweep(outputs, seeds, wrt).run()
         unused = [v for v, g in zip(wrt, found, strict=True) if g is None]
         if unused and not allow_unused:
-            raise UsageError("the outputs do not depend on " + ", ".join(str(v) for v in unused))
+            raise UsageError(_without_gradient(outputs, unused))
         return [zeros_like(v) if g is None else g for v, g in zip(wrt, found, strict=True)]
+
+
+def _without_gradient(outputs: Sequence[Value], unused: Sequence[Value]) -> str:
+    """Why no gradient of the outputs arrives at these values."""
+    through = reached(outputs)
+    apart, stopped = ([str(v) for v in unused if (v in through) == found] for found in (False, True))
+    reasons = [f"the outputs do not depend on {', '.join(apart)}"] if apart else []
+    if stopped:
+        reasons.append(
+            f"no gradient reaches {', '.join(stopped)}: each path has an operator whose gradient is zero, such as "
+            "Floor or StopGradient; with allow_unused=True you get zeros"
+        )
+    return "; ".join(reasons)
 
 
 def reached(outputs: Iterable[Value]) -> set[Value]:

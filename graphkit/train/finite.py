@@ -23,8 +23,9 @@ _ELSEWHERE = "from another process"
 def choice(on_nonfinite: str) -> str:
     """`on_nonfinite` itself; raises UsageError for what is none of CHOICES."""
     if on_nonfinite not in CHOICES:
-        known = f"{', '.join(map(repr, CHOICES))}{did_you_mean(str(on_nonfinite), CHOICES)}"
-        raise UsageError(f"Trainer: on_nonfinite must be one of {known}, not {on_nonfinite!r}")
+        raise UsageError(
+            f"Trainer: there is no on_nonfinite={on_nonfinite!r}{did_you_mean(str(on_nonfinite), CHOICES)}"
+        )
     return on_nonfinite
 
 

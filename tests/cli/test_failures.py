@@ -1,12 +1,15 @@
 """How commands fail: one line, one exit code, and with --json one object on stdout, whatever went wrong."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import graphkit as gk
 from graphkit import cli
 
 FIELDS = {"schema", "version", "command", "kind", "exit_code", "message", "node", "operator"}
@@ -148,3 +151,12 @@ def test_a_false_declaration_is_a_line_on_stderr(call, tmp_path):
     (line,) = [line for line in err.splitlines() if "declared" in line]
     assert line.startswith("graphkit: warning: ")
     assert "tensor 'y' is declared as [5], but is [3]" in line
+
+
+def test_a_limit_below_what_python_needs_is_said(tmp_path):
+    path = tmp_path / "net.onnx"
+    gk.models.build("mlp").save(path)
+    command = [sys.executable, "-P", "-m", "graphkit", "run", path, "--max-memory", "1KB"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert "net.onnx: Python or a library needs more memory than the limit of 1000 B (--max-memory)" in done.stderr

@@ -61,7 +61,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises InputError, which names the file, if it is missing, damaged, or contains pickled objects, which are never
     loaded. Raises OutOfMemory if the arrays exceed the memory limit.
     """
-    if path.exists() and not path.is_file():
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if not path.is_file():
         raise InputError(f"{path} is not a regular file")
     try:
         # np.load leaves a file open that it opened itself and finds damaged.
