@@ -193,7 +193,7 @@ class Op:
         raise NotImplementedError(f"{self.name}.reference")
 
     def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
-        """Return the number of multiply-adds, for types of known rank; None if the operator is no sum of products."""
+        """Return the number of multiply-adds, for types of known rank; None for other operators."""
         return None
 
     def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:

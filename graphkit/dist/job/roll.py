@@ -129,10 +129,10 @@ class Roll:
         return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:
-        """The ranks that have left without a word, the first of them first.
+        """Return the ranks that left without saying why, in the order in which they left.
 
-        A launcher may end the second rank before the first one's process has ended, since it learns of that from a
-        closed connection. So those come first that were not ended as launchers do it, where the system tells.
+        A launcher notices a lost rank by a closed connection. It may kill another rank before the process of the first
+        one has ended. So ranks that no SIGKILL or SIGTERM ended come first, if the system tells how they ended.
         """
         lost = [rank for rank in self._left if rank not in self._said]
         by_launchers = [rank for descriptor, rank in self._processes.items() if _ended_by(descriptor) in _BY_LAUNCHERS]
@@ -192,9 +192,9 @@ class Roll:
 
 
 def _ended_by(descriptor: int) -> int | None:
-    """The signal that has ended a process; None without one, before its parent knows, or where the system lacks this.
+    """Return the signal that ended a process.
 
-    Linux has it from version 6.15 on.
+    None if there was no signal, if the parent has not yet waited for the process, or before Linux 6.15.
     """
     try:
         mask, status = _INFO.unpack(fcntl.ioctl(descriptor, _GET_INFO, _INFO.pack(_INFO_EXIT, 0)))

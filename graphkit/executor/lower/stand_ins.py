@@ -214,9 +214,10 @@ def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
 
     None where there are none, or no number fits.
     """
-    if node.op.name != "Reshape" or not node.outputs[0].tensor.is_static or not unknown:
+    x = node.operands[0].tensor
+    if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:
         return None
-    x, count = node.operands[0].tensor, math.prod(node.outputs[0].tensor.static_shape)
+    count = math.prod(node.outputs[0].tensor.static_shape)
     ones: dict[str, Dim] = dict.fromkeys(unknown, 1)
     for symbol in sorted(unknown):
         known = math.prod(x.substitute(ones).static_shape)

@@ -101,8 +101,8 @@ def _strings(name: str, kind: TensorType, array: np.ndarray) -> np.ndarray:
     native = native_module()
     if native is not None and array.dtype == object:
         array = np.asarray(array, order="C")
-        if native.are_ascii_strings(array):
-            return array  # as most text is; `as_strings` looks at each element in Python
+        if native.are_texts(array):
+            return array  # `as_strings` looks at each element in Python, for the error or the conversion
     try:
         return as_strings(array)
     except UsageError as error:

@@ -197,9 +197,9 @@ class _Instance:
         return found
 
     def _delivered(self, program: Program, node: Node, step: PythonFunction) -> Callable[[Any, Any], None]:
-        """A step whose results are arrays that its function makes: they go to whoever reads them.
+        """Return a function that runs the step's function and stores its results for the steps that read them.
 
-        A result of known size goes to its memory.
+        A result of known size is copied to its planned memory.
         """
         used, buffers = program.placement.used, program.emitter.buffers
         destinations: list[Any] = [None] * len(node.outputs)

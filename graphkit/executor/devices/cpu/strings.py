@@ -15,7 +15,7 @@ from graphkit.ir.types import DType
 from graphkit.ops._base import Op, operator
 from graphkit.ops.kept import kept
 from graphkit.ops.ml.features import OneHotEncoder, places_of
-from graphkit.ops.ml.labels import CategoryMapper, LabelEncoder, numbers_of_strings, string_table_of
+from graphkit.ops.ml.labels import numbers_of_strings, string_table_of
 from graphkit.ops.ml.matrix import ML
 from graphkit.ops.tensor.gather import Gather
 from graphkit.ops.text.regex import run_of_characters
@@ -63,30 +63,23 @@ for _name in ("Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"
     _of_strings(_name)(_moving)
 
 
-@kept
-def _labels(op: LabelEncoder) -> tuple[_Numbers, np.ndarray]:
-    places, values = string_table_of(op)
-    return _Numbers(places), values
+def _mapping(table_of: Callable[[Any], tuple[dict[str, int], np.ndarray]]) -> StringFunctionFactory:
+    """For operators that map strings to values by a table of places and values, the default last."""
+
+    @kept
+    def tables(op: Op) -> tuple[_Numbers, np.ndarray]:
+        places, values = table_of(op)
+        return _Numbers(places), values
+
+    def make(node: Node) -> Callable[..., Any]:
+        numbers, values = tables(operator(node, Op))
+        return lambda x: np.asarray(values[numbers.of(x)], values.dtype)  # without axes, numpy returns the element
+
+    return make
 
 
-@_of_strings("LabelEncoder", ML)
-def _label_encoder(node: Node) -> Callable[..., Any]:
-    return _mapped(*_labels(operator(node, LabelEncoder)))
-
-
-def _mapped(numbers: _Numbers, values: np.ndarray) -> Callable[..., Any]:
-    return lambda x: np.asarray(values[numbers.of(x)], values.dtype)  # of no axes, numpy returns the element
-
-
-@kept
-def _categories(op: CategoryMapper) -> tuple[_Numbers, np.ndarray]:
-    places, values = numbers_of_strings(op)
-    return _Numbers(places), values
-
-
-@_of_strings("CategoryMapper", ML)
-def _category_mapper(node: Node) -> Callable[..., Any]:
-    return _mapped(*_categories(operator(node, CategoryMapper)))
+_of_strings("LabelEncoder", ML)(_mapping(string_table_of))
+_of_strings("CategoryMapper", ML)(_mapping(numbers_of_strings))
 
 
 @kept

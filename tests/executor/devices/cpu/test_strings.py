@@ -11,6 +11,7 @@ import graphkit as gk
 from graphkit.errors import InputError, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.registry import make_string_function
+from graphkit.executor.run.feeds import convert
 from graphkit.ir import limits
 from graphkit.ir.graph import Node
 from graphkit.ops.evaluate import run_node
@@ -183,3 +184,15 @@ def test_what_the_table_refuses() -> None:
             table.find(x, out)
     with pytest.raises(TypeError, match="element of type int"):
         native.StringTable({"a": 1, 1: 2}, -1)
+
+
+@pytest.mark.parametrize("text", ["a", "é", "日本", "\U0001d538", ""])
+def test_text_of_any_script_is_taken_without_a_copy(text: str) -> None:
+    x = np.array(["a", text], object)
+    assert native.are_texts(x)
+    assert convert("x", gk.TensorType("string", ("N",)), x) is x
+
+
+@pytest.mark.parametrize("element", ["\ud800", "\U0001d538\udfff", np.str_("a"), b"a", None])
+def test_other_elements_are_converted_or_refused(element: Any) -> None:
+    assert not native.are_texts(np.array(["a", element], object))

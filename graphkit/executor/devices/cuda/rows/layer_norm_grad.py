@@ -63,8 +63,9 @@ class _Gradient:
 
     def by_rows(self, passes: Sequence[Pass], dx: str, ahead: Sequence[str], once: Sequence[str],
                 more: Sequence[tuple[str, Argument]]) -> tuple[Groups, Work]:  # fmt: skip
-        """The kernel over rows, in which `d` is dy * scale, and `v` is x. dx: the expression of the result, or "" where
-        nobody reads it. more: parameters besides.
+        """Return the kernel over rows, in which `d` is dy * scale, and `v` is x.
+
+        dx: The expression of the result; "" if no node uses it. more: Further parameters.
         """
         groups = Groups.over((self.rows, self.size), [1], self.held)
         scale, result = self.node.operands[2], self.node.outputs[0].dtype

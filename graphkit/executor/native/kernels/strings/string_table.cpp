@@ -28,6 +28,25 @@ Py_hash_t hash_of(PyObject* string) {
     return hash;
 }
 
+template <typename Character>
+bool has_surrogate(PyObject* string) {
+    const auto* text = static_cast<const Character*>(PyUnicode_DATA(string));
+    return std::any_of(text, text + PyUnicode_GET_LENGTH(string),
+                       [](Character c) { return c >= 0xd800 && c < 0xe000; });
+}
+
+// Halves of surrogate pairs are the only characters that UTF-8 does not have.
+bool is_encodable(PyObject* string) {
+    switch (PyUnicode_KIND(string)) {
+        case PyUnicode_1BYTE_KIND:
+            return true;
+        case PyUnicode_2BYTE_KIND:
+            return !has_surrogate<Py_UCS2>(string);
+        default:
+            return !has_surrogate<Py_UCS4>(string);
+    }
+}
+
 }  // namespace
 
 StringTable::StringTable(const StringNumbers& numbers, std::int64_t other)
@@ -72,12 +91,12 @@ GRAPHKIT_BINDINGS(string_table) {
         .def(nb::init<StringNumbers, std::int64_t>(), "numbers"_a, "other"_a)
         .def("find", &StringTable::find, "x"_a, "numbers"_a, "Write the number of each string to an int64 array.");
     m.def(
-        "are_ascii_strings",
+        "are_texts",
         [](nb::handle x) {
             const Objects objects = open_objects(x, "x", false);
             return std::all_of(objects.data, objects.data + objects.count, [](PyObject* object) {
-                return object != nullptr && PyUnicode_CheckExact(object) && PyUnicode_IS_ASCII(object);
+                return object != nullptr && PyUnicode_CheckExact(object) && is_encodable(object);
             });
         },
-        "x"_a, "Whether every element of a contiguous array of Python objects is a str of ASCII characters.");
+        "x"_a, "Whether every element of a contiguous array of Python objects is a str that UTF-8 can encode.");
 }
