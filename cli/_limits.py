@@ -1,13 +1,16 @@
 """Options that limit memory, time and iterations of a command, and how they are enforced.
 
 The library checks the limits itself (`graphkit.ir.limits`). In addition, the operating system limits the memory of the
-process (RLIMIT_DATA). A native thread ends the process after the time limit, even if a kernel never returns.
+process (RLIMIT_DATA), with an allowance for libraries. A native thread ends the process after the time limit, even if a
+kernel never returns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import os
 import resource
 import signal
 import threading
@@ -31,6 +34,10 @@ DEFAULT_ITERATIONS = 10_000_000
 # Seconds after the time limit until the native thread ends the process; seconds between two alarms until then.
 _GRACE = 5.0
 _AGAIN = 1.0
+
+# Bytes that imports of Python and of libraries take (ONNX Runtime: 40 MB), and a thread's stack without a limit.
+_LIBRARIES = 96 << 20
+_STACK = 8 << 20
 
 
 class Memory(click.ParamType):
@@ -108,7 +115,8 @@ def _named(model: str | None) -> Iterator[None]:
 def _held_to_memory(memory: int | None) -> Iterator[None]:
     """Let the system refuse memory beyond the limit: the command then reports an error and is not killed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = limits.private_memory() + (limits.available_memory() if memory is None else memory)
+    beyond = limits.available_memory() if memory is None else memory + _allowance()
+    most = limits.private_memory() + beyond
     if soft != resource.RLIM_INFINITY and soft <= most:
         yield
         return
@@ -117,14 +125,35 @@ def _held_to_memory(memory: int | None) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
-    except MemoryError as error:
+    except (MemoryError, OSError, ImportError) as error:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))  # the message takes memory as well
-        if str(error):
+        if not _is_refusal(error):
             raise
         limit = "the machine has" if memory is None else f"the limit of {human(memory)} (--max-memory) allows"
         raise OutOfMemory(f"Python or a library needs more memory than {limit}") from error
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _allowance() -> int:
+    """Return the bytes that Python, libraries and the stacks of threads may take beside a limit from the user.
+
+    Without them a low limit ends the process within a library that does not expect it (std::terminate).
+    """
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return _LIBRARIES + (os.cpu_count() or 1) * (_STACK if stack == resource.RLIM_INFINITY else stack)
+
+
+def _is_refusal(error: MemoryError | OSError | ImportError) -> bool:
+    """Return whether the system refused memory to Python or to a library, with an error that names no tensor.
+
+    The loader of libraries only gives a text: glibc's "cannot allocate memory" or "failed to map segment".
+    """
+    if isinstance(error, MemoryError):
+        return not str(error)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return any(text in str(error) for text in ("llocate memory", "failed to map segment"))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """How commands fail: one line, one exit code, and with --json one object on stdout, whatever went wrong."""
 
+import errno
 import json
+import re
 import subprocess
 import sys
 
@@ -11,6 +13,8 @@ from onnx import TensorProto, helper
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.cli._limits import _allowance, _held_to_memory
+from graphkit.errors import OutOfMemory
 
 FIELDS = {"schema", "version", "command", "kind", "exit_code", "message", "node", "operator"}
 
@@ -153,10 +157,45 @@ def test_a_false_declaration_is_a_line_on_stderr(call, tmp_path):
     assert "tensor 'y' is declared as [5], but is [3]" in line
 
 
-def test_a_limit_below_what_python_needs_is_said(tmp_path):
+def test_a_low_limit_leaves_libraries_what_they_need(tmp_path):
+    """ONNX Runtime and the C library end the process if its own memory is refused."""
     path = tmp_path / "net.onnx"
     gk.models.build("mlp").save(path)
-    command = [sys.executable, "-P", "-m", "graphkit", "run", path, "--max-memory", "1KB"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-m", "graphkit", "verify", path, "--max-memory"]
+    done = subprocess.run([*command, "400KB"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([*command, "1KB"], capture_output=True, text=True, check=False)
     assert done.returncode == 5
-    assert "net.onnx: Python or a library needs more memory than the limit of 1000 B (--max-memory)" in done.stderr
+    assert re.search(r"^graphkit: out of memory: .*the limit is 1000 bytes$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory", "module.py"),
+        ImportError("library.so: failed to map segment from shared object"),
+        ImportError("library.so: cannot allocate memory in static TLS block"),
+    ],
+    ids=repr,
+)
+def test_memory_that_the_system_refuses_names_the_limit(error):
+    said = r"^Python or a library needs more memory than the limit of 1.0 MiB \(--max-memory\) allows$"
+    with pytest.raises(OutOfMemory, match=said), _held_to_memory(1 << 20):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("2 bytes"), OSError(errno.ENOENT, "missing"), ImportError("missing")], ids=repr
+)
+def test_other_errors_under_a_limit_are_left_alone(error):
+    with pytest.raises(type(error)) as raised, _held_to_memory(1 << 20):
+        raise error
+    assert raised.value is error
+
+
+def test_the_system_holds_a_library_to_the_limit():
+    size = _allowance() + (64 << 20)
+    bytearray(size)
+    with pytest.raises(OutOfMemory, match="more memory than the limit"), _held_to_memory(1 << 20):
+        bytearray(size)
