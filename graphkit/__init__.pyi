@@ -140,6 +140,7 @@ from graphkit.ops._functions import dynamic_quantize_linear as dynamic_quantize_
 from graphkit.ops._functions import dynamic_quantize_mat_mul as dynamic_quantize_mat_mul
 from graphkit.ops._functions import einsum as einsum
 from graphkit.ops._functions import elu as elu
+from graphkit.ops._functions import encoded_columns as encoded_columns
 from graphkit.ops._functions import equal as equal
 from graphkit.ops._functions import erf as erf
 from graphkit.ops._functions import exp as exp

@@ -926,6 +926,11 @@ def einsum(
 def elu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x where x > 0, alpha * (exp(x) - 1) elsewhere. Clevert et al. 2015, arXiv:1511.07289."""
 
+def encoded_columns(
+    *xs: Operand | Sequence[Operand | None] | None, body: Graph, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The columns of some matrices of strings, each encoded by an operator of its own, side by side."""
+
 def equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a == b, also for booleans and strings; NaN equals nothing."""
 

@@ -29,6 +29,7 @@ from graphkit.passes.fuse.norm_casts import fuse_norm_casts
 from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.shared_heads import repeat_heads, share_heads
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
+from graphkit.passes.fuse.string_encoders import fuse_string_encoders
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.channels_last import channels_last, with_filters_last
 from graphkit.passes.layout.float16 import widen_halves
@@ -84,7 +85,10 @@ _PRODUCTS_AND_LAYOUTS = (
 )
 
 # What products have left over.
-_REGIONS = (*CLEANUP, *ordered(fuse_batch_norm, fuse_loss_grad, fuse_table_update, fuse_pointwise))
+_REGIONS = (
+    *CLEANUP,
+    *ordered(fuse_batch_norm, fuse_loss_grad, fuse_table_update, fuse_string_encoders, fuse_pointwise),
+)
 
 # After CLEANUP.
 INFERENCE = pipeline(*_PRODUCTS_AND_LAYOUTS, *_REGIONS, given=_HELD)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from graphkit.executor.devices.registry import StringFunctionFactory, register_s
 from graphkit.ir.graph import Node
 from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType
-from graphkit.ops._base import Op, operator
+from graphkit.ops._base import DOMAIN, Op, operator
+from graphkit.ops.internal.encoded_columns import Column, EncodedColumns
 from graphkit.ops.kept import kept
 from graphkit.ops.ml.features import OneHotEncoder, places_of
 from graphkit.ops.ml.labels import numbers_of_strings, string_table_of
@@ -22,9 +25,6 @@ from graphkit.ops.text.regex import run_of_characters
 from graphkit.ops.text.tfidf import TfIdfVectorizer, pool_of
 from graphkit.ops.text.tokenizer import MARKS, Tokenizer
 from graphkit.ops.xp import numpy_xp
-
-# Categories of an encoder for which a matrix of all results is kept.
-_WIDEST = 256
 
 
 def _of_strings(name: str, domain: str = "") -> Callable[[StringFunctionFactory], StringFunctionFactory]:
@@ -82,28 +82,50 @@ _of_strings("LabelEncoder", ML)(_mapping(string_table_of))
 _of_strings("CategoryMapper", ML)(_mapping(numbers_of_strings))
 
 
+def _part(column: Column) -> tuple[Any, int, int, int, np.ndarray | None]:
+    """A column for native.ColumnEncoder."""
+    encoder, operand, index = column
+    if isinstance(encoder, OneHotEncoder):
+        width = len(encoder.cats_strings)
+        return native.StringTable(places_of(encoder), width), operand, index, 4 * width, None
+    places, values = string_table_of(encoder)
+    return native.StringTable(places, len(values) - 1), operand, index, values.itemsize, values
+
+
+@_of_strings("EncodedColumns", DOMAIN)
+def _encoded_columns(node: Node) -> Callable[..., Any]:
+    widths = [x.tensor.shape[1] for x in node.operands]
+    encoder = native.ColumnEncoder([_part(column) for column in operator(node, EncodedColumns).columns()], widths)
+    shape, dtype = node.output.tensor.shape[1:], node.output.dtype.numpy
+    row = 8 * math.prod(shape)
+
+    def encoded(*xs: np.ndarray) -> np.ndarray:
+        rows = len(xs[0])
+        require_memory(row * rows, "its columns")
+        y = np.empty((rows, *shape), dtype)
+        encoder.write(list(map(np.ascontiguousarray, xs)), y)
+        return y
+
+    return encoded
+
+
 @kept
-def _columns(op: OneHotEncoder) -> tuple[_Numbers, np.ndarray | None]:
-    """The place of each category, and the result for each place and for no place, unless that takes much memory."""
-    width = len(op.cats_strings)
-    return _Numbers(places_of(op)), np.eye(width + 1, width, dtype=np.float32) if width <= _WIDEST else None
+def _one_hot(op: OneHotEncoder) -> Any:
+    return native.ColumnEncoder([_part(Column(op, 0, 0))], [1])
 
 
 @_of_strings("OneHotEncoder", ML)
 def _one_hot_encoder(node: Node) -> Callable[..., Any]:
     op = operator(node, OneHotEncoder)
-    numbers, rows = _columns(op)
-    width = len(op.cats_strings)
+    encoder, width = _one_hot(op), len(op.cats_strings)
 
     def encoded(x: np.ndarray) -> np.ndarray:
         require_memory(4 * x.size * width, "its columns")
-        places = numbers.of(x)
-        if rows is not None and op.zeros:
-            return np.asarray(rows[places], np.float32)
-        result: np.ndarray = op.encoded(numpy_xp, x, places.reshape(-1))
-        return result
+        y = np.empty((*x.shape, width), np.float32)
+        encoder.write([np.ascontiguousarray(x)], y)
+        return y
 
-    return encoded
+    return encoded if op.zeros else partial(op.reference, numpy_xp)
 
 
 @_of_strings("Gather")

@@ -67,8 +67,12 @@ void StringTable::find(nb::handle x, nb::handle numbers) const {
     }
     auto* const out = static_cast<std::int64_t*>(found.data);
     for (std::size_t i = 0; i < strings.count; ++i) {
-        out[i] = entries_[slot(strings.data[i], hash_of(strings.data[i]))].number;
+        out[i] = number(strings.data[i]);
     }
+}
+
+std::int64_t StringTable::number(PyObject* string) const {
+    return entries_[slot(string, hash_of(string))].number;
 }
 
 std::size_t StringTable::slot(PyObject* string, Py_hash_t hash) const {

@@ -21,6 +21,9 @@ class StringTable {
     // elements. The interpreter is held. Raises TypeError for an element that is not a string.
     void find(nb::handle x, nb::handle numbers) const;
 
+    // The number of an object. The interpreter is held. Raises TypeError unless it is a string.
+    std::int64_t number(PyObject* string) const;
+
   private:
     struct Entry {
         PyObject* key = nullptr;
