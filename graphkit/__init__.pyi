@@ -361,6 +361,7 @@ from graphkit.ops._functions import tensor_scatter as tensor_scatter
 from graphkit.ops._functions import tf_idf_vectorizer as tf_idf_vectorizer
 from graphkit.ops._functions import thresholded_relu as thresholded_relu
 from graphkit.ops._functions import tile as tile
+from graphkit.ops._functions import tokenized_ngrams as tokenized_ngrams
 from graphkit.ops._functions import tokenizer as tokenizer
 from graphkit.ops._functions import top_k as top_k
 from graphkit.ops._functions import transpose as transpose

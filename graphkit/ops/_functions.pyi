@@ -2938,6 +2938,9 @@ def thresholded_relu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Ma
 def tile(x: Operand, repeats: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Repeat x `repeats[i]` times along axis i; repeats: int64 vector with one element per axis of x."""
 
+def tokenized_ngrams(x: Operand, *, body: Graph, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """The n-grams of the words of texts, counted for each text: float32 [N, places]."""
+
 def tokenizer(
     x: Operand,
     *,

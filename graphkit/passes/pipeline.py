@@ -31,6 +31,7 @@ from graphkit.passes.fuse.shared_heads import repeat_heads, share_heads
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 from graphkit.passes.fuse.string_encoders import fuse_string_encoders
 from graphkit.passes.fuse.table_update import fuse_table_update
+from graphkit.passes.fuse.tokenized_ngrams import fuse_tokenized_ngrams
 from graphkit.passes.layout.channels_last import channels_last, with_filters_last
 from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.move_casts import move_casts
@@ -87,7 +88,9 @@ _PRODUCTS_AND_LAYOUTS = (
 # What products have left over.
 _REGIONS = (
     *CLEANUP,
-    *ordered(fuse_batch_norm, fuse_loss_grad, fuse_table_update, fuse_string_encoders, fuse_pointwise),
+    *ordered(
+        fuse_batch_norm, fuse_loss_grad, fuse_table_update, fuse_string_encoders, fuse_tokenized_ngrams, fuse_pointwise
+    ),
 )
 
 # After CLEANUP.

@@ -16,8 +16,12 @@ def changed_case(words: Sequence[str], action: str, locale: str | None) -> list[
     """`words` in the case that `action` says: NONE, LOWER or UPPER, by the language of `locale`."""
     if action == "NONE":
         return list(words)
-    table = _table(action == "UPPER", _language(locale))
-    return [word.translate(table) for word in words]
+    upper, language = action == "UPPER", _language(locale)
+    table = _table(upper, language)
+    if language in _DOTTED:
+        return [word.translate(table) for word in words]
+    plain = str.upper if upper else str.lower
+    return [plain(word) if word.isascii() else word.translate(table) for word in words]
 
 
 def _language(locale: str | None) -> str:

@@ -121,7 +121,8 @@ def test_the_pipelines():
         "fuse_activation", "fuse_softmax", "eliminate_transpose", "repeat_heads", "fuse_attention", "share_heads",
         "fuse_attention_cache", "eliminate_reshape", "unstride_transposed", "drop_outer_taps", "fold_batch_norm",
         "fuse_matmul", "fuse_conv", "channels_last", "eliminate_reshape", *names(CLEANUP), "fuse_batch_norm",
-        "fuse_loss_grad", "fuse_table_update", "fuse_string_encoders", "fuse_pointwise",
+        "fuse_loss_grad", "fuse_table_update", "fuse_string_encoders", "fuse_tokenized_ngrams",
+        "fuse_pointwise",
     ]  # fmt: skip
     assert names(BOUND) == [
         "simplify", "repeat_heads", "fuse_attention", "share_heads", "fuse_attention_cache", "scan_axes",

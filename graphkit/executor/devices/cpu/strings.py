@@ -16,6 +16,7 @@ from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, Op, operator
 from graphkit.ops.internal.encoded_columns import Column, EncodedColumns
+from graphkit.ops.internal.tokenized_ngrams import TokenizedNgrams
 from graphkit.ops.kept import kept
 from graphkit.ops.ml.features import OneHotEncoder, places_of
 from graphkit.ops.ml.labels import numbers_of_strings, string_table_of
@@ -61,6 +62,12 @@ def _moving(node: Node) -> Callable[..., Any]:
 
 for _name in ("Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"):
     _of_strings(_name)(_moving)
+
+
+@_of_strings("StringNormalizer")
+def _string_normalizer(node: Node) -> Callable[..., Any]:
+    """What its reference calls for each string are native functions of Python."""
+    return partial(operator(node, Op).reference, numpy_xp)
 
 
 def _mapping(table_of: Callable[[Any], tuple[dict[str, int], np.ndarray]]) -> StringFunctionFactory:
@@ -139,14 +146,18 @@ def _gather(node: Node) -> Callable[..., Any]:
     return gathered
 
 
+def _characters_of_words(op: Tokenizer) -> str | None:
+    """The ASCII characters whose runs are the words; None for words of another kind, whose expressions are RE2's."""
+    run = None if op.separators else run_of_characters(op.tokenexp or "")
+    return None if run is None else "".join(filter(run.fullmatch, map(chr, range(128))))
+
+
 @_of_strings("Tokenizer", "com.microsoft")
 def _tokenizer(node: Node) -> Callable[..., Any] | None:
-    """For words that are runs of certain characters; other expressions are RE2's."""
     op = operator(node, Tokenizer)
-    run = None if op.separators else run_of_characters(op.tokenexp or "")
-    if run is None:
+    characters = _characters_of_words(op)
+    if characters is None:
         return None
-    characters = "".join(filter(run.fullmatch, map(chr, range(128))))
 
     def words(x: np.ndarray) -> np.ndarray:
         runs = native.CharacterRuns(np.ascontiguousarray(x), characters, op.mincharnum)
@@ -177,3 +188,31 @@ def _tfidf_vectorizer(node: Node) -> Callable[..., Any]:
         ngrams.add(words, distance, shortest, op.mode == "IDF", result)
 
     return lambda x: op.counted(x, numbers, add)
+
+
+@_of_strings("TokenizedNgrams", DOMAIN)
+def _tokenized_ngrams(node: Node) -> Callable[..., Any] | None:
+    whole = operator(node, TokenizedNgrams)
+    tokenizer, op = whole.tokenizer, whole.counter
+    characters = _characters_of_words(tokenizer)
+    if characters is None:
+        return None
+    _, ngrams = _ngrams(op)
+    number = pool_of(op).words
+    words = native.WordTable({word: at for word, at in number.items() if word.isascii()})
+    pad, first, last = (number.get(word, -1) for word in (tokenizer.pad_value, *MARKS))
+
+    def add(words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
+        ngrams.add(words, distance, shortest, op.mode == "IDF", result)
+
+    def counted(x: np.ndarray) -> np.ndarray:
+        texts = whole.normalised(np.ascontiguousarray(x))
+        runs = native.CharacterRuns(texts, characters, tokenizer.mincharnum)
+        marks = (first, last) if tokenizer.mark and runs.longest else None
+        width = runs.longest + (0 if marks is None else 2)
+        require_memory(8 * width * texts.size, f"{texts.size} lists, padded to {width} words")
+        numbers = np.empty((texts.size, width), np.int64)
+        runs.number(words, numbers, pad, marks)
+        return op.counted(numbers, lambda rows: rows, add)
+
+    return counted

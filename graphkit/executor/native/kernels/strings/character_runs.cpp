@@ -1,13 +1,41 @@
 // Words that are runs of certain ASCII characters, such as those that [a-zA-Z0-9_]+ matches.
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "runtime/array.h"
 
 namespace graphkit {
 namespace {
+
+// Numbers of ASCII words, -1 for all others.
+class WordTable {
+  public:
+    using Numbers = nb::typed<nb::dict, nb::str, std::int64_t>;
+
+    explicit WordTable(const Numbers& numbers) {
+        for (const auto& [word, number] : numbers) {
+            numbers_.emplace(nb::cast<std::string>(word), nb::cast<std::int64_t>(number));
+        }
+    }
+
+    std::int64_t number(std::string_view word) const {
+        const auto found = numbers_.find(word);
+        return found == numbers_.end() ? -1 : found->second;
+    }
+
+  private:
+    struct Hash {
+        using is_transparent = void;
+        std::size_t operator()(std::string_view word) const { return std::hash<std::string_view>{}(word); }
+    };
+
+    std::unordered_map<std::string, std::int64_t, Hash, std::equal_to<>> numbers_;
+};
 
 class CharacterRuns {
   public:
@@ -65,10 +93,50 @@ class CharacterRuns {
         }
     }
 
+    // The same of numbers: writes those of the runs, of the pad and of the marks to `rows`, an array of int64.
+    void number(const WordTable& table, nb::handle rows, std::int64_t pad,
+                std::optional<std::pair<std::int64_t, std::int64_t>> marks) const {
+        const Objects strings = open_objects(x_, "x", false);
+        const Array out = open_array(rows, "rows", true);
+        const std::size_t width = longest_ + (marks ? 2 : 0);
+        if (strings.count != ends_.size() || out.bytes != width * strings.count * sizeof(std::int64_t)) {
+            throw nb::value_error("'rows' does not have a row for each string");
+        }
+        auto* to = static_cast<std::int64_t*>(out.data);
+        std::string narrow;
+        std::size_t run = 0;
+        for (std::size_t i = 0; i < strings.count; ++i) {
+            std::int64_t* const end = to + width;
+            if (marks) {
+                *to++ = marks->first;
+            }
+            for (; run < ends_[i]; ++run) {
+                *to++ = table.number(characters(strings.data[i], runs_[run], narrow));
+            }
+            if (marks) {
+                *to++ = marks->second;
+            }
+            to = std::fill_n(to, end - to, pad);
+        }
+    }
+
   private:
     struct Run {
         Py_ssize_t first, end;
     };
+
+    // The characters of a run, which are ASCII; in `narrow` if the string has wider ones elsewhere.
+    static std::string_view characters(PyObject* string, const Run& run, std::string& narrow) {
+        const auto length = static_cast<std::size_t>(run.end - run.first);
+        if (PyUnicode_KIND(string) == PyUnicode_1BYTE_KIND) {
+            return {reinterpret_cast<const char*>(PyUnicode_1BYTE_DATA(string)) + run.first, length};
+        }
+        narrow.resize(length);
+        for (std::size_t i = 0; i < length; ++i) {
+            narrow[i] = static_cast<char>(PyUnicode_READ_CHAR(string, run.first + static_cast<Py_ssize_t>(i)));
+        }
+        return narrow;
+    }
 
     static void put(PyObject** at, PyObject* stolen) {
         PyObject* const before = *at;
@@ -120,6 +188,8 @@ class CharacterRuns {
 
 GRAPHKIT_BINDINGS(character_runs) {
     using namespace graphkit;
+    nb::class_<WordTable>(m, "WordTable", "A number for each of some ASCII words, -1 for all others.")
+        .def(nb::init<const WordTable::Numbers&>(), "numbers"_a);
     nb::class_<CharacterRuns>(m, "CharacterRuns", "The runs of certain characters in each of an array's strings.")
         .def(
             "__init__",
@@ -129,5 +199,7 @@ GRAPHKIT_BINDINGS(character_runs) {
             "x"_a, "characters"_a, "least"_a)
         .def_prop_ro("longest", &CharacterRuns::longest, "The largest number of runs in a string.")
         .def("write", &CharacterRuns::write, "rows"_a, "pad"_a, "marks"_a.none(),
-             "Write the runs of each string to a row of an array of objects, between the marks, and then the pad.");
+             "Write the runs of each string to a row of an array of objects, between the marks, and then the pad.")
+        .def("number", &CharacterRuns::number, "table"_a, "rows"_a, "pad"_a, "marks"_a.none(),
+             "Write the numbers of the runs of each string to a row of an int64 array, as `write` does the runs.");
 }

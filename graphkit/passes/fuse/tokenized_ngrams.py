@@ -1,0 +1,88 @@
+"""Count n-grams of words without making a string of each word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops import operator
+from graphkit.ops._base import constant
+from graphkit.ops.internal.tokenized_ngrams import TokenizedNgrams
+from graphkit.ops.tensor.shape import Flatten, Reshape
+from graphkit.ops.text.strings import StringNormalizer
+from graphkit.ops.text.tfidf import TfIdfVectorizer
+from graphkit.ops.text.tokenizer import Tokenizer
+from graphkit.passes.core.declare import graph_pass
+from graphkit.passes.core.match import ints
+from graphkit.passes.core.sweep import rewrite, use_counts
+
+
+@graph_pass()
+def fuse_tokenized_ngrams(graph: Graph) -> Graph:
+    """Make TokenizedNgrams of a TfIdfVectorizer and what splits texts into words before it. Linear.
+
+    That is a Tokenizer; a Flatten behind it; a StringNormalizer before it; and what makes a vector of the texts. Nobody
+    else reads what lies between.
+    """
+    counts = use_counts(graph)
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        chain = _chain(node) if isinstance(node.op, TfIdfVectorizer) else []
+        while chain and any(counts[step.output] != 1 for step in chain[:-1]):
+            chain = chain[1:] if _splits(chain[1:]) else []
+        if not chain:
+            return None
+        source = operands[0]
+        for _ in chain[:-1]:
+            assert source is not None
+            assert source.node is not None
+            source = source.node.operands[0]
+        assert source is not None
+        x = result = Value(source.type)
+        for step in chain:
+            shape = [constant(ints(-1))] if isinstance(step.op, Reshape) else []
+            result = Node(step.op, [result, *shape], step.name, step.meta).output
+        names = [v.name for v in node.outputs]
+        fused = TokenizedNgrams(body=Graph([x], [result]))
+        return Node(fused, [source], node.name, node.meta, output_names=names).outputs
+
+    return rewrite(graph, rule, at=("TfIdfVectorizer",))
+
+
+def _splits(chain: Sequence[Node]) -> bool:
+    """Whether a Tokenizer is among the nodes, on texts that are a vector or a column."""
+    tokenizer = next((node for node in chain if isinstance(node.op, Tokenizer)), None)
+    return tokenizer is not None and _is_one_column(tokenizer.operands[0])
+
+
+def _chain(counter: Node) -> list[Node]:
+    """The nodes from the texts to `counter`; empty if its rows are not texts."""
+    chain = [counter]
+    before = counter.operands[0].node
+    if before is not None and isinstance(before.op, Flatten) and operator(before, Flatten).axis in (1, 2):
+        chain.insert(0, before)
+        before = before.operands[0].node
+    if before is None or not isinstance(before.op, Tokenizer):
+        return []
+    x = before.operands[0]
+    # Of a column, a Flatten has to drop the axis; a vector has no further one.
+    if not _is_one_column(x) or (x.rank == 2) != (len(chain) == 2):
+        return []
+    chain.insert(0, before)
+    while (before := chain[0].operands[0].node) is not None and _keeps_texts(before):
+        chain.insert(0, before)
+    return chain
+
+
+def _is_one_column(x: Value) -> bool:
+    return x.rank == 1 or (x.rank == 2 and x.tensor.shape is not None and x.tensor.shape[1] == 1)
+
+
+def _keeps_texts(node: Node) -> bool:
+    """Whether a node's result is its operand's texts, each perhaps in another case, in a vector."""
+    if node.output.rank != 1:
+        return False
+    if isinstance(node.op, Reshape):
+        return node.operands[0].dtype is DType.STRING and node.operands[1].tensor.constants == (-1,)
+    return isinstance(node.op, StringNormalizer) and not node.op.stopwords
