@@ -47,7 +47,7 @@ class Dataset:
 
     Attributes:
         vocabulary: Of text: which token each number represents (see Sentences, TokenStream), else None.
-        preprocess: Of pictures: how they are preprocessed (see Pictures), else None.
+        preprocess: Of images: how they are preprocessed (see ImageDataset), else None.
         encoding: Of tables: how columns are encoded (see TableData), else None.
     """
 

@@ -19,7 +19,7 @@ from graphkit.text import short_repr
 
 
 @typed("gk.data.as_dataset")
-def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated:
+def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | IterableDataset:
     """Convert the data given to `fit` or `evaluate` to an object that has batches.
 
     Accepted are a Dataset; a pair (inputs, targets); an object with `__len__` and `__getitem__`, whose items are
@@ -34,7 +34,7 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
     Raises:
         InputError: The data have another form.
     """
-    if isinstance(data, (Dataset, Iterated)):
+    if isinstance(data, (Dataset, IterableDataset)):
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Dataset(*data)
@@ -46,9 +46,9 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
         return MapDataset(data, tuple(ranks))
     if not hasattr(data, "__iter__") and callable(data):
         _check_takes_nothing(data)
-        return Iterated(data, ranks)
+        return IterableDataset(data, ranks)
     if hasattr(data, "__iter__"):
-        return Iterated(data, ranks)
+        return IterableDataset(data, ranks)
     raise InputError(
         "data must be a pair (inputs, targets), a Dataset, an object with __len__ and __getitem__, or an iterable, "
         "not "
@@ -86,7 +86,7 @@ class MapDataset(LazyDataset):
         return _pair(self.name, self._data[number], self._inputs)
 
 
-class Iterated:
+class IterableDataset:
     """Data from an iterable, which decides their order and length.
 
     Every epoch iterates it, or calls the function, again. To resume within an epoch, the batches that were done are

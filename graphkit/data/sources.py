@@ -93,10 +93,10 @@ def load(
       scale, header, delimiter; see docs/tables.md.
     - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": one of them
       under any name; see Ratings. Options: held_out.
-    - "images:FOLDER", or the folder: pictures FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
+    - "images:FOLDER", or the folder: images FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
       validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. Options: size, augment,
       preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype.
-    - file.rec, or "records:FILE": the pictures of an MXNet record file, with the same options. See docs/records.md.
+    - file.rec, or "records:FILE": the images of an MXNet record file, with the same options. See docs/records.md.
     - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files, with the same options.
     - "FILE.py:FUNCTION": the result of your function, whose parameters are the options: a dict of arrays as in an .npz
       file, a Dataset, Splits, or (inputs, targets).
@@ -115,7 +115,7 @@ def load(
         test_fraction: Share of the test part (default: 0.2, and 0.1 for text).
         seed: Chooses the samples of the test part.
         axes: As for Dataset: the axis that counts the samples, for inputs where it is not the first.
-        split: "name" or "position". By default, pictures in files are divided by their file names, so that each stays
+        split: "name" or "position". By default, images in files are divided by their file names, so that each stays
             in its part when others are added or removed. "position" divides them by their position in the folder, like
             data without names.
         options: Options of the source.

@@ -114,7 +114,7 @@ class _Monitor(Callback):
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         own = type(self).value is not _Monitor.value  # a subclass that looks at other numbers
         known = trainer.scores  # none if this is called outside of `fit`
-        if known and not (own or trainer.adds_scores) and self.monitor not in (*_NO_SCORES, *known):
+        if known and not (own or trainer.callbacks_may_add_scores) and self.monitor not in (*_NO_SCORES, *known):
             raise self._lacking(known)
 
     def value(self, numbers: Numbers) -> float:

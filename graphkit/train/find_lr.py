@@ -179,4 +179,4 @@ class _Before:
             trainer.optimizer, trainer.executor.rng = self._optimizer, self._rng
             stepper.updates, stepper.skipped, stepper.waiting, stepper.waiting_weight = self._counts
             trainer._recurrent_state.reset()
-            trainer.torn = False
+            trainer.step_incomplete = False

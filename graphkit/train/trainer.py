@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Batch, Dataset, Iterated, Workers, as_dataset
+from graphkit.data import Batch, Dataset, IterableDataset, Workers, as_dataset
 from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
@@ -25,6 +25,7 @@ from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
+from graphkit.former_names import former_attribute
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
@@ -205,7 +206,7 @@ class Trainer:
         # Stored in checkpoints: any JSON value.
         self.notes: dict[str, Any] = {}
         # Whether a step was interrupted, so that some parameters are updated and some are not.
-        self.torn = False
+        self.step_incomplete = False
         self._resumed = False
         self._fit: Fit | None = None
         # Why a callback wants the run to end; the states of callbacks outside of `fit`.
@@ -341,14 +342,14 @@ class Trainer:
         """Return the memory plan of `graph` for the given shapes of inputs and targets."""
         return self._stepper.plan(shapes)
 
-    @typed("Trainer.slot_bytes")
-    def slot_bytes(self, processes: int = 1) -> int:
+    @typed("Trainer.optimizer_state_bytes")
+    def optimizer_state_bytes(self, processes: int = 1) -> int:
         """Return the bytes of optimizer state in one process.
 
         If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
         """
-        processes = integer("Trainer.slot_bytes", "processes", processes, 1)
-        return self._stepper.slot_bytes(processes)
+        processes = integer("Trainer.optimizer_state_bytes", "processes", processes, 1)
+        return self._stepper.optimizer_state_bytes(processes)
 
     @property
     def epoch(self) -> int:
@@ -411,8 +412,8 @@ class Trainer:
         return () if self._fit is None else self._fit.scores()
 
     @property
-    def adds_scores(self) -> bool:
-        """Whether a user's callback sees the numbers of an epoch. Such a callback may add numbers."""
+    def callbacks_may_add_scores(self) -> bool:
+        """Whether a callback of the user defines `on_epoch_end`, which may add numbers to the record of the epoch."""
         return self._fit is not None and self._fit.calls.adds_scores
 
     @property
@@ -570,8 +571,8 @@ class Trainer:
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()
 
-    def left(self, epochs: int | None = None) -> int:
-        """Return how many epochs `fit(epochs=epochs)` would complete."""
+    def remaining_epochs(self, epochs: int | None = None) -> int:
+        """Return the number of epochs that `fit(epochs=epochs)` would complete."""
         return self.position.left(epochs, self._resumed)
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
@@ -579,7 +580,7 @@ class Trainer:
         specs = [spec for spec in listed(specs) if not (isinstance(spec, str) and spec == LOSS)]
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
-    def _data(self, given: Any) -> Dataset | Iterated:
+    def _data(self, given: Any) -> Dataset | IterableDataset:
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = as_dataset(with_types(given, kinds), ranks)
@@ -587,7 +588,7 @@ class Trainer:
             self._pipeline.follow(found)
         return found
 
-    def _check_classes(self, *parts: Dataset | Iterated | None) -> None:
+    def _check_classes(self, *parts: Dataset | IterableDataset | None) -> None:
         """Raise InputError if the data and the network have different numbers of classes."""
         for part in parts:
             if isinstance(part, Dataset):
@@ -681,13 +682,18 @@ class Trainer:
         """
         saving.resume(self, folder, trusted)
 
+    # Former names.
+    torn = former_attribute("step_incomplete")
+    adds_scores = former_attribute("callbacks_may_add_scores")
+    slot_bytes, left = optimizer_state_bytes, remaining_epochs
+
     def __repr__(self) -> str:
         return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.net.name)
         yield f"update {self.updates}, epoch {self.epoch}"
-        if self.torn:
+        if self.step_incomplete:
             yield "stopped in the middle of a step"
         yield self._chosen
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"
