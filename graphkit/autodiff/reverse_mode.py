@@ -39,8 +39,9 @@ def gradient(
     """Return, for each value of `wrt`, the gradient of sum(seed * output) over all outputs.
 
     Args:
-        outputs: Float tensors, or sequences and optionals of such.
-        wrt: As `outputs`; also inner values of the graph. Each gradient has the type of its value.
+        outputs: Graph values: float tensors, or sequences and optionals of float tensors.
+        wrt: Graph values of the same kinds: inputs, parameters or intermediate values. Each gradient has the type of
+            its value.
         seeds: One value per output, of its type. Default: ones, which only tensors have.
         allow_unused: Return zeros for a value of `wrt` that an output does not depend on.
         meta: Metadata of the nodes that are made, except those of expansions.

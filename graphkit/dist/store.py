@@ -64,7 +64,8 @@ class KVStore:
     `set_updater(f)` calls f(key, sum, stored) instead, which changes `stored` in place. Keys are ints or strings; a
     sequence of keys takes a sequence of values.
 
-    `sent_bytes` counts the bytes that this process has contributed to all-reduces, compressed as between hosts.
+    `sent_bytes` is the number of bytes that this process has contributed to all-reduces so far. Compressed gradients
+    count with their compressed size.
     """
 
     # Whether values live on servers, and each process pushes and pulls by itself.
@@ -98,6 +99,7 @@ class KVStore:
 
     @property
     def sent_bytes(self) -> int:
+        """Bytes that this process has contributed to all-reduces so far."""
         return self._sent_bytes + (0 if self._cards is None else self._cards.sent_bytes)
 
     @property

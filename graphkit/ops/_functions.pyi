@@ -1217,7 +1217,7 @@ def gru(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Gated recurrent unit: h' = (1 - z) n + z h for each step of a sequence."""
+    """Gated recurrent unit (Cho et al. 2014): h' = (1 - z) n + z h for each step of a sequence."""
 
 def gru_grad(
     dy: Operand | None,
@@ -1331,7 +1331,7 @@ def if_(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Run one of two branches. cond: bool scalar; the captures are the operands of both branches."""
+    """Run then_branch if cond is true, else else_branch."""
 
 def im2_col(
     x: Operand,
@@ -1560,7 +1560,7 @@ def loop(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Repeat a body while a condition holds, at most m times."""
+    """Repeat a subgraph while a condition is true, at most m times."""
 
 def lp_normalization(
     x: Operand, *, axis: int = -1, p: int = 2, name: str = "", meta: Mapping[str, str] | None = None
@@ -1615,7 +1615,7 @@ def lstm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Long short-term memory: c' = f c + i g, h' = o h(c') for each step of a sequence."""
+    """Long short-term memory (Hochreiter and Schmidhuber 1997): c' = f c + i g, h' = o act3(c') for each step."""
 
 def lstm_grad(
     dy: Operand | None,
@@ -1733,7 +1733,7 @@ def max_pool(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Maximum of each window; the second output is its position in x, as an index into the flattened tensor."""
+    """Maximum of each window, and its position in x as an index into the flattened tensor."""
 
 def max_pool_grad(
     dy: Operand,
@@ -1865,7 +1865,7 @@ def non_max_suppression(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Select boxes of each image and class, best first, that do not overlap a better selected box too much."""
+    """Select the boxes with the highest scores, and drop boxes that overlap a selected one."""
 
 def non_zero(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The indices of all elements that are not 0, or not empty strings, in row-major order: int64 [rank, count]."""
@@ -2295,7 +2295,7 @@ def resize(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scale); exactly one of the two is given."""
+    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scales)."""
 
 def resize_grad(
     dy: Operand,
@@ -2372,7 +2372,7 @@ def rms_prop_update(
     """RMSProp: d = g / (sqrt(s') + epsilon); weight' = weight - lr * d."""
 
 def rng_fold_in(rng: Operand, index: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Derive a (seed, step) for `index`, an integer scalar in [0, 2**32), from which one iteration of a loop draws."""
+    """Derive the state of another random generator, so that each iteration of a loop draws different numbers."""
 
 def rnn(
     x: Operand,
@@ -2392,7 +2392,7 @@ def rnn(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Elman recurrent layer: h' = f(W x + R h + Wb + Rb) for each step of a sequence."""
+    """Elman recurrent layer: h' = act(W x + Wb + R h + Rb) for each step of a sequence."""
 
 def rnn_grad(
     dy: Operand | None,
@@ -2531,7 +2531,7 @@ def scan(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Apply a body to successive slices of the scan inputs, and pass a state from one iteration to the next."""
+    """Apply a subgraph to successive slices of the scan inputs, and pass a state from one iteration to the next."""
 
 def scatter_elements(
     x: Operand,
@@ -2543,7 +2543,7 @@ def scatter_elements(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with updates[i, j, ...] written to index indices[i, j, ...] along `axis`."""
+    """Return x with updates[i, j, ...] written to the index indices[i, j, ...] along `axis`."""
 
 def scatter_nd(
     x: Operand,
@@ -2554,7 +2554,7 @@ def scatter_nd(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with slices replaced at index tuples."""
+    """Return x with the slices at some index tuples replaced: y[indices[i]] = updates[i] for each i."""
 
 def selu(
     x: Operand,

@@ -380,7 +380,11 @@ class Dropout(RandomOp):
 
 @op
 class RngFoldIn(Op):
-    """Derive a (seed, step) for `index`, an integer scalar in [0, 2**32), from which one iteration of a loop draws."""
+    """Derive the state of another random generator, so that each iteration of a loop draws different numbers.
+
+    rng: uint64 [2], the seed and the step of a generator; index: an integer [] from 0 to 2**32 - 1, such as the number
+    of the iteration. The result is uint64 [2]. Equal operands give equal results.
+    """
 
     domain = DOMAIN
     inputs = ("rng", "index")

@@ -93,9 +93,11 @@ def _pool_samples(**attrs: Any) -> tuple[Sample, ...]:
 
 @op
 class MaxPool(Pooling):
-    """Maximum of each window; the second output is its position in x, as an index into the flattened tensor.
+    """Maximum of each window, and its position in x as an index into the flattened tensor.
 
-    If elements tie, the first one counts. `storage_order` 1 counts positions with the first spatial axis fastest.
+    If several elements are equal to the maximum, the position is that of the first one. With storage_order=0, positions
+    are counted as in memory, with the last spatial axis fastest. With storage_order=1, the first spatial axis is
+    fastest (column-major within each channel).
     """
 
     storage_order: int = 0
