@@ -52,11 +52,11 @@ class Model:
 
     Args:
         outputs: A Value, a sequence of Values, or a dict from names to Values.
-        name: Of the model.
+        name: Name of the model.
         inputs: The data inputs. Default: those that the outputs depend on, in the order in which they were made.
         params: Arrays by parameter name.
-        seed: For the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` does not give and no
-            other Model already holds.
+        seed: Seed of the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` lacks and that
+            no other Model already has.
         meta: Metadata that is stored in files.
     """
 
@@ -228,14 +228,14 @@ class Model:
         return tuple(self.graph.name_of(v) for v in self.graph.values)
 
     def value(self, name: str) -> Value:
-        """Return the output of this name, else the input, parameter or inner value.
+        """Return the output of this name, else the input, parameter or intermediate value.
 
         Raises UsageError, with a similar name, if there is none.
         """
         return self.graph.find(name)
 
     def select(self, *names: str) -> Model:
-        """Return a model with the same parameters whose outputs are the given outputs or inner values (see `value`)."""
+        """Return a model with the same parameters whose outputs are the values of these names (see `value`)."""
         if any(not isinstance(n, str) for n in names):
             raise UsageError("select takes names of values, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}

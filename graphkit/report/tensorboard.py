@@ -50,8 +50,8 @@ class TensorBoard(Callback):
       model is in inference mode: no dropout, and BatchNormalization uses the running statistics.
     - `not_finite/...`: the number of NaN and infinite elements of a parameter or gradient, if there are any.
     - The graph of the network; the settings and the network as text.
-    - The first `count` of `samples`, if they are images, and a table of the model's predictions for them after each
-      epoch. If predictions or gradients cannot be computed, a text says why.
+    - The first `count` of `samples`, if they are images. If they have targets, a table of the model's predictions for
+      them after each epoch. If predictions or gradients cannot be computed, a text says why.
 
     If a run is resumed, a second file is written. TensorBoard shows it instead of the records after the checkpoint.
     With several processes, give the callback to every rank; rank 0 writes.

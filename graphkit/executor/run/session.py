@@ -83,8 +83,8 @@ class Executor:
             (each with a relative error of at most 2^-8), and sums in float32; see
             `graphkit.passes.layout.round_products` for exceptions. On a GPU, it also rounds attention. The other
             precisions need a GPU. "f16" does the same with float16. "fp8" is "bf16" with 8-bit operands of matrix
-            products (`graphkit.passes.fuse.float8_products`). "tf32" multiplies float32 elements of matrix products,
-            convolutions and attention by their leading 11 bits (each with a relative error of at most 2^-11).
+            products (`graphkit.passes.fuse.float8_products`). "tf32" keeps 11 significant bits of the float32 operands
+            of matrix products, convolutions and attention (each with a relative error of at most 2^-11).
         check_finite: Raise InputError for NaN or infinity in fed data.
         declared: Shapes that a file declares for the graph's values. A false one is reported by a DeclarationWarning.
         collectives: Performs the graph's all-reduces over processes. Without it, each is that of one process.
