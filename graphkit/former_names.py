@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from graphkit.errors import UsageError
@@ -46,13 +46,16 @@ def former_arguments(**names: str) -> Callable[[Callable[Arguments, Result]], Ca
     return decorate
 
 
-def adopt_former_names(cls: type, names: dict[str, str]) -> None:
-    """Give attributes that a subclass defines under former names their present names; for `__init_subclass__`.
+def share_former_names(cls: type, names: Mapping[str, str]) -> None:
+    """Let what a class defines under a name also have its other name; for `__init_subclass__`.
+
+    So a subclass may override either name, and callers may use either.
 
     Args:
-        cls: The subclass.
+        cls: The class.
         names: Former name to present name.
     """
     for former, present in names.items():
-        if former in cls.__dict__ and present not in cls.__dict__:
-            setattr(cls, present, cls.__dict__[former])
+        for given, other in ((former, present), (present, former)):
+            if given in cls.__dict__ and other not in cls.__dict__:
+                setattr(cls, other, cls.__dict__[given])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import graphkit as gk
 from graphkit import data
 from graphkit.errors import UsageError
+from graphkit.ops._op import declared
 
 
 def _net() -> gk.Model:
@@ -62,3 +64,31 @@ def test_a_data_set_that_overrides_former_methods_is_used() -> None:
 
     np.testing.assert_array_equal(Doubled(3).take([0, 2])[0], [0, 4])
     assert data.LazyDataset.note is data.LazyDataset.report_damaged
+
+
+def test_operators_may_define_former_names_of_attributes() -> None:
+    class Picky(gk.Op):
+        domain = "test"
+        inputs = ("x",)
+        substitutes, widens, refuses_values = True, False, True
+
+        def refusal(self, inputs: Any) -> Any:
+            return ("picky", *super().refusal(inputs))
+
+    assert (Picky.symbolic_inference, Picky.reference_in_float32, Picky.checks_values) == (True, False, True)
+    assert Picky.value_check(declared(Picky)(), [None])[0] == "picky"
+    present = gk.relu.op
+    assert (present.substitutes, present.widens) == (present.symbolic_inference, present.reference_in_float32)
+
+
+@pytest.mark.parametrize(("former", "present"), [("after", "control_dependency"), ("nested_sum", "add_n")])
+def test_operators_have_former_names(former: str, present: str, tmp_path: Path) -> None:
+    x = gk.input("x", [3])
+    y = getattr(gk, former)(x, gk.exp(x))
+    assert y.node.op == getattr(gk, present)(x, x).node.op
+    path = tmp_path / "net.json"
+    gk.Model({"y": y}).save(path)
+    name, old = y.node.op.name, type(y.node.op).former_names[0]
+    path.write_text(path.read_text().replace(f'"{name}"', f'"{old}"'))
+    assert f'"{old}"' in path.read_text()
+    assert name in [node.op.name for node in gk.load(path).graph.nodes]

@@ -134,7 +134,7 @@ class _Sweep:
             if not parts:
                 return None
             tensors = isinstance(value.type, TensorType)
-            total = parts[0] if len(parts) == 1 else (F.sum if tensors else F.nested_sum)(*parts)
+            total = parts[0] if len(parts) == 1 else (F.sum if tensors else F.add_n)(*parts)
             if tensors and total.rank is None and value.rank is not None:
                 # What comes out of control flow may have lost its rank, which rules need.
                 total = F.reshape(total, F.shape(value))

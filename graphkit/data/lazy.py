@@ -15,7 +15,7 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.making import Making
 from graphkit.data.stacking import Rows, leaves, without_samples
 from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageError
-from graphkit.former_names import adopt_former_names
+from graphkit.former_names import share_former_names
 from graphkit.ir.arrays import array_of
 from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr
@@ -63,7 +63,7 @@ class LazyDataset(Dataset):
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
-        adopt_former_names(cls, {"made": "make_batch", "note": "report_damaged"})
+        share_former_names(cls, {"made": "make_batch", "note": "report_damaged"})
 
     def __init__(self, count: int, targets: Any = None, *, classes: Sequence[Any] | None = None, name: str = "data"):
         if not count:

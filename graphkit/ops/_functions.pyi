@@ -115,13 +115,15 @@ def adam_w_update(
 def add(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a + b with broadcasting."""
 
+def add_n(
+    *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The sum of tensors, sequences or optionals of one structure, element by element."""
+
 def affine_grid(
     theta: Operand, size: Operand, *, align_corners: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """The coordinates that GridSample reads for an affine transformation of images of `size`."""
-
-def after(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Return x; operators that read the result run after `token` is computed, whose value is not read."""
 
 def all_gather_start(
     *pieces: Operand | Sequence[Operand | None] | None,
@@ -135,7 +137,12 @@ def all_gather_start(
 ) -> Any:
     """Begin an all-gather, under this key, of arrays of `sizes` elements from the slices of all ranks."""
 
-def all_moments(
+def all_reduce(
+    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Any:
+    """Sum each x over all ranks, which all use the same `key`."""
+
+def all_reduce_moments(
     count: Operand,
     mean: Operand,
     deviations: Operand,
@@ -158,11 +165,6 @@ def all_reduce_wait(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """Wait for the all-reduces of the given keys. Operators that read the sums depend on the result, a 0."""
-
-def all_sum(
-    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
-) -> Any:
-    """All-reduce: the sum of each x over all ranks, which all use the same `key`."""
 
 def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical and."""
@@ -707,6 +709,9 @@ def constant_of_shape(
     shape: Operand, *, value: Tensor | ArrayLike | None = None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """A tensor of the given shape (an int64 vector), filled with the one element of `value`; default: float32 0."""
+
+def control_dependency(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Return x, but let operators that read the result run only after `token` is computed."""
 
 def conv(
     x: Operand,
@@ -1457,20 +1462,6 @@ def layer_norm_grad(
 ) -> tuple[Value, Value, Value]:
     """Gradient of LayerNormalization's y with respect to x, scale, and a bias of scale's shape."""
 
-def layer_norm_of_halves(
-    x: Operand,
-    scale: Operand,
-    b: Operand | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-05,
-    stash_type: int = 1,
-    made: DType | DTypeLike | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """LayerNormalization computed in the type of scale; if that is float32, x may be float16 or bfloat16."""
-
 def layer_normalization(
     x: Operand,
     scale: Operand,
@@ -1488,6 +1479,16 @@ def leaky_relu(
     x: Operand, *, alpha: float = 0.009999999776482582, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """x where x >= 0, alpha * x elsewhere; the gradient at 0 is alpha."""
+
+def leave_one_out_product(
+    x: Operand,
+    axes: Operand | None = None,
+    *,
+    noop_with_empty_axes: bool = False,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """For each element of x, the product of all other elements along `axes`: the derivative of ReduceProd."""
 
 def less(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a < b."""
@@ -1799,6 +1800,20 @@ def min(*xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Ma
 def mish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x * tanh(softplus(x)). Misra 2019, arXiv:1908.08681."""
 
+def mixed_precision_layer_norm(
+    x: Operand,
+    scale: Operand,
+    b: Operand | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-05,
+    stash_type: int = 1,
+    made: DType | DTypeLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """LayerNormalization that computes in the type of `scale`, also if x has a narrower type."""
+
 def mod(a: Operand, b: Operand, *, fmod: bool = False, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Remainder with broadcasting: a - floor(a/b)*b, with b's sign as in Python; with `fmod`, with a's sign as in C."""
 
@@ -1845,14 +1860,6 @@ def negative_log_likelihood_loss(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """-weights[label] * log_prob[label]: its weighted mean, its sum, or each (reduction="mean", "sum" or "none")."""
-
-def nested_sum(
-    *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
-) -> Value:
-    """The sum of tensors, sequences or optionals of one structure, element by element."""
-
-def nested_zeros(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
 
 def non_max_suppression(
     boxes: Operand,
@@ -1947,16 +1954,6 @@ def potri(l: Operand, *, lower: bool = True, name: str = "", meta: Mapping[str, 
 
 def pow(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a ** b with broadcasting; the result has a's dtype, b may have another one."""
-
-def product_of_others(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    noop_with_empty_axes: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """For each element of x, the product of all other elements that a ReduceProd over `axes` multiplies it with."""
 
 def q_gemm(
     a: Operand,
@@ -2488,12 +2485,12 @@ def rotary_embedding(
 def round(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Nearest integer; halves are rounded to the even one."""
 
-def row_sum_start(
+def row_sparse_all_reduce_start(
     indices: Operand, rows: Operand, *, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Begin to sum row-sparse arrays over all ranks, which all use the same `key`; RowSumWait returns the sum."""
+    """Start an all-reduce of a row-sparse array; RowSparseAllReduceWait returns the sum."""
 
-def row_sum_wait(
+def row_sparse_all_reduce_wait(
     indices: Operand,
     rows: Operand,
     *started: Operand | Sequence[Operand | None] | None,
@@ -2501,7 +2498,7 @@ def row_sum_wait(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Wait for the sum that RowSumStart has begun with `indices` and `rows` under this key, and return it."""
+    """Wait for the all-reduce that RowSparseAllReduceStart has started with the same operands and key."""
 
 def scaled_float8(
     x: Operand, maxima: Operand, *, to: DType | DTypeLike, name: str = "", meta: Mapping[str, str] | None = None
@@ -2581,6 +2578,11 @@ def sequence_construct(
 ) -> Value:
     """A sequence of the operands. They have one element type; their shapes may differ."""
 
+def sequence_element_sizes(
+    sequence: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The sizes of a sequence's tensors along `axis`, as an int64 vector."""
+
 def sequence_empty(
     *, dtype: DType | DTypeLike = DType.FLOAT32, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
@@ -2644,11 +2646,6 @@ def sinh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 
 def size(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The number of elements of x, a 0-d int64 tensor."""
-
-def sizes_of_elements(
-    sequence: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
-) -> Value:
-    """The sizes of a sequence's tensors along `axis`, as an int64 vector."""
 
 def slice(
     x: Operand,
@@ -3104,6 +3101,9 @@ def where(
 
 def xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical exclusive or."""
+
+def zeros_like(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
 
 def zip_map(
     x: Operand,

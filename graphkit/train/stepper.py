@@ -23,7 +23,7 @@ from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
-from graphkit.ops.internal.moments import AllMoments, AllSum
+from graphkit.ops.internal.moments import AllReduce, AllReduceMoments
 from graphkit.passes.training.swap import mark_forward
 from graphkit.train import finite, loss_scale, recomputation, residuals, sharded, shares
 from graphkit.train import step as steps
@@ -459,7 +459,7 @@ def _staged(graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore,
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in trained):
         return "rows of tables are summed on the CPU (lazy)"
-    if any(isinstance(node.op, (AllMoments, AllSum)) for node in graph.nodes):
+    if any(isinstance(node.op, (AllReduceMoments, AllReduce)) for node in graph.nodes):
         return "statistics of all samples are merged on the CPU (sync_batch_norm)"
     # Of two summands each order has the same sum.
     if ordered and kvstore.num_workers > 2:

@@ -75,7 +75,7 @@ class RoiAlign(Op):
     sampling_ratio: int = 0
     spatial_scale: float = 1.0
     inputs = ("x", "rois", "batch_indices")
-    refuses_values = True
+    checks_values = True
     types = {"x": FLOATS, "rois": "x", "batch_indices": INT64}
     onnx = Onnx("RoiAlign", since=22)
     samples = staticmethod(_roi_samples)

@@ -317,7 +317,7 @@ class Dropout(RandomOp):
         Sample(np.array([0.5, -2.0], DType.FLOAT8E5M2.numpy), np.array(0.25, DType.FLOAT8E5M2.numpy)),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         ratio = inputs[1] if len(inputs) > 1 else None
         if ratio is None:
             return None

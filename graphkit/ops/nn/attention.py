@@ -56,7 +56,7 @@ class RotaryEmbedding(Op):
         Sample((2, 3, 12), (2, 3, 2), (2, 3, 2), num_heads=2, rotary_embedding_dim=4, interleaved=True),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         is_told = len(inputs) > 3 and inputs[3] is not None
         return ("positions", inputs[3], inputs[1].tensor.shape or inputs[1]) if is_told else None
 

@@ -32,7 +32,7 @@ class Pooling(Sliding):
     """A window without weights over x: [N, C, *spatial]. `ceil_mode` admits a last window that runs over the end."""
 
     ceil_mode: bool = False
-    substitutes = True
+    symbolic_inference = True
     types = {"x": FLOATS}
 
     def window_of(self, spatial: Sequence[Dim]) -> Window:
@@ -402,7 +402,7 @@ class _Global(Op):
     """A reduction of x: [N, C, *spatial] over all spatial axes, which stay with size 1."""
 
     per_example = ("x",)
-    substitutes = True
+    symbolic_inference = True
     inputs = ("x",)
     types = {"x": FLOATS}
     samples: ClassVar[tuple[Sample, ...]] = (

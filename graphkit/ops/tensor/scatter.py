@@ -130,7 +130,7 @@ class ScatterElements(_Scatter):
         Sample((2, 3), np.array([[1, 1], [0, -1]]), (2, 2), axis=1, reduction="add"),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices, _ = inputs
         return refused_indices(x, indices, self.axis)
 
@@ -178,7 +178,7 @@ class ScatterND(_Scatter):
         ),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices, _ = inputs
         return refused_tuples(x, indices)
 
