@@ -118,7 +118,7 @@ def add(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | Non
 def add_n(
     *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """The sum of tensors, sequences or optionals of one structure, element by element."""
+    """Elementwise sum of tensors of one shape, or of sequences or optionals of such tensors."""
 
 def affine_grid(
     theta: Operand, size: Operand, *, align_corners: bool = False, name: str = "", meta: Mapping[str, str] | None = None
@@ -135,7 +135,7 @@ def all_gather_start(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Begin an all-gather, under this key, of arrays of `sizes` elements from the slices of all ranks."""
+    """Start an all-gather of arrays whose slices lie on different ranks; AllReduceWait waits for the results."""
 
 def all_reduce(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
@@ -156,7 +156,7 @@ def all_reduce_moments(
 def all_reduce_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """Begin an all-reduce of each x over all ranks, which all use the same `key`; AllReduceWait waits for the sums."""
+    """Start an all-reduce of each x; the results contain the sums over all ranks after AllReduceWait."""
 
 def all_reduce_wait(
     *started: Operand | Sequence[Operand | None] | None,
@@ -164,7 +164,7 @@ def all_reduce_wait(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Wait for the all-reduces of the given keys. Operators that read the sums depend on the result, a 0."""
+    """Wait for the all-reduces, or all-gathers, with the given keys."""
 
 def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical and."""
@@ -2229,12 +2229,12 @@ def reduce_prod(
 def reduce_scatter_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """Begin a reduce-scatter of each x over all ranks, which all use the same `key`."""
+    """Start a reduce-scatter of each x: after ReduceScatterWait, each rank has its slice of the sums over all ranks."""
 
 def reduce_scatter_wait(
     *sums: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Wait for the slices of reduce-scatters under these keys. Operators that read them depend on the result, a 0."""
+    """Wait for the reduce-scatter with this key."""
 
 def reduce_sum(
     x: Operand,
@@ -3103,7 +3103,7 @@ def xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | Non
     """Logical exclusive or."""
 
 def zeros_like(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
+    """Zeros of the shape and type of x: a tensor, or a sequence or optional of tensors."""
 
 def zip_map(
     x: Operand,

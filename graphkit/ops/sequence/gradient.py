@@ -52,7 +52,7 @@ def _mapped(build: Callable[..., Any], *sequences: Value) -> Any:
 
 @op
 class ZerosLike(Op):
-    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
+    """Zeros of the shape and type of x: a tensor, or a sequence or optional of tensors."""
 
     former_names = ("NestedZeros",)
     domain = DOMAIN
@@ -82,7 +82,7 @@ class ZerosLike(Op):
 
 @op
 class AddN(Op):
-    """The sum of tensors, sequences or optionals of one structure, element by element."""
+    """Elementwise sum of tensors of one shape, or of sequences or optionals of such tensors."""
 
     former_names = ("NestedSum",)
     domain = DOMAIN
