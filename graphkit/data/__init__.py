@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from graphkit.data.text.vocabulary import Vocabulary
     from graphkit.data.workers.pool import Workers
 
+    Iterated, Pictures = IterableDataset, ImageDataset
+
 __all__ = [
     "TEXT_SOURCES", "Augment", "Batch", "Batches", "Dataset", "ImageDataset", "IterableDataset", "LazyDataset",
     "MapDataset", "Preprocess", "Ratings", "Sentences", "Splits", "TableData", "TokenStream", "Vocabulary", "Workers",
