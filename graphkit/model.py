@@ -92,9 +92,15 @@ class Model:
         seed: int | None = None,
         declared: Declarations | None = None,
     ) -> Model:
-        """Return a model around an existing graph; `params` by input name, the others initialised from `seed`.
+        """Return a model of an existing graph.
 
-        `declared` are shapes that a file declares; runs are checked against them.
+        Args:
+            graph: The graph.
+            params: Arrays by parameter name. Other parameters are initialised from `seed`.
+            name: Name of the model (default: that of the graph).
+            meta: Metadata that is stored in files.
+            seed: As for Model.
+            declared: Shapes that a file declares; runs are checked against them.
         """
         model = cls.__new__(cls)
         changes: dict[str, Any] = {}

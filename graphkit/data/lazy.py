@@ -44,16 +44,8 @@ class LazyDataset(Dataset):
     Raises:
         InputError: There are no samples.
 
-    `configured` sets these options of a data set and of its parts:
-
-    - workers: the number of processes that make samples in advance, or a `Workers` that several data sets share. With
-      0, each batch is made when it is requested. The bits of a batch do not depend on it.
-    - on_damaged: what happens if a sample raises DamagedSample. "raise" ends the epoch there. "skip" replaces it by the
-      next readable sample of the data set, so that batches keep their sizes and resuming stays exact. Random changes
-      are those of the damaged sample. `damaged` contains the message of each by its number; each is also reported once
-      in a warning. More than 1,000 damaged samples in a row are an error.
-    - shuffle_window: the number of samples that are mixed at a time, for data that are best read from front to back. An
-      epoch visits blocks of neighbouring samples (see `order.windowed`). With None, any sample may follow any other.
+    Further options are set by `configured`. If samples are skipped because they are damaged, `damaged` contains the
+    message of each by its number.
     """
 
     augments = False
@@ -100,7 +92,21 @@ class LazyDataset(Dataset):
     def configured(
         self, *, workers: int | Workers | None = None, on_damaged: str | None = None, shuffle_window: int | None = None
     ) -> LazyDataset:
-        """Return a data set of the same samples with other options. Options that are None stay unchanged."""
+        """Return a data set of the same samples with other options. Options that are None stay unchanged.
+
+        Args:
+            workers: Number of processes that make samples in advance, or a `Workers` that several data sets share. With
+                0, each batch is made when it is requested. The bits of a batch do not depend on it.
+            on_damaged: Behaviour if a sample raises DamagedSample. "raise" ends the epoch with this error. "skip"
+                replaces the sample by the next readable one, so that batches keep their sizes and resuming stays exact,
+                and warns once for each. More than 1,000 damaged samples in a row are an error.
+            shuffle_window: Number of samples that are mixed at a time, for data that are best read from front to back.
+                An epoch then visits blocks of neighbouring samples (see `order.windowed`). With None, any sample may
+                follow any other.
+
+        Raises:
+            UsageError: An option is wrong.
+        """
         found = copy.copy(self)
         if workers is not None:
             found.workers = workers

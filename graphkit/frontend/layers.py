@@ -380,7 +380,13 @@ def global_max_pool(x: Value, *, name: str = "") -> Value:
 
 @layer
 def dropout(x: Value, ratio: float = 0.5, *, name: str = "") -> Value:
-    """In training, set elements to 0 with probability `ratio` and scale the rest by 1 / (1 - ratio); else return x."""
+    """Dropout: in training, set elements to 0 at random and scale the others; in inference, return x.
+
+    Args:
+        x: A float tensor.
+        ratio: Probability that an element becomes 0, from 0 to below 1. The others are divided by 1 - ratio.
+        name: Name of the node.
+    """
     float_operand("dropout", name, x)
     if not 0.0 <= ratio < 1.0:
         raise UsageError(f"layer {name!r} (dropout): ratio is in [0, 1), not {ratio!r}")

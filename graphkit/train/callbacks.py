@@ -49,23 +49,29 @@ class Callback:
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called before the first step, after `restore` or `reset`.
 
-        numbers: epoch (complete epochs), until (epochs at the end of the run), updates, processes, resumed (whether an
-        interrupted run or a checkpoint is continued).
+        Args:
+            trainer: The trainer.
+            numbers: epoch (complete epochs), until (epochs at the end of the run), updates, processes, resumed (whether
+                an interrupted run or a checkpoint is continued).
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called after each batch, before a checkpoint that may follow.
 
-        numbers: epoch (from 1), batch (from 1 in each epoch), updates, loss (of this batch; NaN if the step was
-        skipped), learning_rate (of the next update), samples (of this batch, over all processes).
+        Args:
+            trainer: The trainer.
+            numbers: epoch (from 1), batch (from 1 in each epoch), updates, loss (of this batch; NaN if the step was
+                skipped), learning_rate (of the next update), samples (of this batch, over all processes).
         """
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called after validation, before the checkpoint of the epoch.
 
-        numbers: as in the epoch's line of `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
-        samples_per_second (of training, over all processes), peak_memory (bytes of this process so far, if the system
-        reports it), loss, the metrics, and those of validation with the prefix `valid_`.
+        Args:
+            trainer: The trainer.
+            numbers: The numbers of the epoch's line in `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
+                samples_per_second (of training, over all processes), peak_memory (bytes of this process so far, if the
+                system reports it), loss, the metrics, and those of validation with the prefix `valid_`.
         """
 
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
@@ -73,7 +79,9 @@ class Callback:
 
         The last checkpoint is written before.
 
-        numbers: epoch, updates, finished (whether the run is complete), stopped (why it ended early, or None).
+        Args:
+            trainer: The trainer.
+            numbers: epoch, updates, finished (whether the run is complete), stopped (why it ended early, or None).
         """
 
     def state(self) -> dict[str, Any]:
