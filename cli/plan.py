@@ -116,7 +116,7 @@ def command(
     result = plan.to_dict() | {"model": net.name, "inputs": {n: list(s) for n, s in bound.items()}}
     result["parameter_bytes"] = sum(net.params.entry(n).nbytes for n in net.params)
     if training:
-        result |= {"processes": processes, "optimizer_state_bytes": subject.slot_bytes(processes)}
+        result |= {"processes": processes, "optimizer_state_bytes": subject.optimizer_state_bytes(processes)}
         if processes > 1 and device.partition(":")[0] == "cuda":
             result["sums"] = outlook(processes)
     if html is not None:

@@ -52,9 +52,9 @@ def _pack(source: Path, output: Path, on_damaged: str, as_json: bool, **options:
     tab, or a .lst file of im2rec: a number, labels and a path in each line. Images are copied byte for byte unless
     --resize or --encoding changes them.
     """
-    from graphkit.data.records.packing import pack_pictures
+    from graphkit.data.records.packing import pack_images
 
-    packed = pack_pictures(source, output, skip_damaged=on_damaged == "skip", **options)
+    packed = pack_images(source, output, skip_damaged=on_damaged == "skip", **options)
     for message in packed.damaged:
         log(f"left out: {message}")
     if as_json:

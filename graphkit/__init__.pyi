@@ -59,13 +59,13 @@ from graphkit.ops._functions import adam as adam
 from graphkit.ops._functions import adam_update as adam_update
 from graphkit.ops._functions import adam_w_update as adam_w_update
 from graphkit.ops._functions import add as add
+from graphkit.ops._functions import add_n as add_n
 from graphkit.ops._functions import affine_grid as affine_grid
-from graphkit.ops._functions import after as after
 from graphkit.ops._functions import all_gather_start as all_gather_start
-from graphkit.ops._functions import all_moments as all_moments
+from graphkit.ops._functions import all_reduce as all_reduce
+from graphkit.ops._functions import all_reduce_moments as all_reduce_moments
 from graphkit.ops._functions import all_reduce_start as all_reduce_start
 from graphkit.ops._functions import all_reduce_wait as all_reduce_wait
-from graphkit.ops._functions import all_sum as all_sum
 from graphkit.ops._functions import and_ as and_
 from graphkit.ops._functions import arg_max as arg_max
 from graphkit.ops._functions import arg_min as arg_min
@@ -118,6 +118,7 @@ from graphkit.ops._functions import compress as compress
 from graphkit.ops._functions import concat as concat
 from graphkit.ops._functions import concat_from_sequence as concat_from_sequence
 from graphkit.ops._functions import constant_of_shape as constant_of_shape
+from graphkit.ops._functions import control_dependency as control_dependency
 from graphkit.ops._functions import conv as conv
 from graphkit.ops._functions import conv_grad_input as conv_grad_input
 from graphkit.ops._functions import conv_grad_weight as conv_grad_weight
@@ -196,9 +197,9 @@ from graphkit.ops._functions import label_encoder as label_encoder
 from graphkit.ops._functions import lamb_update as lamb_update
 from graphkit.ops._functions import lars_update as lars_update
 from graphkit.ops._functions import layer_norm_grad as layer_norm_grad
-from graphkit.ops._functions import layer_norm_of_halves as layer_norm_of_halves
 from graphkit.ops._functions import layer_normalization as layer_normalization
 from graphkit.ops._functions import leaky_relu as leaky_relu
+from graphkit.ops._functions import leave_one_out_product as leave_one_out_product
 from graphkit.ops._functions import less as less
 from graphkit.ops._functions import less_or_equal as less_or_equal
 from graphkit.ops._functions import linear_attention as linear_attention
@@ -228,14 +229,13 @@ from graphkit.ops._functions import mean_variance_normalization as mean_variance
 from graphkit.ops._functions import mel_weight_matrix as mel_weight_matrix
 from graphkit.ops._functions import min as min
 from graphkit.ops._functions import mish as mish
+from graphkit.ops._functions import mixed_precision_layer_norm as mixed_precision_layer_norm
 from graphkit.ops._functions import mod as mod
 from graphkit.ops._functions import momentum as momentum
 from graphkit.ops._functions import mul as mul
 from graphkit.ops._functions import multinomial as multinomial
 from graphkit.ops._functions import neg as neg
 from graphkit.ops._functions import negative_log_likelihood_loss as negative_log_likelihood_loss
-from graphkit.ops._functions import nested_sum as nested_sum
-from graphkit.ops._functions import nested_zeros as nested_zeros
 from graphkit.ops._functions import non_max_suppression as non_max_suppression
 from graphkit.ops._functions import non_zero as non_zero
 from graphkit.ops._functions import normalizer as normalizer
@@ -252,7 +252,6 @@ from graphkit.ops._functions import pad_grad as pad_grad
 from graphkit.ops._functions import potrf as potrf
 from graphkit.ops._functions import potri as potri
 from graphkit.ops._functions import pow as pow
-from graphkit.ops._functions import product_of_others as product_of_others
 from graphkit.ops._functions import q_gemm as q_gemm
 from graphkit.ops._functions import q_linear_add as q_linear_add
 from graphkit.ops._functions import q_linear_conv as q_linear_conv
@@ -296,8 +295,8 @@ from graphkit.ops._functions import rnn_recurrence_grad as rnn_recurrence_grad
 from graphkit.ops._functions import roi_align as roi_align
 from graphkit.ops._functions import rotary_embedding as rotary_embedding
 from graphkit.ops._functions import round as round
-from graphkit.ops._functions import row_sum_start as row_sum_start
-from graphkit.ops._functions import row_sum_wait as row_sum_wait
+from graphkit.ops._functions import row_sparse_all_reduce_start as row_sparse_all_reduce_start
+from graphkit.ops._functions import row_sparse_all_reduce_wait as row_sparse_all_reduce_wait
 from graphkit.ops._functions import scaled_float8 as scaled_float8
 from graphkit.ops._functions import scaler as scaler
 from graphkit.ops._functions import scatter_elements as scatter_elements
@@ -306,6 +305,7 @@ from graphkit.ops._functions import selu as selu
 from graphkit.ops._functions import sequence_at as sequence_at
 from graphkit.ops._functions import sequence_at_grad as sequence_at_grad
 from graphkit.ops._functions import sequence_construct as sequence_construct
+from graphkit.ops._functions import sequence_element_sizes as sequence_element_sizes
 from graphkit.ops._functions import sequence_empty as sequence_empty
 from graphkit.ops._functions import sequence_erase as sequence_erase
 from graphkit.ops._functions import sequence_insert as sequence_insert
@@ -318,7 +318,6 @@ from graphkit.ops._functions import sign as sign
 from graphkit.ops._functions import sin as sin
 from graphkit.ops._functions import sinh as sinh
 from graphkit.ops._functions import size as size
-from graphkit.ops._functions import sizes_of_elements as sizes_of_elements
 from graphkit.ops._functions import slice as slice
 from graphkit.ops._functions import slice_grad as slice_grad
 from graphkit.ops._functions import slogdet as slogdet
@@ -376,6 +375,7 @@ from graphkit.ops._functions import unsqueeze as unsqueeze
 from graphkit.ops._functions import weight_only_mat_mul as weight_only_mat_mul
 from graphkit.ops._functions import where as where
 from graphkit.ops._functions import xor as xor
+from graphkit.ops._functions import zeros_like as zeros_like
 from graphkit.ops._functions import zip_map as zip_map
 from graphkit.report.tensorboard import TensorBoard as TensorBoard
 from graphkit.train import callbacks as callbacks

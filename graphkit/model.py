@@ -52,11 +52,11 @@ class Model:
 
     Args:
         outputs: A Value, a sequence of Values, or a dict from names to Values.
-        name: Of the model.
+        name: Name of the model.
         inputs: The data inputs. Default: those that the outputs depend on, in the order in which they were made.
         params: Arrays by parameter name.
-        seed: For the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` does not give and no
-            other Model already holds.
+        seed: Seed of the initialisers (default: GRAPHKIT_SEED). They fill the parameters that `params` lacks and that
+            no other Model already has.
         meta: Metadata that is stored in files.
     """
 
@@ -92,9 +92,15 @@ class Model:
         seed: int | None = None,
         declared: Declarations | None = None,
     ) -> Model:
-        """Return a model around an existing graph; `params` by input name, the others initialised from `seed`.
+        """Return a model of an existing graph.
 
-        `declared` are shapes that a file declares; runs are checked against them.
+        Args:
+            graph: The graph.
+            params: Arrays by parameter name. Other parameters are initialised from `seed`.
+            name: Name of the model (default: that of the graph).
+            meta: Metadata that is stored in files.
+            seed: As for Model.
+            declared: Shapes that a file declares; runs are checked against them.
         """
         model = cls.__new__(cls)
         changes: dict[str, Any] = {}
@@ -228,14 +234,14 @@ class Model:
         return tuple(self.graph.name_of(v) for v in self.graph.values)
 
     def value(self, name: str) -> Value:
-        """Return the output of this name, else the input, parameter or inner value.
+        """Return the output of this name, else the input, parameter or intermediate value.
 
         Raises UsageError, with a similar name, if there is none.
         """
         return self.graph.find(name)
 
     def select(self, *names: str) -> Model:
-        """Return a model with the same parameters whose outputs are the given outputs or inner values (see `value`)."""
+        """Return a model with the same parameters whose outputs are the values of these names (see `value`)."""
         if any(not isinstance(n, str) for n in names):
             raise UsageError("select takes names of values, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
@@ -425,24 +431,29 @@ def load(
     max_memory: int | str | None = None,
     timeout: float | None = None,
 ) -> Model:
-    """Read a model: a `.json` or `.onnx` path, a folder that `Trainer.save` wrote, ONNX bytes, or a ModelProto.
+    """Read a model from a file, a folder, or an ONNX message in memory.
 
     Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it. Large
-    parameters of a file on disk stay there until they are needed. Meanwhile the file may be replaced or removed, but
-    must not be overwritten in place: reading them would then raise FileChanged.
+    parameters of a file on disk are read when they are needed. Until then you may replace or remove the file, but not
+    overwrite it in place: reading the parameters then raises FileChanged.
 
     Args:
-        source: See above.
-        external_root: A folder outside the file's own from which external data may be read.
+        source: Path of a `.json` or `.onnx` file or of a folder that `Trainer.save` wrote; the bytes of an ONNX file;
+            or an onnx.ModelProto.
+        external_root: A second folder from which external data of an ONNX file may be read.
         max_memory: Largest number of bytes of one tensor, as a number or as `"500MB"` (default: GRAPHKIT_MAX_MEMORY,
             else the memory that the machine has left).
         timeout: Seconds after which loading stops.
 
+    Returns:
+        The model.
+
     Raises:
         UsageError: There is no such file.
-        InvalidModel: The file is damaged or inconsistent. This message and the next two name file and node.
-        UnsafeModel: The file breaks a safety rule, such as reading other folders.
-        UnsupportedOperator: graphkit lacks an operator of the file.
+        InvalidModel: The file is damaged or inconsistent. The message names the file, and the node if there is one.
+        UnsafeModel: The file breaks a safety rule, for example by external data in another folder. The message names
+            the file.
+        UnsupportedOperator: graphkit does not have an operator of the file. The message names the file and the node.
         OutOfMemory: `max_memory` is exceeded.
         LimitReached: `timeout` is exceeded.
     """
@@ -494,14 +505,18 @@ def grad(
 
     Args:
         model: Any model. The result shares its parameters.
-        of: Names of outputs, else of inner values (default: every output).
-        wrt: Names of inputs or parameters, else of inner values, else of outputs (default: the trainable parameters
-            that `of` depends on).
-        with_outputs: Whether the outputs of `model` come first.
+        of: Names of outputs or intermediate values (default: all outputs). A name that several values have means the
+            output.
+        wrt: Names of inputs, parameters, intermediate values or outputs (default: the trainable parameters that `of`
+            depends on). A name that an output shares with another value means the other value.
+        with_outputs: Keep the outputs of `model`, before the gradients.
         allow_unused: Return zeros for a value of `wrt` that `of` does not depend on.
         straight_through: Differentiate rounding (Round, Floor, Ceil, Sign, casts to integers and back) as the identity.
             By default its gradient is zero.
         suffix: The gradient with respect to `x` is named `x` + `suffix`.
+
+    Returns:
+        A model with one output for each of `wrt`, of its type and shape.
 
     Raises:
         MissingGradient: An operator has no gradient.

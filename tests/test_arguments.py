@@ -140,7 +140,7 @@ def calls_of_training(value):
     yield lambda: trainer().step(X, value)
     yield lambda: trainer().save_model(value)
     yield lambda: trainer().resume(value)
-    yield lambda: trainer().slot_bytes(value)
+    yield lambda: trainer().optimizer_state_bytes(value)
     yield lambda: gk.data.load(value)
     yield lambda: gk.data.load("digits", seed=value)
     yield lambda: gk.data.Dataset(value)

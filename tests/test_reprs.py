@@ -164,7 +164,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "Dataset": lambda _: _dataset(),
     "LazyDataset": lambda _: _Lazy(4, name="lazy"),
     "MapDataset": lambda _: data.MapDataset([(np.zeros(3), 0)]),
-    "Iterated": lambda _: data.Iterated(lambda: iter(()), {"x": 2}),
+    "IterableDataset": lambda _: data.IterableDataset(lambda: iter(()), {"x": 2}),
     "Splits": lambda _: _dataset().split(0.5),
     "Workers": lambda _: data.Workers(2),
     "Augment": lambda _: data.Augment(),
@@ -192,7 +192,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "Ratings": _ratings,
     "Sentences": _sentences,
     "TokenStream": lambda _: data.TokenStream(np.arange(40), _vocabulary()),
-    "Pictures": lambda _: data.Pictures(_pixels(), np.zeros(2, np.int64), data.Preprocess()),
+    "ImageDataset": lambda _: data.ImageDataset(_pixels(), np.zeros(2, np.int64), data.Preprocess()),
 }
 # Kinds of one thing whose values are enumerated below.
 EVERY = [

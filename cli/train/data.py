@@ -69,9 +69,9 @@ def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:
 
     divided: how one data set was split, "name" or "position". None: validation has its own data.
     """
-    from graphkit.data import Pictures
+    from graphkit.data import ImageDataset
 
-    what = "images" if isinstance(train, Pictures) else "samples"
+    what = "images" if isinstance(train, ImageDataset) else "samples"
     line = (
         f"{train.name.removesuffix(' (train)')}: {len(train):,} {what} for training, {len(held_out):,} for validation"
     )

@@ -70,7 +70,7 @@ def train(
                 trainer.resume(folder, trusted=o["trust_run_folder"])
         if writes:
             _announce(trainer, parts, o)
-        over = resume and not trainer.left(o["epochs"])
+        over = resume and not trainer.remaining_epochs(o["epochs"])
         if over and writes:
             longer = trainer.position.until - trainer.position.start + 1
             log(

@@ -294,7 +294,7 @@ def _slice(stack: Value, place: Value) -> Value:
 
 
 def _plus(a: Value, b: Value) -> Value:
-    total: Value = F.add(a, b) if isinstance(a.type, TensorType) else F.nested_sum(a, b)
+    total: Value = F.add(a, b) if isinstance(a.type, TensorType) else F.add_n(a, b)
     return total
 
 

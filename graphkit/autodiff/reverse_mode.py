@@ -39,8 +39,9 @@ def gradient(
     """Return, for each value of `wrt`, the gradient of sum(seed * output) over all outputs.
 
     Args:
-        outputs: Float tensors, or sequences and optionals of such.
-        wrt: As `outputs`; also inner values of the graph. Each gradient has the type of its value.
+        outputs: Graph values: float tensors, or sequences and optionals of float tensors.
+        wrt: Graph values of the same kinds: inputs, parameters or intermediate values. Each gradient has the type of
+            its value.
         seeds: One value per output, of its type. Default: ones, which only tensors have.
         allow_unused: Return zeros for a value of `wrt` that an output does not depend on.
         meta: Metadata of the nodes that are made, except those of expansions.
@@ -133,7 +134,7 @@ class _Sweep:
             if not parts:
                 return None
             tensors = isinstance(value.type, TensorType)
-            total = parts[0] if len(parts) == 1 else (F.sum if tensors else F.nested_sum)(*parts)
+            total = parts[0] if len(parts) == 1 else (F.sum if tensors else F.add_n)(*parts)
             if tensors and total.rank is None and value.rank is not None:
                 # What comes out of control flow may have lost its rank, which rules need.
                 total = F.reshape(total, F.shape(value))

@@ -135,14 +135,27 @@ def check_gradient(
 ) -> GradientReport:
     """Compare the gradients of a Model with numeric differentiation in float64.
 
+    The gradient is that of sum(r * y) over all outputs y, with random weights r. The difference quotient has an error
+    of order step^4; of several step sizes, the one that agrees best counts, because a kink such as that of ReLU may lie
+    within a larger step.
+
     Args:
-        model: Rebuilt in float64.
+        model: The model. It is rebuilt in float64, and not changed.
         inputs: Arrays by name. Missing ones are drawn at random.
         of: Names of outputs (default: all float outputs).
-        wrt: Names of inputs (default: all float inputs).
-        directions: 0 checks every element, n > 0 checks n random directions. Default: elements if there are few.
-        together: Move all of `wrt` along each direction at once, and halve a group that fails until the failing inputs
-            are found. For networks of many parameters, where checking one after the other takes too long.
+        wrt: Names of inputs and parameters (default: all of floats).
+        rtol: Relative tolerance of a derivative.
+        atol: Absolute tolerance of a derivative.
+        directions: 0 checks the derivative in every element. n > 0 checks the derivatives along n random directions.
+            Default: every element if there are few.
+        together: Check all inputs and parameters of `wrt` with one derivative per direction, which moves all of them at
+            once. If it fails, the group is halved until the failing ones are found. Use it for networks with many
+            parameters, where separate checks take too long.
+        step: Largest step of the numeric differentiation.
+        seed: Seed of generated inputs, weights and directions.
+
+    Returns:
+        A report with one entry per input or group.
 
     Raises:
         MissingGradient: An operator has no gradient rule.

@@ -65,7 +65,7 @@ def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None =
 
     Args:
         feeds: Arrays by input name.
-        seed: Of random operators.
+        seed: Seed of random operators.
 
     Raises:
         InputError: An input is missing.

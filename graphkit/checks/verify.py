@@ -154,26 +154,40 @@ def verify(
     against: Any = None,
     strict_tolerance: bool | None = None,
 ) -> Report:
-    """Run a Model in graphkit and, exported at `opset`, in ONNX Runtime, and compare every output.
+    """Run a Model in graphkit and, exported to ONNX, in ONNX Runtime, and compare every output.
 
-    An element passes if |a-b| <= atol + rtol*|b|, with a from graphkit and b from ONNX Runtime. NaNs and infinities
-    must be in the same places; integers, booleans and strings must be equal.
+    Outputs are compared in two stages:
 
-    If floats fail, the graph is interpreted in double precision. graphkit passes if its error is at most twice ONNX
-    Runtime's own, per output, in the mean and at every element that failed (see graphkit.checks.noise).
-    `strict_tolerance` skips this test; it is the default if rtol or atol is given.
+    1. Tolerance: an element passes if |a - b| <= atol + rtol * |b|, with a from graphkit and b from ONNX Runtime. NaNs
+       and infinities must be in the same places. Integers, booleans and strings must be equal.
+    2. Rounding noise, for float outputs that fail stage 1: the graph is also computed in double precision, and both
+       engines are compared with that. The output passes if graphkit's mean error, and its error at every element that
+       failed, are at most twice those of ONNX Runtime (see `graphkit.checks.noise` for the exact rule).
 
     Args:
-        inputs: Arrays by name. Missing ones are generated (see make_feeds).
-        rtol: Relative tolerance. The default depends on the element type.
-        atol: Absolute tolerance. The default depends on the element type, and is at most rtol times the largest |b| of
-            the output, so that small outputs are compared, too.
-        opset: Of the export.
-        against: An ONNX file (a path or a ModelProto) that ONNX Runtime runs instead of a fresh export: the file that
-            the model was read from, or written to.
+        model: The model.
+        inputs: Arrays by name. Missing ones are generated.
+        rtol: Relative tolerance. Default: 1e-7 for float64, 1e-4 for float32, 1e-2 for float16, 4e-2 for bfloat16.
+        atol: Absolute tolerance. Default: 1e-9 for float64, 1e-5 for float32, 1e-3 for float16, 1e-2 for bfloat16; but
+            at most rtol times the largest |b| of the output, so that outputs with only small elements are compared,
+            too.
+        opset: Opset of the export (default: 21, or the first later one that has all operators of the model).
+        fill: Contents of generated inputs: "random" (standard normal; indices stay within their axis), "ones", "zeros"
+            or "arange".
+        shapes: Input name to shape, for generated inputs with unknown sizes.
+        seed: Seed of generated inputs.
+        threads: Number of CPU threads of both engines.
+        device: Device of graphkit.
+        against: An ONNX file (a path or a ModelProto) that ONNX Runtime runs instead of a new export: the file that the
+            model was read from, or written to.
+        strict_tolerance: Leave out stage 2. The default is True if rtol or atol is given, else False.
+
+    Returns:
+        A report with the verdict, and one line per output.
 
     Raises:
-        UsageError: The model draws random numbers, whose generators differ.
+        UsageError: The model draws random numbers; the engines draw different ones.
+        InputError: An input is unknown, or does not fit the model.
     """
     from graphkit.onnx_io.runtime_process import prepare, running
     from graphkit.onnx_io.validate import opset_version

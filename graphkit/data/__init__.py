@@ -1,4 +1,4 @@
-"""Data sets: digits of the package, arrays, tables, pictures and text from files, and reproducible batches.
+"""Data sets: digits of the package, arrays, tables, images and text from files, and reproducible batches.
 
 Names are imported when they are first used, so worker processes import only what their data set needs.
 """
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from graphkit.data.batches import Batch, Batches
     from graphkit.data.dataset import Dataset, Splits
     from graphkit.data.description import described
-    from graphkit.data.foreign import Iterated, MapDataset, as_dataset
+    from graphkit.data.foreign import IterableDataset, MapDataset, as_dataset
     from graphkit.data.images.augment import Augment
-    from graphkit.data.images.dataset import Pictures
+    from graphkit.data.images.dataset import ImageDataset
     from graphkit.data.images.preprocess import Preprocess
     from graphkit.data.lazy import LazyDataset
     from graphkit.data.prefetching import prefetch
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from graphkit.data.text.vocabulary import Vocabulary
     from graphkit.data.workers.pool import Workers
 
+    Iterated, Pictures = IterableDataset, ImageDataset
+
 __all__ = [
-    "TEXT_SOURCES", "Augment", "Batch", "Batches", "Dataset", "Iterated", "LazyDataset", "MapDataset", "Pictures",
-    "Preprocess", "Ratings", "Sentences", "Splits", "TableData", "TokenStream", "Vocabulary", "Workers", "as_dataset",
-    "described", "load", "names", "prefetch", "read",
+    "TEXT_SOURCES", "Augment", "Batch", "Batches", "Dataset", "ImageDataset", "IterableDataset", "LazyDataset",
+    "MapDataset", "Preprocess", "Ratings", "Sentences", "Splits", "TableData", "TokenStream", "Vocabulary", "Workers",
+    "as_dataset", "described", "load", "names", "prefetch", "read",
 ]  # fmt: skip
 
 # Public names by the module that defines them; no module has the name of one.
@@ -37,9 +39,9 @@ _HOMES = {
     "batches": ("Batch", "Batches"),
     "dataset": ("Dataset", "Splits"),
     "description": ("described",),
-    "foreign": ("Iterated", "MapDataset", "as_dataset"),
+    "foreign": ("IterableDataset", "MapDataset", "as_dataset"),
     "images.augment": ("Augment",),
-    "images.dataset": ("Pictures",),
+    "images.dataset": ("ImageDataset",),
     "images.preprocess": ("Preprocess",),
     "lazy": ("LazyDataset",),
     "prefetching": ("prefetch",),
@@ -52,9 +54,13 @@ _HOMES = {
     "workers.pool": ("Workers",),
 }
 _HOME = {name: module for module, defined in _HOMES.items() for name in defined}
+# Earlier names that still work, and the present names of the same objects.
+_RENAMED = {"Iterated": "IterableDataset", "Pictures": "ImageDataset"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        return __getattr__(_RENAMED[name])
     if name not in _HOME:
         raise AttributeError(f"module 'graphkit.data' has no attribute {name!r}")
     found = getattr(importlib.import_module(f"graphkit.data.{_HOME[name]}"), name)

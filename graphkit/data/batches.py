@@ -47,15 +47,26 @@ class Batch:
 class Batches:
     """Iterates over the batches of one epoch after another; each `for` loop runs to the end of the current epoch.
 
-    Epoch e visits the samples in the order of `dataset.order(seed, e, ...)`, a permutation that depends only on these
-    arguments. Without `shuffle` it visits them in their own order. `batch_size` counts the samples of one rank. A
-    global batch is the next batch_size * ranks samples; rank r takes the r-th of `ranks` consecutive parts of it. So
+    A global batch is the next batch_size * ranks samples. Rank r takes the r-th of `ranks` consecutive parts of it, so
     two ranks with batch_size 32 see the same samples as one rank with 64. The last batch of an epoch may be shorter.
-    Its parts then differ by at most one sample, and some are empty if there are fewer samples than ranks. `drop_last`
-    omits it.
+    Its parts then differ by at most one sample, and some are empty if there are fewer samples than ranks.
 
     `position` is (epoch, index of the next batch); set it to resume there. `len` is the number of batches of an epoch.
-    `offset` is the number of samples to omit at the beginning of every epoch's order; batches are counted from there.
+
+    Args:
+        dataset: The samples.
+        batch_size: Number of samples of one rank.
+        seed: Seed of the order. Epoch e has the order `dataset.order(seed, e, ...)`, which depends only on these.
+        epoch: Number of the first epoch, from 0.
+        start: Number of the first batch in that epoch, from 0.
+        offset: Number of samples to omit at the beginning of every epoch's order. Batches are counted from there.
+        shuffle: False visits the samples in their own order.
+        drop_last: Omit the last batch of an epoch if it is shorter.
+        rank: Number of this rank, from 0.
+        ranks: Number of ranks that share each batch.
+
+    Raises:
+        UsageError: An argument is out of range, or no batch is left.
     """
 
     def __init__(

@@ -46,9 +46,9 @@ class Dataset:
         InputError: Lengths differ, there is no sample, or a floating-point array contains NaN.
 
     Attributes:
-        vocabulary: Of text: which token each number represents (see Sentences, TokenStream), else None.
-        preprocess: Of pictures: how they are preprocessed (see Pictures), else None.
-        encoding: Of tables: how columns are encoded (see TableData), else None.
+        vocabulary: For text, the token that each number represents (see Sentences, TokenStream); else None.
+        preprocess: For images, their preprocessing (see ImageDataset); else None.
+        encoding: For tables, the encoding of their columns (see TableData); else None.
     """
 
     vocabulary: Vocabulary | None = None

@@ -33,7 +33,7 @@ def described(model: Model, data: Dataset) -> Model:
 
 
 def preprocessing_of(meta: Mapping[str, str]) -> Preprocess | None:
-    """Return the preprocessing of pictures from the metadata of a model; None if there is none.
+    """Return the preprocessing of images from the metadata of a model; None if there is none.
 
     Raises InvalidModel if the metadata is damaged.
     """

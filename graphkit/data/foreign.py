@@ -19,7 +19,7 @@ from graphkit.text import short_repr
 
 
 @typed("gk.data.as_dataset")
-def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated:
+def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | IterableDataset:
     """Convert the data given to `fit` or `evaluate` to an object that has batches.
 
     Accepted are a Dataset; a pair (inputs, targets); an object with `__len__` and `__getitem__`, whose items are
@@ -34,7 +34,7 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
     Raises:
         InputError: The data have another form.
     """
-    if isinstance(data, (Dataset, Iterated)):
+    if isinstance(data, (Dataset, IterableDataset)):
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return Dataset(*data)
@@ -46,9 +46,9 @@ def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated
         return MapDataset(data, tuple(ranks))
     if not hasattr(data, "__iter__") and callable(data):
         _check_takes_nothing(data)
-        return Iterated(data, ranks)
+        return IterableDataset(data, ranks)
     if hasattr(data, "__iter__"):
-        return Iterated(data, ranks)
+        return IterableDataset(data, ranks)
     raise InputError(
         "data must be a pair (inputs, targets), a Dataset, an object with __len__ and __getitem__, or an iterable, "
         "not "
@@ -73,7 +73,12 @@ def _check_takes_nothing(function: Callable[..., Any]) -> None:
 class MapDataset(LazyDataset):
     """Samples of an object with `__len__` and `__getitem__`. They are fetched when their batch is created.
 
-    Only items from 0 to the length minus 1 are fetched. inputs: if a sample is a dict, the names that belong to inputs.
+    Args:
+        data: The object. Its items from 0 to its length - 1 are samples: pairs (inputs, target), or dicts by name.
+        inputs: If samples are dicts, the names that belong to inputs; all other names are targets.
+
+    Raises:
+        InputError: The object lacks one of the two methods.
     """
 
     def __init__(self, data: Any, inputs: tuple[str, ...] = ()):
@@ -86,11 +91,15 @@ class MapDataset(LazyDataset):
         return _pair(self.name, self._data[number], self._inputs)
 
 
-class Iterated:
+class IterableDataset:
     """Data from an iterable, which decides their order and length.
 
-    Every epoch iterates it, or calls the function, again. To resume within an epoch, the batches that were done are
-    skipped. This is exact only if the order is the same again.
+    Each epoch iterates the source again. If training is resumed within an epoch, the batches that were done are
+    skipped. The result is then exact only if the source gives the same order again.
+
+    Args:
+        source: An iterable of samples or batches, or a function that returns one (see `as_dataset`).
+        ranks: The ranks of the model's inputs, by name.
     """
 
     orders_samples = False
@@ -102,7 +111,17 @@ class Iterated:
         self._rank = next(iter(ranks.values()), None)
 
     def batches(self, batch_size: int, *, start: int = 0, ranks: int = 1, epoch: int = 0, **_: Any) -> Iterator[Batch]:
-        """Return the batches of an epoch from batch `start`. batch_size: of batches that are assembled from samples."""
+        """Return the batches of an epoch, beginning with batch `start`.
+
+        Args:
+            batch_size: Number of samples per batch, if the source gives samples.
+            start: Number of the first batch, from 0.
+            ranks: Must be 1.
+            epoch: Number of the epoch, for error messages.
+
+        Raises:
+            UsageError: `ranks` is above 1.
+        """
         if ranks > 1:
             raise UsageError(f"{self.name}: {ranks} processes cannot share an iterable; pass data with a length")
         return self._batches(batch_size, start, epoch)

@@ -15,6 +15,7 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.making import Making
 from graphkit.data.stacking import Rows, leaves, without_samples
 from graphkit.errors import DamagedSample, GraphkitWarning, InputError, UsageError
+from graphkit.former_names import share_former_names
 from graphkit.ir.arrays import array_of
 from graphkit.signatures import typed_constructor
 from graphkit.text import short_repr
@@ -43,22 +44,18 @@ class LazyDataset(Dataset):
     Raises:
         InputError: There are no samples.
 
-    `configured` sets these options of a data set and of its parts:
-
-    - workers: the number of processes that make samples in advance, or a `Workers` that several data sets share. With
-      0, each batch is made when it is requested. The bits of a batch do not depend on it.
-    - on_damaged: what happens if a sample raises DamagedSample. "raise" ends the epoch there. "skip" replaces it by the
-      next readable sample of the data set, so that batches keep their sizes and resuming stays exact. Random changes
-      are those of the damaged sample. `damaged` contains the message of each by its number; each is also reported once
-      in a warning. More than 1,000 damaged samples in a row are an error.
-    - shuffle_window: the number of samples that are mixed at a time, for data that are best read from front to back. An
-      epoch visits blocks of neighbouring samples (see `order.windowed`). With None, any sample may follow any other.
+    Further options are set by `configured`. If samples are skipped because they are damaged, `damaged` contains the
+    message of each by its number.
     """
 
     augments = False
     workers: int | Workers = 0
     on_damaged = "raise"
     shuffle_window: int | None = None
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        share_former_names(cls, {"made": "make_batch", "note": "report_damaged"})
 
     def __init__(self, count: int, targets: Any = None, *, classes: Sequence[Any] | None = None, name: str = "data"):
         if not count:
@@ -95,7 +92,21 @@ class LazyDataset(Dataset):
     def configured(
         self, *, workers: int | Workers | None = None, on_damaged: str | None = None, shuffle_window: int | None = None
     ) -> LazyDataset:
-        """Return a data set of the same samples with other options. Options that are None stay unchanged."""
+        """Return a data set of the same samples with other options. Options that are None stay unchanged.
+
+        Args:
+            workers: Number of processes that make samples in advance, or a `Workers` that several data sets share. With
+                0, each batch is made when it is requested. The bits of a batch do not depend on it.
+            on_damaged: Behaviour if a sample raises DamagedSample. "raise" ends the epoch with this error. "skip"
+                replaces the sample by the next readable one, so that batches keep their sizes and resuming stays exact,
+                and warns once for each. More than 1,000 damaged samples in a row are an error.
+            shuffle_window: Number of samples that are mixed at a time, for data that are best read from front to back.
+                An epoch then visits blocks of neighbouring samples (see `order.windowed`). With None, any sample may
+                follow any other.
+
+        Raises:
+            UsageError: An option is wrong.
+        """
         found = copy.copy(self)
         if workers is not None:
             found.workers = workers
@@ -120,14 +131,26 @@ class LazyDataset(Dataset):
 
     def take(self, index: Any) -> tuple[Any, Any]:
         making = Making()
-        found = self.made(np.arange(len(self))[index], None, making)
-        self.note(making.damaged)
+        found = self.make_batch(np.arange(len(self))[index], None, making)
+        self.report_damaged(making.damaged)
         return found
 
-    def made(self, places: np.ndarray, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]:
-        """Return (inputs, targets) of the samples at `places`. key: seed and epoch of random changes; None for none."""
+    def make_batch(self, places: np.ndarray, key: tuple[int, int] | None, making: Making) -> tuple[Any, Any]:
+        """Return (inputs, targets) of several samples, stacked.
+
+        Args:
+            places: int64 [N], the positions of the samples in this data set.
+            key: Seed and epoch of the random changes; None for no changes.
+            making: Allocates the arrays, and records which samples are damaged.
+
+        Returns:
+            Inputs and targets: arrays with N as their first axis, or dicts of such arrays by name.
+
+        Raises:
+            DamagedSample: A sample cannot be read, and `on_damaged` is "raise".
+        """
         if not len(places):
-            inputs, targets = self.made(np.arange(1), None, Making())
+            inputs, targets = self.make_batch(np.arange(1), None, Making())
             return without_samples(inputs), without_samples(targets)
         rows = Rows(len(places), self.name, making.empty)
         for place in places:
@@ -157,8 +180,8 @@ class LazyDataset(Dataset):
             f"{self.name}: {further + 1} samples in a row are damaged, from sample {first}; the last: {error}"
         )
 
-    def note(self, damaged: Sequence[tuple[int, str]]) -> None:
-        """Record damaged samples, and warn about those that are new."""
+    def report_damaged(self, damaged: Sequence[tuple[int, str]]) -> None:
+        """Store (number, message) of damaged samples in `damaged`. Each new one gives a GraphkitWarning."""
         for number, message in damaged:
             if number not in self.damaged:
                 self.damaged[number] = message
@@ -167,6 +190,9 @@ class LazyDataset(Dataset):
                     GraphkitWarning,
                     stacklevel=2,
                 )
+
+    # Former names.
+    made, note = make_batch, report_damaged
 
     def subset(self, index: Any, name: str | None = None) -> Dataset:
         part = copy.copy(self)
@@ -237,8 +263,8 @@ class _LazyBatches(Batches):
     def _batch(self, indices: np.ndarray, index: int, epoch: int) -> Batch:
         making = Making()
         part, size = self._part(indices, index)
-        inputs, targets = self.dataset.made(part, self._key(epoch), making)
-        self.dataset.note(making.damaged)
+        inputs, targets = self.dataset.make_batch(part, self._key(epoch), making)
+        self.dataset.report_damaged(making.damaged)
         return Batch(inputs, targets, len(part), size, making.replaced)
 
     def _made_ahead(self, workers: Workers) -> Iterator[Batch]:
@@ -252,7 +278,7 @@ class _LazyBatches(Batches):
                 while (self._epoch, self._index) == (epoch, index):
                     part, size = self._part(indices, index)
                     found = next(batches)
-                    self.dataset.note(found.damaged)
+                    self.dataset.report_damaged(found.damaged)
                     self.position = (epoch, index + 1)
                     index += 1
                     yield Batch(found.inputs, found.targets, len(part), size, found.replaced)

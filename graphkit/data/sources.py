@@ -71,10 +71,10 @@ def load(
     split: str | None = None,
     **options: Any,
 ) -> Splits:
-    """Load a data set and return (train, test).
+    """Load a data set and return its training part and its test part.
 
-    If the data set has two parts, they are kept. Any other is divided by `seed`, stratified by class, in the original
-    order: see Dataset.split.
+    If the data set has two parts, they are kept. Otherwise `seed` decides which samples belong to the test part. Each
+    class is divided in the same proportion, and both parts keep the original order (see Dataset.split).
 
     `spec` is one of:
 
@@ -87,16 +87,17 @@ def load(
       of class names. x_train, y_train, x_test, y_test are two parts. float64 becomes float32; everything else stays as
       it is.
     - file.csv, file.tsv, file.parquet, or "table:FILE": one sample per row. In text files, the first line is a header
-      if it is not numeric. The target is the column called y, target, label or class, else the last. Whole numbers
-      become int64, text becomes classes in sorted order. Numbers are the input `x`, float32 [N, columns]; each value of
-      a text column becomes a column. Options: target, columns, drop, categorical, categories, missing, indicator,
-      scale, header, delimiter; see docs/tables.md.
+      if it is not numeric. The target is the column called y, target, label or class, else the last. Targets that are
+      whole numbers become int64; texts become class numbers, with the classes in sorted order. The other columns are
+      the input `x`, float32 [N, columns]. Text columns are one-hot encoded: each different text becomes a column of 0
+      and 1. Options: target, columns, drop, categorical, categories, missing, indicator, scale, header, delimiter; see
+      docs/tables.md.
     - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": one of them
       under any name; see Ratings. Options: held_out.
-    - "images:FOLDER", or the folder: pictures FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
+    - "images:FOLDER", or the folder: images FOLDER/CLASS/a.png, or FOLDER/train/CLASS/a.png with FOLDER/val, valid,
       validation or test; "images:FILE": a list of them. float32 [3, H, W]; see docs/images.md. Options: size, augment,
       preprocess, resize, crop, filter, colours, scale, mean, std, layout, dtype.
-    - file.rec, or "records:FILE": the pictures of an MXNet record file, with the same options. See docs/records.md.
+    - file.rec, or "records:FILE": the images of an MXNet record file, with the same options. See docs/records.md.
     - "cifar:FOLDER", or the folder: CIFAR-10 or CIFAR-100 in binary files, with the same options.
     - "FILE.py:FUNCTION": the result of your function, whose parameters are the options: a dict of arrays as in an .npz
       file, a Dataset, Splits, or (inputs, targets).
@@ -114,11 +115,15 @@ def load(
         spec: See above.
         test_fraction: Share of the test part (default: 0.2, and 0.1 for text).
         seed: Chooses the samples of the test part.
-        axes: As for Dataset: the axis that counts the samples, for inputs where it is not the first.
-        split: "name" or "position". By default, pictures in files are divided by their file names, so that each stays
-            in its part when others are added or removed. "position" divides them by their position in the folder, like
-            data without names.
-        options: Options of the source.
+        axes: Input name to the axis that counts the samples, for inputs where it is not the first (see Dataset).
+        split: How data without a test part are divided. "name": by a hash of the file name of each sample, so that a
+            sample stays in its part if others are added or removed. "position": at random by `seed`; the test
+            part then has exactly round(test_fraction * N) samples. The default is "name" if samples are files, else
+            "position".
+        options: Options of the source, listed above.
+
+    Returns:
+        The named tuple (train, test), both of them Datasets.
 
     Raises:
         InputError: A file cannot be read, or contains numbers that are not finite. The message names the file.

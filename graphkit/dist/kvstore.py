@@ -52,14 +52,15 @@ def create(
 ) -> KVStore:
     """Create a KVStore. All types except `local` need MPI.
 
-    `dist_async`, `dist_bounded` and `elastic` store values on the last `servers` processes of the job. In these
-    processes, the call serves the workers until all of them have ended, and then ends the process. A job can have only
-    one such store.
+    `dist_async`, `dist_bounded` and `elastic` store values on parameter servers: the last `servers` processes of the
+    job. On a server this function does not return. It serves the workers until all of them have ended, and then exits
+    the process; no code after the call runs there. A job can have only one store with servers.
 
     Args:
         type: One of TYPES, or a name of MXNet.
-        timeout: Seconds after which the job ends if a process sends no heartbeat, or has not called `create` (at least
-            10 for this). Default: GRAPHKIT_RANK_TIMEOUT, 60.
+        timeout: Seconds without a heartbeat from a process after which the job ends. The job also ends if a process
+            does not call `create` within this time; for this, at least 10 seconds are allowed. Default:
+            GRAPHKIT_RANK_TIMEOUT, 60.
         overlap: How all-reduces run while a process computes. "chained": one after another, on a thread. "concurrent":
             several at a time, when they are ready. "funnelled": only when something waits for them.
         bucket_bytes: Bytes of gradients that are all-reduced together. By default it is chosen from the measured
@@ -70,11 +71,17 @@ def create(
             Zhang, Choromanska and LeCun (NIPS 2015).
         strength: For `elastic`: how far worker and centre move towards each other in an exchange, in (0, 1], over all
             workers (default: 0.9); beta of the same paper.
-        replicate: Store the state of each server on another server, too, so that training survives the loss of one. The
-            MPI launcher must be configured for it (docs/processes.md). It needs at least two servers, and deterministic
-            functions on them.
+        replicate: Keep a second copy of each server's state on another server, so that training survives the loss of
+            one server. Needs at least two servers, and an MPI launcher that does not end the job when a process dies
+            (see docs/processes.md). Update functions that run on servers must be deterministic, because both copies
+            run them.
+
+    Returns:
+        The store, on workers only.
 
     Raises:
+        UsageError: A type or option is unknown, an option does not belong to the type, or the job already has a store
+            with servers.
         MissingDependency: MPI is needed and not installed. The message says what to install.
     """
     check_argument("gk.kvstore.create", "type", "str", type)

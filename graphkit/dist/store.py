@@ -61,10 +61,9 @@ class KVStore:
     """Arrays by key, shared by the processes of a job. Create one with `gk.kvstore.create`.
 
     `push` sums the values given for a key in all processes. Without an updater, the sum replaces the stored value.
-    `set_updater(f)` calls f(key, sum, stored) instead, which changes `stored` in place. Keys are ints or strings; a
-    sequence of keys takes a sequence of values.
-
-    `sent_bytes` counts the bytes that this process has contributed to all-reduces, compressed as between hosts.
+    After `set_updater(f)`, f(key, sum, stored) is called instead, and changes `stored` in place. A key is an int or a
+    string. `init`, `push`, `pull` and `broadcast` also take a sequence of keys with a sequence of values. "Collective"
+    means that every process must make the call.
     """
 
     # Whether values live on servers, and each process pushes and pulls by itself.
@@ -85,10 +84,12 @@ class KVStore:
 
     @property
     def rank(self) -> int:
+        """Number of this process among the workers, from 0."""
         return self._communicator.rank
 
     @property
     def num_workers(self) -> int:
+        """Number of processes that share the store, without servers."""
         return self._communicator.size
 
     @property
@@ -98,6 +99,7 @@ class KVStore:
 
     @property
     def sent_bytes(self) -> int:
+        """Bytes that this process has contributed to all-reduces so far, after compression."""
         return self._sent_bytes + (0 if self._cards is None else self._cards.sent_bytes)
 
     @property

@@ -63,19 +63,24 @@ PARALLEL_ITERATIONS = 10
 def cond(
     pred: Any, then_fn: Callable[..., Any], else_fn: Callable[..., Any], args: Any = (), *, name: str = "cond"
 ) -> Any:
-    """Compute then_fn(*args) if pred is true, else else_fn(*args). The run decides, and computes only one branch.
+    """Compute then_fn(*args) if pred is true, else else_fn(*args). Each run computes only one of the two.
 
     Gradients flow through the branch that ran; values that only the other branch uses get zeros.
 
     Args:
-        pred: A boolean scalar, or a Python bool.
-        then_fn: Returns a value, or a tree of values: nested tuples, lists and dicts.
-        else_fn: Returns a tree of the same nesting and element types. If sizes differ, the result's size is unknown.
-        args: The operands of both functions.
-        name: Of the node, and in messages.
+        pred: A graph value, bool []; or a Python bool.
+        then_fn: Function of the operands that returns a graph value, or nested tuples, lists and dicts of graph values.
+        else_fn: Function that returns the same: tuples of the same length, dicts with the same keys, and values of the
+            same element types at the same places. Where sizes differ, the size of the result is unknown.
+        args: The operands of both functions: a tuple, or a single value.
+        name: Name of the node, also in messages.
+
+    Returns:
+        The result of the chosen function.
 
     Raises:
-        TypeMismatch: The branches do not fit; the message names the leaf.
+        TypeMismatch: The functions return different things. The message names the value, such as `result[0]`.
+        UsageError: The functions return no value.
     """
     decision = predicate(as_value(pred), name, "pred")
     operands = tree.map_leaves(as_value, args if isinstance(args, tuple) else (args,))
@@ -114,19 +119,27 @@ def while_loop(
     swap_memory: bool = False,
     name: str = "while_loop",
 ) -> Any:
-    """Repeat state = body_fn(state) while cond_fn(state) is true, at most `maximum_iterations` times; return the state.
-
-    `recompute`, `swap_memory` and `parallel_iterations` are described in docs/control_flow.md.
+    """Repeat state = body_fn(state) while cond_fn(state) is true, at most `maximum_iterations` times.
 
     Args:
-        cond_fn: Takes the state, returns a boolean scalar.
-        body_fn: Takes the state, returns the next one, of the same nesting and element types. Sizes may vary from one
-            iteration to the next; they are then unknown in the result.
-        state: The initial state: a value, or nested tuples, lists and dicts. Both functions get it as one argument.
-        maximum_iterations: An integer, or a value of the graph. recompute="sqrt" needs a known number.
+        cond_fn: Function of the state that returns a graph value, bool [].
+        body_fn: Function of the state that returns the next state: tuples of the same length, dicts with the same keys,
+            and values of the same element types at the same places. Sizes may vary from one iteration to the next; they
+            are then unknown in the result.
+        state: The initial state: a graph value, or nested tuples, lists and dicts of graph values. Both functions get
+            it as one argument.
+        maximum_iterations: An integer, or a graph value, int64 []. With recompute="sqrt", the number
+            must be known before the run.
+        parallel_iterations: See docs/control_flow.md, also for the next two.
+        recompute: Number of iterations per block whose values are computed again in the backward pass, or "sqrt".
+        swap_memory: On a GPU, values for the backward pass may move to host memory.
+        name: Name of the node, also in messages.
+
+    Returns:
+        The last state.
 
     Raises:
-        TypeMismatch: The body changes the nesting or an element type of the state; the message names the leaf.
+        TypeMismatch: body_fn returns a state of another form or element type. The message names the value.
     """
     _check_parallel(name, parallel_iterations)
     shape = tree.skeleton(state)
@@ -172,13 +185,30 @@ def scan(
     swap_memory: bool = False,
     name: str = "scan",
 ) -> tuple[Any, Any]:
-    """Apply carry, y = fn(carry, x) to every slice x of xs; return the last carry, and all ys stacked.
+    """Apply carry, y = fn(carry, x) to every slice x of xs, as jax.lax.scan does.
 
-    `init` and `xs` are trees: nested tuples, lists and dicts. All leaves of xs have one length along `axis`; with
-    xs=None, fn gets x=None, `length` times. The carry keeps its nesting and types. With `reverse` the slices are taken
-    from the end, and each y stays at the position of its x. `axis` and `out_axis`, along which ys are stacked, are one
-    axis for all leaves, or a tree of axes. docs/control_flow.md describes the other options. Raises TypeMismatch, which
-    names the leaf, if lengths differ or a carry changes its type.
+    carry, x and y are graph values, or nested tuples, lists and dicts of graph values.
+
+    Args:
+        fn: Function of (carry, x) that returns (next carry, y). The next carry has tuples of the same length, dicts
+            with the same keys, and values of the same types as `init`.
+        init: The first carry.
+        xs: The values to slice, all of the same length along `axis`. With None, fn gets x=None, `length` times.
+        reverse: Take the slices from the end. Each y stays at the position of its x.
+        axis: Axis of xs along which slices are taken: one integer for all values, or nested like xs.
+        out_axis: Axis along which the ys are stacked: one integer for all values, or nested like y.
+        length: Number of calls if xs is None.
+        parallel_iterations: See docs/control_flow.md, also for the next two.
+        recompute: Number of iterations per block whose values are computed again in the backward pass, or "sqrt".
+        swap_memory: On a GPU, values for the backward pass may move to host memory.
+        name: Name of the node, also in messages.
+
+    Returns:
+        The last carry, and all ys stacked.
+
+    Raises:
+        TypeMismatch: Lengths differ, or fn changes the form or a type of the carry. The message names the value.
+        UsageError: fn does not return a pair, or `length` is given together with xs.
     """
     _check_parallel(name, parallel_iterations)
     sequences, paths, axes = _sequences(name, xs, length, axis)
@@ -258,7 +288,10 @@ def map(
     swap_memory: bool = False,
     name: str = "map",
 ) -> Any:
-    """Apply fn to every slice along `axis` of xs, and stack the results along `out_axis`. Options as in `scan`."""
+    """Apply fn to every slice along `axis` of xs, and stack the results along `out_axis`.
+
+    This is `scan` without a carry; arguments and errors are those of `scan`.
+    """
     options: dict[str, Any] = {
         "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
     }  # fmt: skip
@@ -269,9 +302,16 @@ def map(
 def sequence_map(fn: Callable[..., Any], sequence: Value, *others: Any, name: str = "sequence_map") -> Any:
     """Apply fn to every element of a sequence, and return the sequence of results.
 
-    If fn returns a tuple, the result is a tuple of sequences. others: further arguments of fn. Of sequences, which must
-    be as long, it gets one element at a time; tensors it gets as they are. Results may differ in shape from element to
-    element. Raises TypeMismatch.
+    Args:
+        fn: Function of one element, and of one argument for each of `others`. Its results may differ in shape from
+            element to element. If it returns a tuple, the result is a tuple of sequences.
+        sequence: A graph value of a sequence type.
+        others: Further arguments. If one is a sequence, it must have the same length, and fn gets one element of it at
+            a time. A tensor is passed to every call.
+        name: Name of the node, also in messages.
+
+    Raises:
+        TypeMismatch: An operand or a result has an unsuitable type.
     """
     operands = [sequence, *(as_value(v) for v in others)]
     mark = checkpoint()
@@ -300,7 +340,7 @@ def foreach(
 ) -> tuple[Any, Any]:
     """Apply output, states = body(element, states) to every slice of data; return (stacked outputs, last states).
 
-    This is `scan` with the argument order of MXNet.
+    This is `scan` with the argument order of MXNet's `foreach`; the other arguments and errors are those of `scan`.
     """
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -329,7 +369,10 @@ def fold(
     swap_memory: bool = False,
     name: str = "fold",
 ) -> Any:
-    """Apply carry = fn(carry, x) to every slice along `axis` of xs, and return the last carry. Options as in `scan`."""
+    """Apply carry = fn(carry, x) to every slice along `axis` of xs, and return the last carry.
+
+    This is `scan` without outputs; arguments and errors are those of `scan`.
+    """
     options: dict[str, Any] = {
         "parallel_iterations": parallel_iterations, "recompute": recompute, "swap_memory": swap_memory, "name": name,
     }  # fmt: skip

@@ -53,9 +53,25 @@ def linear(
 ) -> Value:
     """Fully connected layer: y = x W^T + b over the last axis.
 
-    x: float [..., in]; y: [..., units]; W: [units, in], b: [units]. A matrix is computed by Gemm, any other rank by
-    MatMul with the transposed weight. `weight`, or a Value as `bias`, uses an existing parameter. Raises UsageError if
-    the size of the last axis is unknown and `in_features` is not given.
+    The parameters are `<name>_weight`, W [units, in_features], and `<name>_bias`, b [units]. A matrix is computed by
+    Gemm, any other rank by MatMul with the transposed weight.
+
+    Args:
+        x: float [..., in_features].
+        units: Number of outputs.
+        bias: False leaves out b. A Value uses this parameter instead of a new one.
+        init: Initialiser of W (default: uniform in +-1 / sqrt(in_features), as in PyTorch; see `gk.init.of`).
+        bias_init: Initialiser of b (default: the same).
+        weight: An existing parameter to use as W.
+        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
+    Returns:
+        y, [..., units].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_features` is needed and not given.
+        TypeMismatch: x is not a float tensor, or `weight` has another shape.
     """
     float_operand("linear", name, x)
     positive("linear", name, "units", units)
@@ -72,9 +88,22 @@ def embedding(
     indices: Value, rows: int, features: int, *, init: Any = None, dtype: Any = "float32", weight: Value | None = None,
     name: str = "embedding",
 ) -> Value:  # fmt: skip
-    """Look up rows of a table. indices: integer tensor of any shape, each in [0, rows); y: [*indices, features].
+    """Look up rows of a table, the parameter `<name>_weight` [rows, features].
 
-    The table `<name>_weight` [rows, features] starts from the standard normal distribution.
+    Args:
+        indices: Integers of any shape, from 0 to rows - 1.
+        rows: Number of rows, such as the size of a vocabulary.
+        features: Number of elements of a row.
+        init: Initialiser of the table (default: standard normal).
+        dtype: Element type of the table.
+        weight: An existing parameter to use as the table.
+        name: Name of the layer and prefix of its parameter.
+
+    Returns:
+        The rows, [*indices.shape, features].
+
+    Raises:
+        TypeMismatch: The indices are not integers.
     """
     if not indices.dtype.is_integer:
         raise TypeMismatch(f"{describe('embedding', name, indices)}: integer indices are expected")
@@ -169,7 +198,7 @@ def conv1d(
     init: Any = None, bias_init: Any = None, weight: Value | None = None, in_channels: int | None = None,
     name: str = "conv1d",
 ) -> Value:  # fmt: skip
-    """Convolution of [N, C, W] to [N, channels, W']; see conv2d."""
+    """Convolution (cross-correlation) over one axis: [N, C, W] to [N, channels, W']. Arguments as for conv2d."""
     return _conv(
         "conv1d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
     )
@@ -184,11 +213,31 @@ def conv2d(
 ) -> Value:  # fmt: skip
     """Convolution (cross-correlation) of [N, C, H, W] to [N, channels, H', W'].
 
-    W: [channels, C / groups, kh, kw], b: [channels]. H' = floor((H + pads - dilation * (kh - 1) - 1) / stride) + 1.
-    Raises UsageError if C is unknown and `in_channels` is not given.
+    The parameters are `<name>_weight` [channels, C / groups, kh, kw] and `<name>_bias` [channels]. H' = floor((H +
+    pads - dilation * (kh - 1) - 1) / stride) + 1, where pads are the zeros at both ends of the axis; W' likewise.
 
-    `kernel`, `stride`, `dilation`: one integer, or one per axis. `pad`: zeros added on both sides. It is one integer,
-    or one per axis, or 2 x axes integers (begins, then ends), or "valid" (none), or "same" (H' = ceil(H / stride)).
+    Args:
+        x: float [N, C, H, W].
+        channels: Number of output channels.
+        kernel: Size of the kernel: one integer, or one per axis.
+        stride: Distance between windows: one integer, or one per axis.
+        pad: Zeros added around x: one integer for all ends; one per axis, for both of its ends; or two per axis, first
+            all begins, then all ends. "valid" adds none. "same" adds as many as make H' = ceil(H / stride).
+        dilation: Distance between elements of a window: one integer, or one per axis.
+        groups: Number of groups of channels. Each group of outputs reads one group of inputs.
+        bias: False leaves out the bias. A Value uses this parameter instead of a new one.
+        init: Initialiser of the weight (default: uniform in +-1 / sqrt(fan in), as in PyTorch; see `gk.init.of`).
+        bias_init: Initialiser of the bias (default: the same).
+        weight: An existing parameter to use as weight.
+        in_channels: C; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
+    Returns:
+        The result, [N, channels, H', W'].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_channels` is needed and not given.
+        TypeMismatch: x has another type or rank, or the channels cannot be divided into `groups`.
     """
     return _conv(
         "conv2d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
@@ -202,7 +251,10 @@ def conv3d(
     init: Any = None, bias_init: Any = None, weight: Value | None = None, in_channels: int | None = None,
     name: str = "conv3d",
 ) -> Value:  # fmt: skip
-    """Convolution of [N, C, D, H, W] to [N, channels, D', H', W']; see conv2d."""
+    """Convolution (cross-correlation) over three axes: [N, C, D, H, W] to [N, channels, D', H', W'].
+
+    Arguments as for conv2d.
+    """
     return _conv(
         "conv3d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
     )
@@ -217,8 +269,9 @@ def conv_transpose2d(
 ) -> Value:  # fmt: skip
     """Transposed convolution: [N, C, H, W] to [N, channels, H', W']; the transpose of conv2d.
 
-    W: [C, channels / groups, kh, kw], b: [channels]. H' = (H - 1) * stride - pads + dilation * (kh - 1) + output_pad +
-    1.
+    The parameters are `<name>_weight` [C, channels / groups, kh, kw] and `<name>_bias` [channels]. H' = (H - 1) *
+    stride - pads + dilation * (kh - 1) + output_pad + 1, where pads are the elements removed at both ends of the axis.
+    Arguments and errors are those of conv2d, except that `pad` must be integers.
     """
     layer = "conv_transpose2d"
     float_operand(layer, name, x)
@@ -261,7 +314,17 @@ def max_pool2d(
     x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
     pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False, name: str = "",
 ) -> Value:  # fmt: skip
-    """Maximum over windows of [N, C, H, W]. `stride` defaults to the kernel's size; `pad` as in conv2d."""
+    """Maximum over windows of [N, C, H, W]; returns [N, C, H', W'].
+
+    Args:
+        x: The operand, [N, C, H, W].
+        kernel: Size of the windows: one integer, or one per axis.
+        stride: Distance between windows (default: their size).
+        pad: As for conv2d. Padding is never the maximum.
+        dilation: Distance between elements of a window.
+        ceil_mode: Also add a last window that reaches beyond the padding.
+        name: Name of the node.
+    """
     layer = "max_pool2d"
     checked_rank(layer, name, x, 4, _AXES[2])
     sizes = per_axis(layer, name, "kernel", kernel, 2, 1)
@@ -279,10 +342,17 @@ def avg_pool2d(
     x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
     pad: int | str | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = False, name: str = "",
 ) -> Value:  # fmt: skip
-    """Mean over windows of [N, C, H, W]. `stride` defaults to the kernel's size; `pad` as in conv2d.
+    """Mean over windows of [N, C, H, W]; returns [N, C, H', W'].
 
-    With `count_include_pad`, windows that reach into the padding are divided by the size of the whole window (by
-    default not, as in ONNX).
+    Args:
+        x: float [N, C, H, W].
+        kernel: Size of the windows: one integer, or one per axis.
+        stride: Distance between windows (default: their size).
+        pad: As for conv2d.
+        ceil_mode: Also add a last window that reaches beyond the padding.
+        count_include_pad: Divide by the size of the whole window, also where it reaches into the padding. By default
+            only elements of x are counted, as in ONNX. (PyTorch's default is True.)
+        name: Name of the node.
     """
     layer = "avg_pool2d"
     checked_rank(layer, name, x, 4, _AXES[2])
@@ -310,7 +380,13 @@ def global_max_pool(x: Value, *, name: str = "") -> Value:
 
 @layer
 def dropout(x: Value, ratio: float = 0.5, *, name: str = "") -> Value:
-    """In training, set elements to 0 with probability `ratio` and scale the rest by 1 / (1 - ratio); else return x."""
+    """Dropout: in training, set elements to 0 at random and scale the others; in inference, return x.
+
+    Args:
+        x: A float tensor.
+        ratio: Probability that an element becomes 0, from 0 to below 1. The others are divided by 1 - ratio.
+        name: Name of the node.
+    """
     float_operand("dropout", name, x)
     if not 0.0 <= ratio < 1.0:
         raise UsageError(f"layer {name!r} (dropout): ratio is in [0, 1), not {ratio!r}")

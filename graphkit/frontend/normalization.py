@@ -31,11 +31,18 @@ def batch_norm(
     x: Value, *, momentum: float = 0.9, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None,
     name: str = "batch_norm",
 ) -> Value:  # fmt: skip
-    """Batch normalisation: (x - mean) / sqrt(var + epsilon) * weight + bias per channel (axis 1) of [N, C, ...].
+    """Batch normalisation: (x - mean) / sqrt(var + epsilon) * weight + bias per channel (Ioffe and Szegedy 2015).
 
-    In inference, mean and var are `<name>_running_mean` and `<name>_running_var` (role "state"). In training they are
-    those of the batch, and the running ones are updated: running = momentum * running + (1 - momentum) * batch. This is
-    ONNX's meaning of momentum; PyTorch's is 1 - momentum.
+    In inference, mean and var are the states `<name>_running_mean` and `<name>_running_var` [C]. In training they are
+    the statistics of the batch, and the states are updated: running = momentum * running + (1 - momentum) * batch.
+
+    Args:
+        x: float [N, C, ...].
+        momentum: Share of the old running statistics that is kept, as in ONNX. PyTorch's momentum is 1 - momentum.
+        epsilon: Added to the variance.
+        affine: False leaves out the parameters `<name>_weight` and `<name>_bias` [C].
+        channels: C; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
     """
     size = (_channels("batch_norm", name, x, channels),)
     if not 0.0 <= momentum <= 1.0:
@@ -50,9 +57,16 @@ def batch_norm(
 def layer_norm(
     x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, bias: bool = True, name: str = "layer_norm"
 ) -> Value:
-    """Layer normalisation: (x - mean) / sqrt(var + epsilon) * weight + bias, over the axes from `axis` to the last.
+    """Layer normalisation: (x - mean) / sqrt(var + epsilon) * weight + bias (Ba, Kiros and Hinton 2016).
 
-    The sizes of these axes must be integers: the parameters have that shape.
+    Args:
+        x: A float tensor.
+        axis: Mean and variance are taken over the axes from this one to the last. Their sizes must be integers; the
+            parameters `<name>_weight` and `<name>_bias` have this shape.
+        epsilon: Added to the variance.
+        affine: False leaves out both parameters.
+        bias: False leaves out `<name>_bias`.
+        name: Name of the layer and prefix of its parameters.
     """
     shape = _trailing("layer_norm", name, x, axis)
     weight, offset = _scale_and_shift(name, shape, x.dtype, affine)
@@ -63,7 +77,16 @@ def layer_norm(
 
 @layer
 def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, name: str = "rms_norm") -> Value:
-    """x / sqrt(mean(x^2) + epsilon) * weight, over the axes from `axis` to the last (Zhang and Sennrich 2019)."""
+    """RMS normalisation: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
+
+    Args:
+        x: A float tensor.
+        axis: The mean is taken over the axes from this one to the last. Their sizes must be integers; the parameter
+            `<name>_weight` has this shape.
+        epsilon: Added to the mean of squares.
+        affine: False leaves out the parameter.
+        name: Name of the layer and prefix of its parameter.
+    """
     shape = _trailing("rms_norm", name, x, axis)
     weight = parameter(f"{name}_weight", shape, "ones", x.dtype) if affine else np.ones(shape, x.dtype.numpy)
     return first(F.rms_normalization(x, weight, axis=axis, epsilon=epsilon, name=name))
@@ -73,7 +96,15 @@ def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = 
 def instance_norm(
     x: Value, *, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None, name: str = "instance_norm"
 ) -> Value:
-    """Normalise every channel of every sample of [N, C, *spatial] over its spatial axes."""
+    """Instance normalisation: normalise every channel of every sample over its spatial axes (Ulyanov et al. 2016).
+
+    Args:
+        x: float [N, C, *spatial].
+        epsilon: Added to the variance.
+        affine: False leaves out the parameters `<name>_weight` and `<name>_bias` [C].
+        channels: C; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+    """
     size = (_channels("instance_norm", name, x, channels),)
     weight, bias = _scale_and_shift(name, size, x.dtype, affine)
     return first(F.instance_normalization(x, weight, bias, epsilon=epsilon, name=name))
@@ -84,7 +115,16 @@ def group_norm(
     x: Value, groups: int, *, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None,
     name: str = "group_norm",
 ) -> Value:  # fmt: skip
-    """Normalise `groups` groups of channels of every sample of [N, C, *spatial] (Wu and He 2018)."""
+    """Group normalisation: normalise every group of channels of every sample (Wu and He 2018).
+
+    Args:
+        x: float [N, C, *spatial].
+        groups: Number of groups; C must be a multiple of it.
+        epsilon: Added to the variance.
+        affine: False leaves out the parameters `<name>_weight` and `<name>_bias` [C].
+        channels: C; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+    """
     count = _channels("group_norm", name, x, channels)
     if count % positive("group_norm", name, "groups", groups):
         raise TypeMismatch(

@@ -19,10 +19,17 @@ from graphkit.signatures import typed
 
 @typed("gk.input")
 def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32") -> Value:
-    """Create a data input that callers feed: a tensor, or a value of the type given instead of a shape.
+    """Create an input of a graph, whose values are given when the graph runs.
 
-    `shape`: integers, names ("N"), expressions over names ("2*N"), None for a size that equals no other. If the shape
-    is None, the rank is unknown. Raises UsageError for an empty name or a negative size.
+    Args:
+        name: Name of the input.
+        shape: A list of sizes: integers, names ("N"), expressions of names ("2*N"), or None for a size that need not
+            equal any other. Instead of the list: None if the rank is unknown, or a type, such as a `gk.SequenceType`,
+            for an input that is not a tensor.
+        dtype: Element type.
+
+    Raises:
+        UsageError: The name is empty, or a size is negative.
     """
     if not name:
         raise UsageError("an input needs a name")
@@ -38,17 +45,27 @@ def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32")
 def parameter(
     name: str, shape: Iterable[Any], init: Any = "xavier_uniform", dtype: Any = "float32", *, trainable: bool = True
 ) -> Value:
-    """Create a parameter of a static shape.
+    """Create a parameter: an array that belongs to the model, such as the weights of a layer.
 
-    `init` is anything that gk.init.of takes. With trainable=False, optimizers do not change the parameter. Raises
-    UsageError for a shape that is not static or an unknown initialiser.
+    Args:
+        name: Name of the parameter.
+        shape: Sizes, all of them integers.
+        init: Initialiser: a name such as "zeros", a number, or an object of `gk.init` (see `gk.init.of`).
+        dtype: Element type.
+        trainable: If False, training does not change the parameter.
+
+    Raises:
+        UsageError: The name is empty, a size is not an integer, or the initialiser is unknown.
     """
     return _stored("parameter", name, shape, init, dtype, {} if trainable else {"trainable": False})
 
 
 @typed("gk.nn.state")
 def state(name: str, shape: Iterable[Any], init: Any = "zeros", dtype: Any = "float32") -> Value:
-    """Create a stored value that runs update and that has no gradient, such as running statistics."""
+    """Create an array that belongs to the model and that runs may overwrite, such as a running mean.
+
+    It has no gradient. Arguments and errors are those of `gk.parameter`.
+    """
     return _stored("state", name, shape, init, dtype, {})
 
 

@@ -22,13 +22,29 @@ def rnn(
     x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
     activation: str = "Tanh", bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "rnn",
 ) -> tuple[Value, Value]:  # fmt: skip
-    """Recurrent layer h' = tanh(W x + R h + b): y [T, N, D * units] and the last state [D, N, units].
+    """Elman recurrent layer: h' = activation(W x + Wb + R h + Rb) for each step of a sequence.
 
-    x: [T, N, in]; lengths: integers [N], the steps of each sequence (default: all T); after them y is 0. initial: [D,
-    N, units], default 0. direction: "forward", "reverse" or "bidirectional"; the last has D = 2 directions, joined in
-    y. Parameters: `<name>_weight` [D, units, in], `<name>_recurrent` [D, units, units], `<name>_bias` [D, 2 * units]
-    (of W, then of R), uniform in +-1 / sqrt(units) as in PyTorch unless `init` is given. Raises UsageError if `in` is
-    unknown and `in_features` is not given.
+    The number of directions D is 2 for "bidirectional", else 1. Parameters: `<name>_weight` [D, units, in_features],
+    `<name>_recurrent` [D, units, units], `<name>_bias` [D, 2 * units] (Wb, then Rb).
+
+    Args:
+        x: float [T, N, in_features]: T steps of N sequences.
+        units: Number of hidden units.
+        lengths: Integers [N], the number of steps of each sequence (default: T). After them y is 0, and the state does
+            not change.
+        initial: [D, N, units], the state before the first step (default: 0).
+        direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (both).
+        activation: "Tanh", "Relu" or another activation of ONNX's RNN.
+        bias: False leaves out the bias.
+        init: Initialiser of all parameters (default: uniform in +-1 / sqrt(units), as in PyTorch).
+        in_features: Size of the last axis of x; only needed if x does not have a fixed one.
+        name: Name of the layer and prefix of its parameters.
+
+    Returns:
+        y, [T, N, D * units]: h after every step, the directions side by side; and the last h, [D, N, units].
+
+    Raises:
+        UsageError: An argument is wrong, or `in_features` is needed and not given.
     """
     functions = [activation] * (2 if direction == "bidirectional" else 1)
     y, h = _layer(
@@ -42,9 +58,11 @@ def gru(
     x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
     bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "gru",
 ) -> tuple[Value, Value]:  # fmt: skip
-    """Gated recurrent units, with PyTorch's formula (linear_before_reset). Operands and results as in rnn.
+    """Gated recurrent unit (Cho et al., 2014), with PyTorch's formula: linear_before_reset=1 of ONNX's GRU.
 
-    The parameters hold the gates in ONNX's order: update, reset, new.
+    Arguments, results and errors are those of `rnn`. The parameters `<name>_weight` [D, 3 * units, in_features],
+    `<name>_recurrent` [D, 3 * units, units] and `<name>_bias` [D, 6 * units] contain the gates in ONNX's order:
+    update, reset, new.
     """
     y, h = _layer("gru", 3, x, units, lengths, [initial], direction, bias, init, in_features, name,
                   linear_before_reset=True)  # fmt: skip
@@ -57,9 +75,14 @@ def lstm(
     direction: str = "forward", bias: bool = True, init: Any = None, in_features: int | None = None,
     name: str = "lstm",
 ) -> tuple[Value, tuple[Value, Value]]:  # fmt: skip
-    """Long short-term memory: y [T, N, D * units] and the last (h, c), each [D, N, units]. Operands as in rnn.
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997), without peepholes.
 
-    The parameters hold the gates in ONNX's order: input, output, forget, new.
+    Arguments and errors are those of `rnn`; `initial` is a pair (h, c). The parameters `<name>_weight` [D, 4 * units,
+    in_features], `<name>_recurrent` [D, 4 * units, units] and `<name>_bias` [D, 8 * units] contain the gates in ONNX's
+    order: input, output, forget, cell.
+
+    Returns:
+        y, [T, N, D * units]: h after every step; and the last (h, c), each [D, N, units].
     """
     states: list[Value | None] = [None, None] if initial is None else [*initial]
     y, h, c = _layer("lstm", 4, x, units, lengths, states, direction, bias, init, in_features, name)

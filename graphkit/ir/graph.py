@@ -435,13 +435,13 @@ class Graph:
         return tuple(self.name_of(v) for v in self.inputs)
 
     def find(self, name: str, *, inputs_first: bool = False) -> Value:
-        """Return the output called `name`, else the input, parameter or inner value of that name.
+        """Return the output called `name`, else the input, parameter or intermediate value of that name.
 
         Output names are a separate namespace: an output may have the name of another value.
 
         Args:
             name: A name of `output_names`, or one that `name_of` returns for a value.
-            inputs_first: Look for inputs, parameters and inner values first, then for outputs.
+            inputs_first: Look for inputs, parameters and intermediate values first, then for outputs.
 
         Raises:
             UsageError: Nothing has the name; the message shows the closest one.

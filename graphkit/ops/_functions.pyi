@@ -115,13 +115,15 @@ def adam_w_update(
 def add(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a + b with broadcasting."""
 
+def add_n(
+    *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """Elementwise sum of tensors of one shape, or of sequences or optionals of such tensors."""
+
 def affine_grid(
     theta: Operand, size: Operand, *, align_corners: bool = False, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """The coordinates that GridSample reads for an affine transformation of images of `size`."""
-
-def after(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Return x; operators that read the result run after `token` is computed, whose value is not read."""
 
 def all_gather_start(
     *pieces: Operand | Sequence[Operand | None] | None,
@@ -133,9 +135,14 @@ def all_gather_start(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Begin an all-gather, under this key, of arrays of `sizes` elements from the slices of all ranks."""
+    """Start an all-gather of arrays whose slices lie on different ranks; AllReduceWait waits for the results."""
 
-def all_moments(
+def all_reduce(
+    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Any:
+    """Sum each x over all ranks, which all use the same `key`."""
+
+def all_reduce_moments(
     count: Operand,
     mean: Operand,
     deviations: Operand,
@@ -149,7 +156,7 @@ def all_moments(
 def all_reduce_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """Begin an all-reduce of each x over all ranks, which all use the same `key`; AllReduceWait waits for the sums."""
+    """Start an all-reduce of each x; the results contain the sums over all ranks after AllReduceWait."""
 
 def all_reduce_wait(
     *started: Operand | Sequence[Operand | None] | None,
@@ -157,12 +164,7 @@ def all_reduce_wait(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Wait for the all-reduces of the given keys. Operators that read the sums depend on the result, a 0."""
-
-def all_sum(
-    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
-) -> Any:
-    """All-reduce: the sum of each x over all ranks, which all use the same `key`."""
+    """Wait for the all-reduces, or all-gathers, with the given keys."""
 
 def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical and."""
@@ -708,6 +710,9 @@ def constant_of_shape(
 ) -> Value:
     """A tensor of the given shape (an int64 vector), filled with the one element of `value`; default: float32 0."""
 
+def control_dependency(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Return x, but let operators that read the result run only after `token` is computed."""
+
 def conv(
     x: Operand,
     w: Operand,
@@ -1222,7 +1227,7 @@ def gru(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Gated recurrent unit: h' = (1 - z) n + z h for each step of a sequence."""
+    """Gated recurrent unit (Cho et al. 2014): h' = (1 - z) n + z h for each step of a sequence."""
 
 def gru_grad(
     dy: Operand | None,
@@ -1336,7 +1341,7 @@ def if_(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Run one of two branches. cond: bool scalar; the captures are the operands of both branches."""
+    """Run then_branch if cond is true, else else_branch."""
 
 def im2_col(
     x: Operand,
@@ -1462,20 +1467,6 @@ def layer_norm_grad(
 ) -> tuple[Value, Value, Value]:
     """Gradient of LayerNormalization's y with respect to x, scale, and a bias of scale's shape."""
 
-def layer_norm_of_halves(
-    x: Operand,
-    scale: Operand,
-    b: Operand | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-05,
-    stash_type: int = 1,
-    made: DType | DTypeLike | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """LayerNormalization computed in the type of scale; if that is float32, x may be float16 or bfloat16."""
-
 def layer_normalization(
     x: Operand,
     scale: Operand,
@@ -1493,6 +1484,16 @@ def leaky_relu(
     x: Operand, *, alpha: float = 0.009999999776482582, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """x where x >= 0, alpha * x elsewhere; the gradient at 0 is alpha."""
+
+def leave_one_out_product(
+    x: Operand,
+    axes: Operand | None = None,
+    *,
+    noop_with_empty_axes: bool = False,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """For each element of x, the product of all other elements along `axes`: the derivative of ReduceProd."""
 
 def less(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a < b."""
@@ -1565,7 +1566,7 @@ def loop(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Repeat a body while a condition holds, at most m times."""
+    """Repeat a subgraph while a condition is true, at most m times."""
 
 def lp_normalization(
     x: Operand, *, axis: int = -1, p: int = 2, name: str = "", meta: Mapping[str, str] | None = None
@@ -1620,7 +1621,7 @@ def lstm(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Long short-term memory: c' = f c + i g, h' = o h(c') for each step of a sequence."""
+    """Long short-term memory (Hochreiter and Schmidhuber 1997): c' = f c + i g, h' = o act3(c') for each step."""
 
 def lstm_grad(
     dy: Operand | None,
@@ -1738,7 +1739,7 @@ def max_pool(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Maximum of each window; the second output is its position in x, as an index into the flattened tensor."""
+    """Maximum of each window, and its position in x as an index into the flattened tensor."""
 
 def max_pool_grad(
     dy: Operand,
@@ -1804,6 +1805,20 @@ def min(*xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Ma
 def mish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x * tanh(softplus(x)). Misra 2019, arXiv:1908.08681."""
 
+def mixed_precision_layer_norm(
+    x: Operand,
+    scale: Operand,
+    b: Operand | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-05,
+    stash_type: int = 1,
+    made: DType | DTypeLike | None = None,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """LayerNormalization that computes in the type of `scale`, also if x has a narrower type."""
+
 def mod(a: Operand, b: Operand, *, fmod: bool = False, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Remainder with broadcasting: a - floor(a/b)*b, with b's sign as in Python; with `fmod`, with a's sign as in C."""
 
@@ -1851,14 +1866,6 @@ def negative_log_likelihood_loss(
 ) -> Value:
     """-weights[label] * log_prob[label]: its weighted mean, its sum, or each (reduction="mean", "sum" or "none")."""
 
-def nested_sum(
-    *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
-) -> Value:
-    """The sum of tensors, sequences or optionals of one structure, element by element."""
-
-def nested_zeros(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
-
 def non_max_suppression(
     boxes: Operand,
     scores: Operand,
@@ -1870,7 +1877,7 @@ def non_max_suppression(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Select boxes of each image and class, best first, that do not overlap a better selected box too much."""
+    """Select the boxes with the highest scores, and drop boxes that overlap a selected one."""
 
 def non_zero(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The indices of all elements that are not 0, or not empty strings, in row-major order: int64 [rank, count]."""
@@ -1952,16 +1959,6 @@ def potri(l: Operand, *, lower: bool = True, name: str = "", meta: Mapping[str, 
 
 def pow(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """a ** b with broadcasting; the result has a's dtype, b may have another one."""
-
-def product_of_others(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    noop_with_empty_axes: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """For each element of x, the product of all other elements that a ReduceProd over `axes` multiplies it with."""
 
 def q_gemm(
     a: Operand,
@@ -2237,12 +2234,12 @@ def reduce_prod(
 def reduce_scatter_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
-    """Begin a reduce-scatter of each x over all ranks, which all use the same `key`."""
+    """Start a reduce-scatter of each x: after ReduceScatterWait, each rank has its slice of the sums over all ranks."""
 
 def reduce_scatter_wait(
     *sums: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Wait for the slices of reduce-scatters under these keys. Operators that read them depend on the result, a 0."""
+    """Wait for the reduce-scatter with this key."""
 
 def reduce_sum(
     x: Operand,
@@ -2300,7 +2297,7 @@ def resize(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scale); exactly one of the two is given."""
+    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scales)."""
 
 def resize_grad(
     dy: Operand,
@@ -2377,7 +2374,7 @@ def rms_prop_update(
     """RMSProp: d = g / (sqrt(s') + epsilon); weight' = weight - lr * d."""
 
 def rng_fold_in(rng: Operand, index: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Derive a (seed, step) for `index`, an integer scalar in [0, 2**32), from which one iteration of a loop draws."""
+    """Derive the state of another random generator, so that each iteration of a loop draws different numbers."""
 
 def rnn(
     x: Operand,
@@ -2397,7 +2394,7 @@ def rnn(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Elman recurrent layer: h' = f(W x + R h + Wb + Rb) for each step of a sequence."""
+    """Elman recurrent layer: h' = act(W x + Wb + R h + Rb) for each step of a sequence."""
 
 def rnn_grad(
     dy: Operand | None,
@@ -2493,12 +2490,12 @@ def rotary_embedding(
 def round(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Nearest integer; halves are rounded to the even one."""
 
-def row_sum_start(
+def row_sparse_all_reduce_start(
     indices: Operand, rows: Operand, *, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
-    """Begin to sum row-sparse arrays over all ranks, which all use the same `key`; RowSumWait returns the sum."""
+    """Start an all-reduce of a row-sparse array; RowSparseAllReduceWait returns the sum."""
 
-def row_sum_wait(
+def row_sparse_all_reduce_wait(
     indices: Operand,
     rows: Operand,
     *started: Operand | Sequence[Operand | None] | None,
@@ -2506,7 +2503,7 @@ def row_sum_wait(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> tuple[Value, Value]:
-    """Wait for the sum that RowSumStart has begun with `indices` and `rows` under this key, and return it."""
+    """Wait for the all-reduce that RowSparseAllReduceStart has started with the same operands and key."""
 
 def scaled_float8(
     x: Operand, maxima: Operand, *, to: DType | DTypeLike, name: str = "", meta: Mapping[str, str] | None = None
@@ -2536,7 +2533,7 @@ def scan(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:
-    """Apply a body to successive slices of the scan inputs, and pass a state from one iteration to the next."""
+    """Apply a subgraph to successive slices of the scan inputs, and pass a state from one iteration to the next."""
 
 def scatter_elements(
     x: Operand,
@@ -2548,7 +2545,7 @@ def scatter_elements(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with updates[i, j, ...] written to index indices[i, j, ...] along `axis`."""
+    """Return x with updates[i, j, ...] written to the index indices[i, j, ...] along `axis`."""
 
 def scatter_nd(
     x: Operand,
@@ -2559,7 +2556,7 @@ def scatter_nd(
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Value:
-    """x with slices replaced at index tuples."""
+    """Return x with the slices at some index tuples replaced: y[indices[i]] = updates[i] for each i."""
 
 def selu(
     x: Operand,
@@ -2585,6 +2582,11 @@ def sequence_construct(
     *xs: Operand | Sequence[Operand | None] | None, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Value:
     """A sequence of the operands. They have one element type; their shapes may differ."""
+
+def sequence_element_sizes(
+    sequence: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """The sizes of a sequence's tensors along `axis`, as an int64 vector."""
 
 def sequence_empty(
     *, dtype: DType | DTypeLike = DType.FLOAT32, name: str = "", meta: Mapping[str, str] | None = None
@@ -2649,11 +2651,6 @@ def sinh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -
 
 def size(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """The number of elements of x, a 0-d int64 tensor."""
-
-def sizes_of_elements(
-    sequence: Operand, *, axis: int = 0, name: str = "", meta: Mapping[str, str] | None = None
-) -> Value:
-    """The sizes of a sequence's tensors along `axis`, as an int64 vector."""
 
 def slice(
     x: Operand,
@@ -3112,6 +3109,9 @@ def where(
 
 def xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical exclusive or."""
+
+def zeros_like(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
+    """Zeros of the shape and type of x: a tensor, or a sequence or optional of tensors."""
 
 def zip_map(
     x: Operand,

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
+from graphkit.former_names import share_former_names
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType, TensorType, Type
@@ -61,6 +62,13 @@ def examples_align(inputs: Sequence[TensorType | None], batched: Sequence[bool])
 
 
 _NO_GRAPHS: Mapping[str, Graph] = MappingProxyType({})
+# Class attributes and methods by their former names, which operators of users may still define.
+_FORMER = {
+    "refusal": "value_check",
+    "refuses_values": "checks_values",
+    "substitutes": "symbolic_inference",
+    "widens": "reference_in_float32",
+}
 
 
 class Op:
@@ -80,14 +88,15 @@ class Op:
     - `collective`: every rank takes part exactly once; nodes are never recomputed.
     - `pointwise`: an element of the output depends only on the elements at its place of the operands, which broadcast.
     - `per_example`: operands that may have the examples of a batch along their first axis, see `is_batchwise`.
-    - `substitutes`: result types for given sizes equal result types for names after substitution, under the assumptions
-      that `graphkit.ir.dims` records. Inference then may only ask `may_equal` and `broadcast` about sizes, and assume
-      that none is negative.
-    - `widens`: the reference computes float16 and bfloat16 in float32.
+    - `symbolic_inference`: types that were inferred for symbolic sizes stay right if numbers replace the names, under
+      the assumptions that `graphkit.ir.dims` records. `infer` then may only ask `may_equal` and `broadcast` about
+      sizes, and assume that none is negative.
+    - `reference_in_float32`: the reference computes float16 and bfloat16 in float32. Set it to False for operators that
+      read bits or pass elements on.
     - `on_host`: the reference needs numpy. A device with its own memory passes copies to it and copies its results
       back.
     - `composite`: the executor runs the nodes of `composed`, or of `expand`, instead of the operator.
-    - `refuses_values`: a run may reject values of the operands, see `refusal`.
+    - `checks_values`: a run may fail because of values of the operands, see `value_check`.
     - `samples`: a tuple of `Sample`, or a function that returns one.
     """
 
@@ -108,15 +117,19 @@ class Op:
     collective: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
     per_example: ClassVar[tuple[str, ...]] = ()
-    substitutes: ClassVar[bool] = False
-    widens: ClassVar[bool] = True
+    symbolic_inference: ClassVar[bool] = False
+    reference_in_float32: ClassVar[bool] = True
     on_host: ClassVar[bool] = False
     composite: ClassVar[bool] = False
-    refuses_values: ClassVar[bool] = False
+    checks_values: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
     # The fields that hold subgraphs.
     _graphs: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        share_former_names(cls, _FORMER)
 
     def __init__(self, **attrs: Any):
         values = self.__dict__
@@ -196,21 +209,26 @@ class Op:
         """Return the number of multiply-adds, for types of known rank; None for other operators."""
         return None
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return a key for the check that may reject these operands in a run; None if there is no check.
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return a key for the check that may reject operand values in a run; None if every value is accepted.
 
-        An example is the check that indices are within range. If nodes have equal keys, only the first one checks: the
-        gradient of an operator has the operator's key. `inputs` are values of a graph; a value in the key means its
-        elements, whatever their shape. By default an operator has a key if `refuses_values` is set, or if it is defined
-        outside of graphkit.
+        An example is the check that indices are within range. If several nodes have equal keys, only the first one of
+        them can fail. The gradient of an operator has the key of the operator.
+
+        Args:
+            inputs: The operands, as graph values.
+
+        Returns:
+            A hashable tuple. A graph value in it stands for its elements, whatever their shape. By default there is a
+            key if `checks_values` is True, or if the operator is defined outside of graphkit.
         """
-        if any(refusal(node) is not None for body in self.subgraphs().values() for node in body.nodes):
+        if any(value_check(node) is not None for body in self.subgraphs().values() for node in body.nodes):
             return (object(),)
         is_own = type(self).__module__.startswith("graphkit.")
-        return self._refusal_of_all(inputs) if self.refuses_values or not is_own else None
+        return self._check_of_all(inputs) if self.checks_values or not is_own else None
 
-    def _refusal_of_all(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """That of these elements in these shapes."""
+    def _check_of_all(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The key of a check of these elements in these shapes."""
         return (self, *inputs, *(None if v is None else v.type for v in inputs))
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
@@ -299,6 +317,9 @@ OpT = TypeVar("OpT", bound=Op)
 T = TypeVar("T")
 
 
+share_former_names(Op, _FORMER)
+
+
 def operator(node: Node, kind: type[T]) -> T:
     """The node's operator, which is of class `kind`: an operator's, a base's that several share, or Op."""
     op = node.op
@@ -331,6 +352,6 @@ def declared(cls: type[OpT]) -> type[OpT]:
     return cls
 
 
-def refusal(node: Node) -> tuple[Any, ...] | None:
-    """See Op.refusal."""
-    return node.op.refusal(node.inputs) if isinstance(node.op, Op) else (object(),)
+def value_check(node: Node) -> tuple[Any, ...] | None:
+    """See Op.value_check."""
+    return node.op.value_check(node.inputs) if isinstance(node.op, Op) else (object(),)

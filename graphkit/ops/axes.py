@@ -98,7 +98,7 @@ def ranked(x: Value, rank: int | None) -> Value:
 def zeros_like(like: Value) -> Any:
     """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
     if not isinstance(like.type, TensorType):
-        return F.nested_zeros(like)
+        return F.zeros_like(like)
     return F.constant_of_shape(F.shape(like), value=np.zeros(1, like.dtype.numpy))
 
 

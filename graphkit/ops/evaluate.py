@@ -76,7 +76,7 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     op = operator(node, Op)
     admit(node, op, operands)
     wide = (
-        op.widens
+        op.reference_in_float32
         and not op.subgraphs()
         and any(
             isinstance(v.type, TensorType) and v.type.dtype in HALVES

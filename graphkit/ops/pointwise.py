@@ -19,7 +19,7 @@ class Unary(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     pointwise = True
-    substitutes = True
+    symbolic_inference = True
     inplace = ((0, 0),)
     samples: ClassVar[Any] = (Sample((2, 3)), Sample(()), Sample((0, 2)))
 
@@ -30,7 +30,7 @@ class Unary(Op):
 class Binary(Op):
     """y = f(a, b), elementwise with numpy broadcasting. a, b: tensors of one dtype."""
 
-    substitutes = True
+    symbolic_inference = True
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
     pointwise = True

@@ -43,26 +43,26 @@ class TensorBoard(Callback):
 
     The files contain:
 
-    - Scalars over updates: `step/loss` and `step/learning_rate`; after each epoch `train/...`, `valid/...`,
-      `learning_rate` and `speed/...`.
+    - Scalars by number of updates: `step/loss` and `step/learning_rate`; after each epoch the losses and metrics
+      `train/...` and `valid/...`, `learning_rate`, and `speed/...` (such as `speed/samples_per_second`).
     - Histograms of the trained parameters, or of their moving averages if there are any: `weights/...`.
-    - With `gradients`, histograms of the gradients of the loss for the first `count` samples: `gradients/...`. The
+    - With `gradients`, histograms `gradients/...` of the gradients of the loss for the first `count` of `samples`. The
       model is in inference mode: no dropout, and BatchNormalization uses the running statistics.
-    - The number of elements that are NaN or infinite, if there are any: `not_finite/...`.
-    - The graph. The settings and the network, as text.
-    - The first `count` samples, if they are images. If they have targets, a table of predictions after each epoch.
-    - A text with the reason, if there are no predictions or gradients.
+    - `not_finite/...`: the number of NaN and infinite elements of a parameter or gradient, if there are any.
+    - The graph of the network; the settings and the network as text.
+    - The first `count` of `samples`, if they are images. If they have targets, a table of the model's predictions for
+      them after each epoch. If predictions or gradients cannot be computed, a text says why.
 
-    A run that is resumed writes another file, which replaces the records after its checkpoint. With several processes,
-    give the callback to every rank; rank 0 writes.
+    If a run is resumed, a second file is written. TensorBoard shows it instead of the records after the checkpoint.
+    With several processes, give the callback to every rank; rank 0 writes.
 
     Args:
-        folder: Default: `tensorboard` in the folder of the run.
-        every: Updates between scalars of steps; 0: only scalars of epochs.
-        histograms: Epochs between histograms; 0: none.
-        samples: A Dataset, or (inputs, targets).
+        folder: Folder of the event files (default: `tensorboard` in the folder of the run).
+        every: Number of updates between scalars of steps. With 0, only scalars of epochs are written.
+        histograms: Number of epochs between histograms. With 0, there are none.
+        samples: A Dataset, or a pair (inputs, targets), for images, predictions and gradients.
         count: Number of these samples that are used.
-        gradients: Whether to write histograms of gradients. Needs samples with targets, and as much memory as the
+        gradients: Write histograms of gradients. Needs samples with targets, and additional memory of the size of the
             parameters.
 
     Raises:

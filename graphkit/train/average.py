@@ -21,10 +21,14 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class EMA:
-    """Moving average: average = d * average + (1 - d) * weight after every update. It starts at the initial weight.
+    """Exponential moving average of parameters: average = d * average + (1 - d) * weight after every update.
 
-    d is `decay`, in [0, 1). With `warmup` it is min(decay, (1 + step) / (10 + step)), step from 1, so that the start is
-    forgotten fast (Polyak and Juditsky, 1992, for averages of iterates; the ramp is TensorFlow's).
+    It starts at the initial weight. (Polyak and Juditsky, 1992, for averages of iterates.)
+
+    Args:
+        decay: d, from 0 to below 1.
+        warmup: Use d = min(decay, (1 + step) / (10 + step)), where step is 1 at the first update, so that the average
+            soon forgets the initial weight. The formula is TensorFlow's.
     """
 
     decay: float = 0.999

@@ -34,8 +34,8 @@ class Callback:
 
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
     only `if trainer.rank == 0`. The numbers of an epoch are those of rank 0 on all ranks, so that all ranks decide
-    alike. Checkpoints contain the states of rank 0. If one rank calls `stop`, all ranks stop at the same point: after
-    that step. With servers (`dist_async`, ...), where ranks step independently, they stop after the epoch.
+    alike. Checkpoints contain the states of rank 0. If one rank calls `trainer.stop`, all ranks stop after the same
+    step. With servers (`dist_async`, ...), ranks step independently, and stop at the end of the epoch.
     """
 
     @property
@@ -49,23 +49,29 @@ class Callback:
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called before the first step, after `restore` or `reset`.
 
-        numbers: epoch (complete epochs), until (epochs at the end of the run), updates, processes, resumed (whether an
-        interrupted run or a checkpoint is continued).
+        Args:
+            trainer: The trainer.
+            numbers: epoch (complete epochs), until (epochs at the end of the run), updates, processes, resumed (whether
+                an interrupted run or a checkpoint is continued).
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called after each batch, before a checkpoint that may follow.
 
-        numbers: epoch (from 1), batch (from 1 in each epoch), updates, loss (of this batch; NaN if the step was
-        skipped), learning_rate (of the next update), samples (of this batch, over all processes).
+        Args:
+            trainer: The trainer.
+            numbers: epoch (from 1), batch (from 1 in each epoch), updates, loss (of this batch; NaN if the step was
+                skipped), learning_rate (of the next update), samples (of this batch, over all processes).
         """
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         """Called after validation, before the checkpoint of the epoch.
 
-        numbers: as in the epoch's line of `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
-        samples_per_second (of training, over all processes), peak_memory (bytes of this process so far, if the system
-        reports it), loss, the metrics, and those of validation with the prefix `valid_`.
+        Args:
+            trainer: The trainer.
+            numbers: The numbers of the epoch's line in `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
+                samples_per_second (of training, over all processes), peak_memory (bytes of this process so far, if the
+                system reports it), loss, the metrics, and those of validation with the prefix `valid_`.
         """
 
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
@@ -73,7 +79,9 @@ class Callback:
 
         The last checkpoint is written before.
 
-        numbers: epoch, updates, finished (whether the run is complete), stopped (why it ended early, or None).
+        Args:
+            trainer: The trainer.
+            numbers: epoch, updates, finished (whether the run is complete), stopped (why it ended early, or None).
         """
 
     def state(self) -> dict[str, Any]:
@@ -88,11 +96,7 @@ class Callback:
 
 
 class _Monitor(Callback):
-    """Monitors a number of the epochs. A number that is not finite is never better.
-
-    monitor: its name in `on_epoch_end`. mode: "min" or "max", what is better; by default "min" for losses, errors and
-    perplexity. min_delta: smallest difference that counts as better.
-    """
+    """Monitors a number of the epochs. A number that is not finite is never better. Arguments: see EarlyStopping."""
 
     def __init__(self, monitor: str, mode: str | None, min_delta: float):
         owner = type(self).__name__
@@ -114,7 +118,7 @@ class _Monitor(Callback):
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         own = type(self).value is not _Monitor.value  # a subclass that looks at other numbers
         known = trainer.scores  # none if this is called outside of `fit`
-        if known and not (own or trainer.adds_scores) and self.monitor not in (*_NO_SCORES, *known):
+        if known and not (own or trainer.callbacks_may_add_scores) and self.monitor not in (*_NO_SCORES, *known):
             raise self._lacking(known)
 
     def value(self, numbers: Numbers) -> float:
@@ -183,13 +187,17 @@ class _Patient(_Monitor):
 
 @typed_constructor("gk.callbacks")
 class EarlyStopping(_Patient):
-    """Ends training if a monitored number has not improved for `patience` epochs.
+    """Ends training if a monitored number has not improved for `patience` epochs in a row.
 
     Args:
-        patience: Number of epochs.
-        monitor: Name of the number in `on_epoch_end`.
-        mode: "min" or "max", what is better. By default the name decides: "min" for losses, errors and perplexity.
-        min_delta: Smallest difference that counts as an improvement.
+        patience: Number of epochs without improvement after which training ends; at least 1.
+        monitor: Name of the number, as the records of `fit` have it: "valid_loss", "valid_accuracy", "loss", ...
+        mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
+            perplexity and skipped, also with the prefix valid_, and "max" for all other names.
+        min_delta: A number improves only if it is better than the best one so far by more than this.
+
+    Raises:
+        UsageError: In `fit`: the epochs have no number with this name.
     """
 
     def __init__(self, patience: int, monitor: str = defaults.MONITOR, mode: str | None = None, min_delta: float = 0.0):
@@ -204,12 +212,20 @@ class EarlyStopping(_Patient):
 
 @typed_constructor("gk.callbacks")
 class ReduceOnPlateau(_Patient):
-    """Multiplies the learning rate by `factor` if a monitored number has not improved for `patience` epochs.
+    """Multiplies the learning rate by `factor` if a monitored number has not improved for `patience` epochs in a row.
 
-    Equal to PyTorch's ReduceLROnPlateau with threshold_mode="abs", threshold=min_delta, and its patience smaller by
-    one. `monitor`, `mode` and `min_delta` are those of EarlyStopping.
+    ReduceOnPlateau(patience=n) is PyTorch's ReduceLROnPlateau(patience=n - 1, threshold=min_delta,
+    threshold_mode="abs"): PyTorch reduces one epoch later.
 
-    cooldown: number of epochs after a reduction that are not counted. lowest: lower limit of the total factor.
+    Args:
+        patience: Number of epochs without improvement after which the rate is reduced; at least 1.
+        factor: Factor of each reduction, between 0 and 1.
+        monitor: As for EarlyStopping.
+        mode: As for EarlyStopping.
+        min_delta: As for EarlyStopping.
+        cooldown: Number of epochs after a reduction in which missing improvement is not counted.
+        lowest: Lower limit of the product of all reductions, from 0 to 1. With 0.01, the rate never falls below 1% of
+            the optimizer's rate.
     """
 
     def __init__(
@@ -250,8 +266,14 @@ class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
     The file is replaced as a whole: after the first epoch with a finite number, a complete best model always exists.
-    Its metadata contains the epoch (`best_epoch`) and the number (`best_` and its name). `monitor` and `mode`
-    are those of EarlyStopping.
+    Its metadata contains the epoch (`best_epoch`) and the number (`best_` and its name).
+
+    Args:
+        monitor: As for EarlyStopping.
+        mode: As for EarlyStopping.
+
+    Raises:
+        UsageError: In `fit`: there is no folder, or the epochs have no number with this name.
     """
 
     def __init__(self, monitor: str = defaults.MONITOR, mode: str | None = None):

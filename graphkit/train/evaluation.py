@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from graphkit.data import Dataset, Iterated
+from graphkit.data import Dataset, IterableDataset
 from graphkit.errors import UsageError
 from graphkit.executor.run.session import Executor
 from graphkit.signatures import check_argument
@@ -56,7 +56,7 @@ class Evaluation:
     def scores(
         self,
         trainer: Trainer,
-        data: Dataset | Iterated,
+        data: Dataset | IterableDataset,
         specs: Sequence[Any],
         batch_size: int,
         prefetch: int,

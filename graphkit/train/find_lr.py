@@ -43,7 +43,8 @@ class RateCurve:
         losses: The losses of their batches.
         smoothed: Exponential moving average of the losses with decay 0.9, with bias correction as in Adam.
         suggestion: The rate at which the smoothed loss falls fastest; None if it never falls.
-        diverged: Whether it stopped before the last rate, because a loss was not finite or four times the best one.
+        diverged: Whether training ended before the last rate, because the smoothed loss was not finite or exceeded four
+            times its best value.
     """
 
     rates: tuple[float, ...]
@@ -74,21 +75,27 @@ def find_lr(
     trainer: Trainer, data: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int | None = None,
     batch_size: int = defaults.BATCH_SIZE, workers: int | Workers | None = None,
 ) -> RateCurve:  # fmt: skip
-    """Train with rates from `lowest` to `highest`, and restore the trainer and its model bit for bit.
+    """Find a learning rate: train for some updates while the rate grows from `lowest` to `highest` (Smith, 2017).
 
-    The optimizer's learning rate does not matter; its other options do.
+    The rate grows by the same factor after each update. Training ends early if the smoothed loss exceeds four times its
+    best value, or is not finite. Afterwards the trainer and its model are restored bit for bit. The learning rate of
+    the optimizer is not used; its other options are.
 
     Args:
         trainer: A Trainer between two epochs, with one process.
         data: As for `fit`.
         lowest: The first rate.
         highest: The last rate.
-        steps: Number of batches. The default is one pass over the data, but at least 60 and at most 400.
+        steps: Number of updates. The default is the number of batches of the data, but at least 60 and at most 400. If
+            the data are too few, they are repeated.
         batch_size: Samples per batch.
         workers: As for `fit`.
 
+    Returns:
+        The losses by rate; `suggestion` is a learning rate to begin with.
+
     Raises:
-        UsageError: The trainer stands within an epoch, or trains with several processes.
+        UsageError: The trainer is within an epoch, or trains with several processes.
     """
     low, high = (real("find_lr", n, x, POSITIVE) for n, x in (("lowest", lowest), ("highest", highest)))
     if low >= high:
@@ -179,4 +186,4 @@ class _Before:
             trainer.optimizer, trainer.executor.rng = self._optimizer, self._rng
             stepper.updates, stepper.skipped, stepper.waiting, stepper.waiting_weight = self._counts
             trainer._recurrent_state.reset()
-            trainer.torn = False
+            trainer.step_incomplete = False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.checks.footprint import peak_bytes
-from graphkit.data import Batch, Dataset, Iterated, LazyDataset
+from graphkit.data import Batch, Dataset, IterableDataset, LazyDataset
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
@@ -44,8 +44,8 @@ class Fit:
     """
 
     trainer: Trainer
-    train: Dataset | Iterated
-    valid: Dataset | Iterated | None
+    train: Dataset | IterableDataset
+    valid: Dataset | IterableDataset | None
     metrics: Sequence[Any]
     batch_size: int
     folder: Path | None
@@ -83,11 +83,11 @@ class Fit:
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
         position = self.trainer.position
-        if self.trainer.torn:
+        if self.trainer.step_incomplete:
             raise UsageError(
                 "the last step was interrupted: some parameters may be updated, others not; resume() from a "
                 "checkpoint, "
-                "or set trainer.torn = False to continue with these values"
+                "or set trainer.step_incomplete = False to continue with these values"
             )
         self.log.begin(position.epoch, self.trainer.updates, position.seconds)
         history = []
@@ -292,7 +292,7 @@ class Fit:
         try:
             yield
         except KeyboardInterrupt:
-            self.trainer.torn = True
+            self.trainer.step_incomplete = True
             raise
 
     def _end_of_batches(self, measured: list[Metric]) -> None:
@@ -373,7 +373,7 @@ class Fit:
         if trainer._averages.are_in_place:  # it came between the validation and the exchange behind it
             trainer.swap()
         where = f"stopped {trainer.position}"
-        if trainer.torn:
+        if trainer.step_incomplete:
             where += ", within a step: some parameters may be updated, others not; resume from the last checkpoint"
         elif self.folder is not None and trainer._alone:
             with uninterrupted:

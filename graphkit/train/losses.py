@@ -108,15 +108,26 @@ def _same(output: TensorType) -> TensorType:
 def softmax_cross_entropy(
     logits: Value, target: Value, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
 ) -> Value:
-    """Mean of -log softmax(logits)[target].
+    """Mean over all targets of -log p[target], where p = softmax(logits) along the last axis.
+
+    With label smoothing s and class weights w it is, as in PyTorch:
+
+        sum((1 - s) * w[target] * -log p[target] + s * mean(w * -log p)) / sum(w[target])
+
+    The sums are over all targets, the mean is over the classes. By default s is 0, and all weights are 1.
 
     Args:
-        logits: [..., classes].
-        target: int64 [...].
-        label_smoothing: Share of each target that is distributed equally over all classes (Szegedy et al., 2016).
-        class_weights: A weight w for each class. As in PyTorch, the mean is then sum(w[target] * loss) /
-            sum(w[target]). The smoothed part is sum(w * -log softmax), divided by the same sum. If the weights of all
-            targets are 0, the mean is 0.
+        logits: Float tensor [..., classes].
+        target: int64 [...], class numbers.
+        label_smoothing: s, the share of each target that is distributed equally over all classes (Szegedy et al.,
+            2016); from 0 to below 1.
+        class_weights: w, one number for each class, not negative. If sum(w[target]) is 0, the loss is 0.
+
+    Returns:
+        The loss, a scalar of the type of logits.
+
+    Raises:
+        UsageError: The number of classes is unknown or 1, or differs from the number of weights.
     """
     classes = logits.tensor.known_shape[-1]
     if not isinstance(classes, int):
@@ -195,13 +206,16 @@ def sigmoid_binary_cross_entropy(
 ) -> Value:
     """Mean of -t log s(x) - (1-t) log(1-s(x)), where s is the logistic function, over all elements.
 
-    It is computed as max(x,0) - x t + log(1+exp(-|x|)).
+    Without class weights, it is computed as max(x,0) - x t + log(1+exp(-|x|)).
 
     Args:
         logits: Float tensor x of any shape.
-        target: t, of the same shape, from 0 to 1.
+        target: t, of the same shape and type, from 0 to 1.
         label_smoothing: Replaces targets by t (1 - label_smoothing) + label_smoothing / 2.
-        class_weights: Two factors: of the part 1 - t (no) and of the part t (yes).
+        class_weights: Two factors, (no, yes): of the term with 1 - t, and of the term with t.
+
+    Returns:
+        The loss, a scalar of the type of logits.
     """
     if label_smoothing:
         kept, half = (scalar_like(part, logits) for part in (1.0 - label_smoothing, label_smoothing / 2))

@@ -88,7 +88,7 @@ class Optimizer:
         return schedule(self.lr)
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of an update; the first update is 0."""
+        """Return the learning rate of update `step`, from 0."""
         return self.lr(step) if isinstance(self.lr, Schedule) else self.lr
 
     def updater(self) -> OptimizerUpdater:
@@ -103,10 +103,16 @@ class Optimizer:
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent, with g = grad + weight_decay * w.
+    """Stochastic gradient descent: w -= lr * g, where g = grad + weight_decay * w.
 
-    With momentum: v = momentum * v + (1 - dampening) * g, w -= lr * v. With Nesterov momentum: w -= lr * (g + momentum
-    * v) (Sutskever et al., 2013, in the form that PyTorch uses).
+    With momentum, v = momentum * v + g, and w -= lr * v. With Nesterov's momentum, w -= lr * (g + momentum * v). These
+    are the formulas of PyTorch (Sutskever et al., 2013).
+
+    Args:
+        lr: Learning rate, or a Schedule.
+        momentum: Factor of the velocity v, from 0 to 1.
+        nesterov: Use Nesterov's momentum; needs a momentum above 0.
+        weight_decay: Factor of the weight that is added to the gradient.
     """
 
     momentum: float = 0.0
@@ -136,7 +142,15 @@ class SGD(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015) with bias correction; weight_decay is added to the gradient."""
+    """Adam (Kingma and Ba, 2015), with bias correction.
+
+    Args:
+        lr: Learning rate, or a Schedule.
+        beta1: Decay of the mean of the gradients.
+        beta2: Decay of the mean of their squares.
+        epsilon: Added to the root of the mean square.
+        weight_decay: Factor of the weight that is added to the gradient.
+    """
 
     lr: float | Schedule = 1e-3
     beta1: float = 0.9
@@ -166,7 +180,10 @@ class Adam(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: w -= lr * weight_decay * w (Loshchilov and Hutter, 2019)."""
+    """Adam with decoupled weight decay: w -= lr * weight_decay * w (Loshchilov and Hutter, 2019).
+
+    Arguments as for Adam, except that `weight_decay` (default: 0.01) does not change the gradient.
+    """
 
     weight_decay: float = 0.01
     kind = "adamw"
@@ -179,9 +196,15 @@ class AdamW(Adam):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class RMSProp(Optimizer):
-    """RMSProp (Hinton, 2012) in the form that PyTorch uses: g / (sqrt(mean of g^2) + epsilon), with momentum.
+    """RMSProp (Hinton, 2012), with the formulas of PyTorch: w -= lr * g / (sqrt(mean of g^2) + epsilon).
 
-    With centered, the square of the mean gradient is subtracted (Graves, 2013). weight_decay is added to the gradient.
+    Args:
+        lr: Learning rate, or a Schedule.
+        alpha: Decay of the mean of g^2.
+        epsilon: Added to the root.
+        momentum: Factor of a velocity that sums the quotients.
+        centered: Subtract the square of the mean gradient from the mean of g^2 (Graves, 2013).
+        weight_decay: Factor of the weight that is added to the gradient.
     """
 
     lr: float | Schedule = 1e-2
@@ -210,9 +233,16 @@ class RMSProp(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi, Hazan and Singer, 2011) in the form that PyTorch uses.
+    """Adagrad (Duchi, Hazan and Singer, 2011), with the formulas of PyTorch: w -= rate * g / (sqrt(s) + epsilon).
 
-    The learning rate is lr / (1 + (step - 1) * lr_decay). The sums of squares start at `initial`.
+    s is the sum of g^2, and rate = lr / (1 + (step - 1) * lr_decay), where step is 1 at the first update.
+
+    Args:
+        lr: Learning rate, or a Schedule.
+        lr_decay: Decay of the learning rate.
+        initial: Initial value of s.
+        epsilon: Added to the root.
+        weight_decay: Factor of the weight that is added to the gradient.
     """
 
     lr: float | Schedule = 1e-2
@@ -242,7 +272,14 @@ class Adagrad(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Adadelta(Optimizer):
-    """Adadelta (Zeiler, 2012) in the form that PyTorch uses; weight_decay is added to the gradient."""
+    """Adadelta (Zeiler, 2012), with the formulas of PyTorch.
+
+    Args:
+        lr: Learning rate, or a Schedule.
+        rho: Decay of the means of squared gradients and squared changes.
+        epsilon: Added to these means.
+        weight_decay: Factor of the weight that is added to the gradient.
+    """
 
     lr: float | Schedule = 1.0
     rho: float = 0.9
@@ -269,7 +306,11 @@ class Adadelta(Optimizer):
 class Ftrl(Optimizer):
     """FTRL-Proximal (McMahan et al., 2013, algorithm 1) for sparse linear models.
 
-    l1 makes weights exactly 0. l2 replaces weight decay; it does not apply to parameters without weight decay.
+    Args:
+        lr: Learning rate, or a Schedule.
+        beta: Added to the root of the sum of squared gradients.
+        l1: Strength of L1 regularisation, which makes weights exactly 0.
+        l2: Strength of L2 regularisation. It does not apply to parameters without weight decay.
     """
 
     lr: float | Schedule = 0.1
@@ -292,9 +333,18 @@ class Ftrl(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class LARS(Optimizer):
-    """SGD with momentum; each parameter's rate is scaled by |w| / (|g| + weight_decay |w|) (You et al., 2017).
+    """LARS (You et al., 2017): SGD with momentum and a learning rate for each parameter.
 
-    With vectors=False, biases and scales of normalisations (rank 0 and 1) have the plain rate and no weight decay.
+    The rate is lr * trust * |w| / (|g| + weight_decay * |w| + epsilon), with the norms of whole parameters.
+
+    Args:
+        lr: Learning rate, or a Schedule.
+        momentum: Factor of the velocity, from 0 to 1.
+        trust: Factor of the quotient of norms (the trust coefficient).
+        epsilon: Added to the denominator.
+        weight_decay: Factor of the weight that is added to the gradient.
+        vectors: If False, parameters of rank 0 and 1 (biases, scales of normalisations) have the rate lr and no
+            weight decay.
     """
 
     lr: float | Schedule = 1.0
@@ -326,9 +376,16 @@ class LARS(Optimizer):
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    """Adam with steps scaled to the norm of each parameter, and decoupled weight decay (You et al., 2020).
+    """LAMB (You et al., 2020): Adam with steps scaled to the norm of each parameter, and decoupled weight decay.
 
-    With vectors=False, biases and scales of normalisations (rank 0 and 1) have Adam's step and no weight decay.
+    Args:
+        lr: Learning rate, or a Schedule.
+        beta1: Decay of the mean of the gradients.
+        beta2: Decay of the mean of their squares.
+        epsilon: Added to the root of the mean square.
+        weight_decay: Factor of the weight in the step.
+        vectors: If False, parameters of rank 0 and 1 (biases, scales of normalisations) have Adam's step and no weight
+            decay.
     """
 
     lr: float | Schedule = 1e-3

@@ -60,10 +60,12 @@ class PlacedStepper:
     def read(self, outputs: bool) -> None:
         """Outputs stay where they are made, whether somebody reads them or not."""
 
-    def slot_bytes(self, processes: int = 1) -> int:
+    def optimizer_state_bytes(self, processes: int = 1) -> int:
         """Of the optimizer's slots of this rank; raises UsageError where processes are to divide them."""
         if processes > 1:
-            raise UsageError("slot_bytes: ranks with groups= have their own optimizer states and do not share them")
+            raise UsageError(
+                "optimizer_state_bytes: ranks with groups= have their own optimizer states and do not share them"
+            )
         optimizer = self._rule.optimizer
         return sum(kind.nbytes for t in self._own for kind in kinds(optimizer, t.value.tensor).values())
 

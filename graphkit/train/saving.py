@@ -183,7 +183,7 @@ def resume(trainer: Trainer, folder: str | Path, trusted: bool = False) -> None:
         weight = 0.0 if apart else float(saved.settings.get("waiting_weight", 0.0))
         stepper.waiting, stepper.waiting_weight = waiting, weight
         trainer._resumed = trainer.position.until > trainer.position.start
-        trainer.torn = False
+        trainer.step_incomplete = False
 
 
 def _mine(

@@ -15,7 +15,10 @@ from graphkit.train.arguments import POSITIVE, Range, fields, real
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base class of schedules: called with the number of earlier updates, a schedule returns the learning rate."""
+    """Base class of learning-rate schedules: `schedule(n)` returns the rate of the update after n earlier ones.
+
+    The first update has n = 0. To define a schedule, override `__call__`.
+    """
 
     kind: ClassVar[str] = ""
 
@@ -183,7 +186,14 @@ def _between(first: float, last: float, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Linear from 0 during `steps` updates, then `after`: a number, or a schedule that starts counting there."""
+    """The rate grows linearly to that of `after` in `steps` updates, then follows `after`.
+
+    Update n has the rate after(0) * (n + 1) / steps if n < steps, else after(n - steps).
+
+    Args:
+        after: A learning rate, or a schedule, which counts from the end of the warmup.
+        steps: Number of updates of the warmup.
+    """
 
     after: Schedule
     steps: int

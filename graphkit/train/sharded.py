@@ -70,14 +70,14 @@ def scattered(
     ]
     all_begun = F.all_reduce_wait(*(sums[0] for sums in begun), keys=())
     done = [
-        F.reduce_scatter_wait(F.after(sums[0], all_begun), *sums[1:], key=bucket_key(number))
+        F.reduce_scatter_wait(F.control_dependency(sums[0], all_begun), *sums[1:], key=bucket_key(number))
         for number, sums in enumerate(begun)
     ]
     where = {i: (number, place) for number, group in enumerate(buckets.groups) for place, i in enumerate(group)}
     found = []
     for index, begin, end in parts_of(values, buckets, buckets.place[0]):
         number, place = where[index]
-        gradient = _cut(F.after(begun[number][place], done[number]), begin, end)
+        gradient = _cut(F.control_dependency(begun[number][place], done[number]), begin, end)
         if not buckets.means:
             gradient = F.div(gradient, cast_like(total, gradient))
         found.append(Piece(index, begin, end, _cut(values[index], begin, end), gradient))
@@ -113,7 +113,7 @@ def gathered(
     for number, group in enumerate(buckets.groups):
         done = F.all_reduce_wait(*firsts, keys=(_gather_key(number),))
         for i in group:
-            found[i] = F.reshape(F.after(begun[i], done), list(values[i].tensor.static_shape))
+            found[i] = F.reshape(F.control_dependency(begun[i], done), list(values[i].tensor.static_shape))
     return [found[i] for i in range(len(values))]
 
 
@@ -128,14 +128,14 @@ def of_all(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Value, 
     both = F.concat(F.reshape(total, [1]), F.reshape(zero, [1]), axis=0)
     (begun,) = _several(F.all_reduce_start(_behind(both, before), key=_NORM))
     done = F.all_reduce_wait(begun, keys=(_NORM,))
-    first, second = (F.squeeze(part, [0]) for part in F.split(F.after(begun, done), num_outputs=2))
+    first, second = (F.squeeze(part, [0]) for part in F.split(F.control_dependency(begun, done), num_outputs=2))
     return first, second, done
 
 
 def _behind(value: Value, before: Sequence[Value]) -> Value:
     """The value, once these are there."""
     for other in before:
-        value = F.after(value, other)
+        value = F.control_dependency(value, other)
     return value
 
 

@@ -73,14 +73,14 @@ def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
 def mean_of(pair: Value, dtype: DType) -> tuple[Value, Value]:
     """The same of the pair (loss * weight, weight) of this process."""
     (begun,) = _begun([pair], LOSS)
-    summed = F.after(begun, F.all_reduce_wait(begun, keys=(LOSS,)))
+    summed = F.control_dependency(begun, F.all_reduce_wait(begun, keys=(LOSS,)))
     loss, weight = (F.squeeze(part, [0]) for part in F.split(summed, num_outputs=2))
     return F.cast(F.div(loss, weight), to=dtype), F.cast(weight, to="float32")
 
 
 def zero_after(total: Value) -> Value:
     """A 0 that is there once the sum `total` is: nothing is written in steps in which that sum fails."""
-    zero: Value = F.after(F.constant(value=np.zeros((), np.float32)), total)
+    zero: Value = F.control_dependency(F.constant(value=np.zeros((), np.float32)), total)
     return zero
 
 
@@ -101,15 +101,15 @@ def means(parts: Sequence[Value | Rows], total: Value, buckets: Buckets) -> tupl
         sums = _begun([dense[i] for i in group], bucket_key(number))
         heads.append(sums[0])
         begun.update(zip(group, sums, strict=True))
-    firsts = [*heads, *(F.row_sum_start(*own[i], key=_row_key(i)) for i in tables)]
+    firsts = [*heads, *(F.row_sparse_all_reduce_start(*own[i], key=_row_key(i)) for i in tables)]
     done = [F.all_reduce_wait(*firsts, keys=(bucket_key(number),)) for number in range(len(heads))]
     bucket_of = {i: number for number, group in enumerate(buckets.groups) for i in group}
     found: dict[int, Value | Rows] = {}
     for i in dense:
-        summed = F.after(begun[i], done[bucket_of[i]])
+        summed = F.control_dependency(begun[i], done[bucket_of[i]])
         found[i] = summed if buckets.means else F.div(summed, cast_like(total, summed))
     for i, rows in tables.items():
-        indices, summed = F.row_sum_wait(*own[i], *firsts, key=_row_key(i))
+        indices, summed = F.row_sparse_all_reduce_wait(*own[i], *firsts, key=_row_key(i))
         found[i] = Rows(rows.table, indices, None, F.div(summed, cast_like(total, summed)))
         done.append(indices)
     return [found[i] for i in range(len(parts))], done

@@ -10,7 +10,7 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
-from graphkit.ops.internal.moments import AllMoments, AllSum
+from graphkit.ops.internal.moments import AllReduce, AllReduceMoments
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.training.sync_batch_norm import synchronise
 
@@ -36,27 +36,27 @@ class Absence:
     """A part in the statistics of a step without samples.
 
     inputs: what is fed, zeros. updates: of the running statistics, from those of the others. last: what comes after all
-    AllMoments, None where there are none. sums: the operands of every AllSum of the step, in their order.
+    AllReduceMoments, None where there are none. sums: the operands of every AllReduce of the step, in their order.
     """
 
     inputs: tuple[Value, ...]
     updates: tuple[tuple[Value, Value], ...]
     states: tuple[Value, ...]
     last: Value | None
-    sums: tuple[tuple[AllSum, tuple[Value, ...]], ...]
+    sums: tuple[tuple[AllReduce, tuple[Value, ...]], ...]
 
     def before(self, value: Value) -> Value:
-        """The value, after all AllMoments."""
-        found: Value = value if self.last is None else F.after(value, self.last)
+        """The value, after all AllReduceMoments."""
+        found: Value = value if self.last is None else F.control_dependency(value, self.last)
         return found
 
     def after_sums(self, values: Sequence[Value], first: Value) -> list[Value]:
-        """The values, after every AllSum of the step, and these after `first`."""
+        """The values, after every AllReduce of the step, and these after `first`."""
         if not self.sums:
             return list(values)
         for op, (head, *others) in self.sums:
-            first = Node(op, [F.after(head, first), *others]).outputs[0]
-        return [F.after(v, first) for v in values]
+            first = Node(op, [F.control_dependency(head, first), *others]).outputs[0]
+        return [F.control_dependency(v, first) for v in values]
 
 
 def absence(graph: Graph, step: Graph) -> Absence:
@@ -66,18 +66,18 @@ def absence(graph: Graph, step: Graph) -> Absence:
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         nonlocal last
-        if not isinstance(node.op, AllMoments):
+        if not isinstance(node.op, AllReduceMoments):
             return None
         nothing = _zeros(node, node.op.key)
         fed.extend(nothing)
         count, mean, deviations = nothing
-        outputs = Node(node.op, [count, mean if last is None else F.after(mean, last), deviations]).outputs
+        outputs = Node(node.op, [count, mean if last is None else F.control_dependency(mean, last), deviations]).outputs
         last = outputs[0]
         return outputs
 
     without = rewrite(graph, rule, extra_inputs=fed)
     updates = [(state, new) for state, new in without.updates if _is_known(new, fed)]
-    sums = [(n.op, _zeros(n, n.op.key)) for n in step.nodes if isinstance(n.op, AllSum)]
+    sums = [(n.op, _zeros(n, n.op.key)) for n in step.nodes if isinstance(n.op, AllReduce)]
     read = {v for node in topological([new for _, new in updates]) for v in node.operands if v.node is None}
     states = [v for v in graph.inputs if v in read or v in {state for state, _ in updates}]
     fed += [v for _, values in sums for v in values]

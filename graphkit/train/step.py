@@ -18,7 +18,7 @@ from graphkit.ir import context
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.ops.internal.moments import AllMoments
+from graphkit.ops.internal.moments import AllReduceMoments
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.sync_batch_norm import chained
 from graphkit.train import finite, loss_scale, sharded, shares, states
@@ -184,7 +184,7 @@ def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     gradients = [found.pop(f"{t.name}/{GRADIENT}") for t in trained]
     token = found.pop(FINITE, None)
     if token is not None:
-        token = F.after(token, last)
+        token = F.control_dependency(token, last)
     own = [replace(t, value=stored[t.name]) for t in trained]
     inputs, updates = _updates(own, gradients, replace(rule, clip_norm=None), token)
     return part.replace(
@@ -244,7 +244,7 @@ def _added(
     """The updates of `sums` by gradient * weight, and what has to be finite. shared: the loss may be one of several
     processes whose gradients go through statistics of all, so that their weights come first.
     """
-    if not shared or not any(isinstance(node.op, AllMoments) for node in topological([loss])):
+    if not shared or not any(isinstance(node.op, AllReduceMoments) for node in topological([loss])):
         factor = finite.guarded(weight, token)
         gradients = loss_scale.gradients(loss, wanted, scale)
         wide = map(states.widened, gradients)
@@ -252,7 +252,7 @@ def _added(
     gradients = loss_scale.gradients(F.mul(loss, cast_like(weight, loss)), wanted, scale)
     if token is not None:
         for found in gradients:  # nobody may stop while another one waits for a sum
-            token = F.after(token, found)
+            token = F.control_dependency(token, found)
     wide = map(states.widened, gradients)
     return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, wide, strict=True)], token
 
@@ -350,7 +350,7 @@ def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule, alone: bool = 
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
     (total,) = absent.after_sums([total], total)
-    token = shares.zero_after(total) if rule.on_nonfinite == "ignore" else F.after(loss, total)
+    token = shares.zero_after(total) if rule.on_nonfinite == "ignore" else F.control_dependency(loss, total)
     statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
     return Graph(
         [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
@@ -393,7 +393,7 @@ def _shared_updates(
         token = shares.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
-            token = F.after(token, sums)
+            token = F.control_dependency(token, sums)
     inputs, updates = _updates(trained, means, rule, token)
     return inputs, updates, token
 
@@ -421,7 +421,7 @@ def _sharded_updates(
         token = shares.zero_after(total)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
-            token = F.after(token, sums)
+            token = F.control_dependency(token, sums)
     pieces = [replace(trained[piece.position], value=piece.weight) for piece in own]
     inputs, found = _updates(pieces, gradients, replace(rule, clip_norm=None, ema=None), token)
     weights = {piece.weight for piece in own}

@@ -23,7 +23,7 @@ from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
-from graphkit.ops.internal.moments import AllMoments, AllSum
+from graphkit.ops.internal.moments import AllReduce, AllReduceMoments
 from graphkit.passes.training.swap import mark_forward
 from graphkit.train import finite, loss_scale, recomputation, residuals, sharded, shares
 from graphkit.train import step as steps
@@ -164,7 +164,7 @@ class Stepper:
         """What a checkpoint has beside the parameters, whole; in the first process, after `settle`."""
         return self.slots if self._whole is None else self._whole
 
-    def slot_bytes(self, processes: int = 1) -> int:
+    def optimizer_state_bytes(self, processes: int = 1) -> int:
         """Return the largest number of bytes of optimizer state in one rank, if `processes` ranks shard it."""
         values = list(self._values.values())
         each = [[kind.dtype.itemsize for kind in slots.values()] for slots in self._slot_kinds().values()]
@@ -328,7 +328,7 @@ class Stepper:
         executor = self.executors[0]
         generator = executor.rng
         try:
-            results = self._without_samples(feeds) if idle else executor.run(feeds, unread=self._unread)
+            results = self._without_samples(feeds) if idle else executor.run(feeds, discard=self._unread)
         except NotFinite as error:
             if not self._lowers_scale() and self._rule.on_nonfinite == "raise":
                 self._raise(error, feeds, generator, position)
@@ -347,7 +347,7 @@ class Stepper:
         generator = executor.rng
         try:
             # Fewer samples than processes leave some without any.
-            results = executor.run(feeds, unread=self._unread) if weight else self._nothing_to_add()
+            results = executor.run(feeds, discard=self._unread) if weight else self._nothing_to_add()
         except NotFinite as error:
             if how == "raise":
                 self._raise(error, feeds, generator, position)
@@ -459,7 +459,7 @@ def _staged(graph: Graph, trained: Sequence[TrainedParameter], kvstore: KVStore,
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in trained):
         return "rows of tables are summed on the CPU (lazy)"
-    if any(isinstance(node.op, (AllMoments, AllSum)) for node in graph.nodes):
+    if any(isinstance(node.op, (AllReduceMoments, AllReduce)) for node in graph.nodes):
         return "statistics of all samples are merged on the CPU (sync_batch_norm)"
     # Of two summands each order has the same sum.
     if ordered and kvstore.num_workers > 2:

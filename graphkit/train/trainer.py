@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Batch, Dataset, Iterated, Workers, as_dataset
+from graphkit.data import Batch, Dataset, IterableDataset, Workers, as_dataset
 from graphkit.data.employed import employed
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
@@ -25,6 +25,7 @@ from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
+from graphkit.former_names import former_attribute
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
@@ -65,14 +66,15 @@ class Trainer:
     Arguments that select parameters (`freeze`, `train`, `lazy`, `lr_mult`, `wd_mult`) take names or glob patterns.
 
     If a loss is not finite and `on_nonfinite` is "raise" or "skip", parameters, optimizer states and running statistics
-    keep their exact values from before the step. With `accumulate`, parameters and optimizer states keep those from
-    before the group of batches. All processes decide alike. If a gradient is not finite while the loss is, "raise"
-    notices it in the next step.
+    keep their exact values from before the step. With `accumulate`, "skip" drops the gradients of all batches that were
+    accumulated for this update. All processes take the same decision. If a gradient is not finite although the loss is,
+    "raise" only notices it in the next step, when the loss is no longer finite.
 
-    If `groups` places the model on several ranks, each process stores only the parameters of its own groups. Every
-    process gets the whole batch, which passes through the processes as a pipeline of `micro_batches` parts (see
-    docs/processes.md). If ranks depend on each other in both directions, or branches and loops contain nodes of several
-    ranks, the ranks exchange values during a step, and `micro_batches` must be 1.
+    `groups` divides a model that is too large for one process: each process stores only the parameters of its own
+    groups. Every process gets the whole batch. It is divided into `micro_batches` parts, which pass through the
+    processes as a pipeline (see docs/processes.md). Values then flow from lower to higher ranks only. If they flow in
+    both directions, or if the nodes of a branch or loop belong to several ranks, the ranks exchange values during a
+    step, and `micro_batches` must be 1.
 
     Args:
         net: The model.
@@ -86,22 +88,23 @@ class Trainer:
         threads: Number of CPU threads.
         kvstore: A KVStore for several processes. Each process contributes its part of the batch to every update. If the
             processes do not create equal Trainers, all of them raise RanksDiffer.
-        freeze: Parameters that keep their values. If scale and offset of a BatchNormalization are frozen, its running
-            statistics do not change either.
+        freeze: Parameters that keep their values. If both scale and offset of a BatchNormalization are frozen, its
+            running statistics do not change either.
         train: If given, only these parameters are trained.
         lr_mult: Factors on the learning rate, by parameter.
         wd_mult: Factors on the weight decay, by parameter.
-        lazy: Tables with row-sparse updates: a step updates only the rows that it reads (see `graphkit.train.sparse`).
+        lazy: Embedding tables with row-sparse updates: a step updates only the rows that it reads, and their optimizer
+            state. The model must read these parameters only by Gather along axis 0 (see `graphkit.train.sparse`).
         ema: The decay of a moving average of the parameters, or a `gk.optim.EMA`. Evaluation and the saved model use
             the averages.
         clip_norm: Upper limit of the global gradient norm.
         accumulate: Number of batches whose gradients are averaged for one update.
-        carry: Input name to output name: recurrent state that `fit` and `evaluate` feed from each batch to the next. It
-            is 0 at the start of an epoch and whenever the batch size changes. Gradients do not flow into earlier
-            batches. `step` takes such inputs like all others.
+        carry: Input name to output name. `fit` and `evaluate` feed the output of each batch to the input of the next
+            one, such as the state of a recurrent layer. The input is 0 at the start of an epoch and whenever the batch
+            size changes. Gradients do not flow into earlier batches. For `step`, pass these inputs yourself.
         targets: Types of the targets by name. Required if `loss` is a function.
-        output: The output that a loss given by name, and the metrics, use. A loss by name requires it if the model has
-            several outputs; the metrics use the first output by default.
+        output: Name of the output for a loss given by name, and for the metrics. If the model has several outputs, a
+            loss given by name requires it; the metrics use the first output by default.
         loss_weights: Factors of the losses, by output, if `loss` is a dict.
         mixup: Mix pairs of samples and their losses, with shares from Beta(mixup, mixup) (see `graphkit.train.mixing`).
         cutmix: Replace a box of each image by that of another image, with shares from Beta(cutmix, cutmix).
@@ -115,18 +118,19 @@ class Trainer:
         precision: "f32", "bf16", "f16", "tf32" or "fp8". "bf16" rounds operands and results of matrix products and
             convolutions to bfloat16, also in the backward pass. Weight gradients of convolutions, depthwise
             convolutions, parameters, optimizer states and everything else stay float32. The other three need a GPU.
-            "f16" does the same with float16, and scales the loss (see `graphkit.train.loss_scale`): if gradients are
-            not finite, the update is skipped, and the scale is halved if it is above 1. "tf32" multiplies float32
-            elements by their leading 11 bits. "fp8" is "bf16" with 8-bit operands of matrix products (see
-            docs/gpu.md).
+            "f16" does the same with float16, and multiplies the loss by a scale during the backward pass (see
+            `graphkit.train.loss_scale`). If gradients are not finite, the update is skipped and the scale is halved.
+            At a scale of 1, on_nonfinite="raise" raises NotFinite instead. "tf32" keeps 11 significant bits of the
+            float32 operands of matrix products and convolutions. "fp8" is "bf16" with 8-bit operands of matrix products
+            (see docs/gpu.md).
         deterministic: Make results bit-identical for any number of threads.
         straight_through: Let gradients pass through rounding: Round, Floor, Ceil, Sign, and casts to integers and back.
             They always pass through a quantisation followed by a dequantisation.
-        on_nonfinite: What happens if the loss of a step is NaN or infinite. "raise" raises NotFinite, which names the
-            first node that produced such a value. "skip" drops the step, also if a gradient is not finite, and counts
-            it in `skipped`. "ignore" updates anyway.
-        groups: Rank of each group of nodes (`gk.attr_scope(ctx_group=...)`), for a model that is too large for one
-            process.
+        on_nonfinite: Behaviour if the loss of a step is NaN or infinite. "raise" raises NotFinite, which names the
+            first node that produced such a value. "skip" drops the step, also if only a gradient is not finite, and
+            counts it in `skipped`. "ignore" updates anyway.
+        groups: Group name to rank. Groups are the nodes built in `gk.attr_scope(ctx_group=...)`. Each rank runs its
+            groups, and stores only their parameters.
         micro_batches: Number of parts into which a pipeline divides a batch.
         batch_axes: The axis that counts samples, for each input and target where it is not 0. With None, every
             micro-batch gets the whole array. Data sets provide these axes themselves.
@@ -205,7 +209,7 @@ class Trainer:
         # Stored in checkpoints: any JSON value.
         self.notes: dict[str, Any] = {}
         # Whether a step was interrupted, so that some parameters are updated and some are not.
-        self.torn = False
+        self.step_incomplete = False
         self._resumed = False
         self._fit: Fit | None = None
         # Why a callback wants the run to end; the states of callbacks outside of `fit`.
@@ -341,14 +345,14 @@ class Trainer:
         """Return the memory plan of `graph` for the given shapes of inputs and targets."""
         return self._stepper.plan(shapes)
 
-    @typed("Trainer.slot_bytes")
-    def slot_bytes(self, processes: int = 1) -> int:
+    @typed("Trainer.optimizer_state_bytes")
+    def optimizer_state_bytes(self, processes: int = 1) -> int:
         """Return the bytes of optimizer state in one process.
 
         If `processes` ranks share it (`shard_optimizer`), return the largest number of bytes of one rank.
         """
-        processes = integer("Trainer.slot_bytes", "processes", processes, 1)
-        return self._stepper.slot_bytes(processes)
+        processes = integer("Trainer.optimizer_state_bytes", "processes", processes, 1)
+        return self._stepper.optimizer_state_bytes(processes)
 
     @property
     def epoch(self) -> int:
@@ -411,8 +415,8 @@ class Trainer:
         return () if self._fit is None else self._fit.scores()
 
     @property
-    def adds_scores(self) -> bool:
-        """Whether a user's callback sees the numbers of an epoch. Such a callback may add numbers."""
+    def callbacks_may_add_scores(self) -> bool:
+        """Whether a callback of the user defines `on_epoch_end`, which may add numbers to the record of the epoch."""
         return self._fit is not None and self._fit.calls.adds_scores
 
     @property
@@ -421,12 +425,13 @@ class Trainer:
         return self._callback_states | ({} if self._fit is None else self._fit.calls.states())
 
     def stop(self, reason: str) -> None:
-        """Stop the run; for callbacks. The epoch ends after the current batch, with validation and a checkpoint.
+        """End the run early; callbacks call it. The rest of the epoch's batches is left out.
 
-        `fit` then returns. See `Callback` for several processes.
+        After the current batch, `fit` validates, writes the checkpoint of the epoch, and returns. With several
+        processes, it is enough if one rank calls it (see `Callback`).
 
         Args:
-            reason: Text for the log, shown again if the run is resumed.
+            reason: Why the run ends. The log contains this text; a later `fit` that continues the run shows it.
         """
         self.stop_reason = reason
 
@@ -518,15 +523,18 @@ class Trainer:
         callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
     ) -> list[dict[str, float]]:
-        """Train for `epochs` more epochs (default: one) and return the records of the epochs that end in this call.
+        """Train for `epochs` more epochs (default: one).
 
         After `resume`, and after a `fit` that was interrupted or failed, this call continues that run. The result is
         bit-identical to a run without interruption. `epochs` is then the length of the whole run, counted from its
         first epoch (default: the length that it had). If the run is already complete, you get a warning.
 
         With a folder, `fit` writes a checkpoint after every epoch, and logs to `log.jsonl`. Rank 0 writes the files and
-        shows the progress. Ctrl-C takes effect between two batches, a second Ctrl-C at once. A single process
-        first writes a checkpoint, and a note on the KeyboardInterrupt names it.
+        shows the progress.
+
+        Ctrl-C raises KeyboardInterrupt. In a single process, it takes effect after the current batch, and `fit` first
+        writes a checkpoint if there is a folder; a note on the exception names it. A second Ctrl-C takes effect at
+        once, without a checkpoint. With several processes, the first Ctrl-C takes effect at once.
 
         Args:
             train: Training data: a Dataset, a pair (inputs, targets) in the forms that `step` takes, an object with a
@@ -545,9 +553,19 @@ class Trainer:
             workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets and of
                 objects with a length and items (default: those of the data). Neither `prefetch` nor `workers` changes a
                 bit of the result.
-            on_epoch: Called with (number, record) after each epoch and its checkpoint, by every rank that passes it.
+            on_epoch: Function that is called with (number, record) after each epoch and its checkpoint. The number
+                counts from 1; the record is described below. Each rank calls the function that it was given.
             callbacks: One callback or several. Checkpoints contain their states.
             log_every: Number of updates between lines of the log within an epoch. With 0, only epochs are logged.
+
+        Returns:
+            One record for each epoch that ended in this call: a dict with `loss`, the metrics by name, the same for
+            validation data with the prefix `valid_`, and `skipped` if steps were skipped.
+
+        Raises:
+            NotFinite: A loss is NaN or infinite, and `on_nonfinite` is "raise".
+            RanksDiffer: The processes do not train with the same batches and epochs.
+            UsageError: An argument is wrong, the folder belongs to another run, or the last step is incomplete.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
         batch_size = integer("fit", "batch_size", batch_size, 1)
@@ -570,8 +588,8 @@ class Trainer:
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()
 
-    def left(self, epochs: int | None = None) -> int:
-        """Return how many epochs `fit(epochs=epochs)` would complete."""
+    def remaining_epochs(self, epochs: int | None = None) -> int:
+        """Return the number of epochs that `fit(epochs=epochs)` would complete."""
         return self.position.left(epochs, self._resumed)
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
@@ -579,7 +597,7 @@ class Trainer:
         specs = [spec for spec in listed(specs) if not (isinstance(spec, str) and spec == LOSS)]
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
-    def _data(self, given: Any) -> Dataset | Iterated:
+    def _data(self, given: Any) -> Dataset | IterableDataset:
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = as_dataset(with_types(given, kinds), ranks)
@@ -587,7 +605,7 @@ class Trainer:
             self._pipeline.follow(found)
         return found
 
-    def _check_classes(self, *parts: Dataset | Iterated | None) -> None:
+    def _check_classes(self, *parts: Dataset | IterableDataset | None) -> None:
         """Raise InputError if the data and the network have different numbers of classes."""
         for part in parts:
             if isinstance(part, Dataset):
@@ -681,13 +699,18 @@ class Trainer:
         """
         saving.resume(self, folder, trusted)
 
+    # Former names.
+    torn = former_attribute("step_incomplete")
+    adds_scores = former_attribute("callbacks_may_add_scores")
+    slot_bytes, left = optimizer_state_bytes, remaining_epochs
+
     def __repr__(self) -> str:
         return short_repr(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.net.name)
         yield f"update {self.updates}, epoch {self.epoch}"
-        if self.torn:
+        if self.step_incomplete:
             yield "stopped in the middle of a step"
         yield self._chosen
         yield f"{type(self.optimizer).__name__}, loss {losses.described(self.loss)}"

@@ -128,7 +128,7 @@ def test_the_gradient_of_a_sequence_is_a_sequence() -> None:
     of_q, of_o = evaluate(graph, [given, np.ones(2)])
     assert [g.tolist() for g in of_q] == [[0, 0], np.exp(given[1]).tolist()]
     assert of_o.tolist() == [1, 1]
-    (unread,) = evaluate(Graph([q], gradient([y], [o], allow_unused=True) and [F.nested_zeros(q)]), [given])
+    (unread,) = evaluate(Graph([q], gradient([y], [o], allow_unused=True) and [F.zeros_like(q)]), [given])
     assert [g.tolist() for g in unread] == [[0, 0], [0, 0, 0]]
 
 

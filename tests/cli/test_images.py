@@ -1,4 +1,4 @@
-"""Pictures as inputs: layout, channels, size and type follow the input; what the shape leaves open is asked."""
+"""Images as inputs: layout, channels, size and type follow the input; what the shape leaves open is asked."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ def photo(tmp_path):
 
 @pytest.fixture
 def seen(call, tmp_path):
-    """What the input of a model of that shape and type gets for a picture."""
+    """What the input of a model of that shape and type gets for an image."""
 
     def run(shape, dtype, picture, *options):
         path = tmp_path / "net.json"
@@ -118,7 +118,7 @@ def test_a_layout_that_the_shape_leaves_open(seen, call, photo, tmp_path):
 @pytest.mark.parametrize(
     ("shape", "dtype", "options", "message"),
     [
-        ([4, 3, 6, 8], "float32", [], "one picture"),
+        ([4, 3, 6, 8], "float32", [], "one image"),
         ([1, 3, 6, 8], "int64", [], "floats or uint8"),
         ([1, 30], "float32", [], "[N, C, H, W]"),
         ([1, 3, 6, 8], "uint8", ["--image-scale", "1"], "pixels as they are"),
@@ -152,9 +152,9 @@ def test_files_that_are_no_picture(call, tmp_path):
     gk.Model({"y": gk.identity(gk.input("x", [1, 3, 6, 8]))}).save(tmp_path / "net.json")
     Image.fromarray(PIXELS).save(tmp_path / "cut.jpg")
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:300])
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     Image.fromarray(PIXELS[..., 0].astype(np.uint16)).save(tmp_path / "deep.png")
-    for name, message in (("cut.jpg", "picture"), ("text.png", "picture"), ("none.png", "none.png"), ("deep.png", "8")):
+    for name, message in (("cut.jpg", "image"), ("text.png", "image"), ("none.png", "none.png"), ("deep.png", "8")):
         code, out, err = call("run", tmp_path / "net.json", f"x={tmp_path / name}", "--json")
         assert code == 2, name
         assert message in err

@@ -1,4 +1,4 @@
-"""From a folder of pictures to a file that names what is in one, by the commands alone."""
+"""From a folder of images to a file that names what is in one, by the commands alone."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_from_a_folder_to_names(call, photos):
     lines = [line.split() for line in out.splitlines() if line.startswith("photos/cat/0.png")]
     assert [line[2] for line in lines] == ["cat", "dog"]
     assert float(lines[0][3]) > 0.9
-    # Pictures that it was not trained on.
+    # Images that it was not trained on.
     found = json.loads(run(call, "run photos.onnx new/ --top 1 --json"))["top"]["samples"]
     assert [sample["file"] for sample in found] == [f"new/{i}.png" for i in range(6)]
     best = [sample["classes"][0] for sample in found]
     assert [b["name"] for b in best] == ["cat", "dog"] * 3
     assert min(b["probability"] for b in best) > 0.8
     assert "PASSED" in run(call, "verify photos.onnx new/0.png new/1.png")
-    # A picture that is run went through what those did that it was trained on, to the bit.
+    # An image that is run went through what those did that it was trained on, to the bit.
     run(call, "run photos.onnx photos/dog/ -o out.npz")
     dogs = gk.data.read("photos/", size=32).take(slice(40, 80))[0]  # in the order of their names, too
     with np.load("out.npz") as found:
@@ -153,11 +153,11 @@ def test_several_pictures_and_folders_are_a_batch(call, identity):
 def test_what_is_wrong_with_pictures_is_said(call, identity, photos):
     for name in ("none", "empty", "text"):
         (photos.parent / name).mkdir()
-    (photos.parent / "text" / "a.png").write_text("no picture")
+    (photos.parent / "text" / "a.png").write_text("no image")
     for words, message in (
         ("gone.png", "gone.png"),
         ("empty", "empty: the folder contains no image"),
-        ("text", "text/a.png cannot be read as a picture"),
+        ("text", "text/a.png cannot be read as an image"),
         ("x=new/0.png x=new/1.png", "input 'x' is given twice"),
         ("new/0.png x:1,3,6,6", "input 'x' is given twice"),
     ):
@@ -173,8 +173,8 @@ def test_damaged_metadata_are_named(call, identity):
     gk.Model.from_graph(model.graph, {}, meta=meta).save("odd.onnx")
     code, _, err = call("run", "odd.onnx", "new/0.png")
     assert code == 4
-    assert "metadata: preprocessing of pictures: filter" in err
-    assert call("run", "odd.onnx")[0] == 0, "only pictures need them"
+    assert "metadata: preprocessing of images: filter" in err
+    assert call("run", "odd.onnx")[0] == 0, "only images need them"
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -222,12 +222,12 @@ def test_run_says_how_it_reads_pictures(tmp_path: Path, capsys: pytest.CaptureFi
     folder, net = pictures(tmp_path / "photos", ["cat", "dog"]), network(tmp_path, 2)
     assert invoke(["run", net, str(folder / "cat" / "0.png"), "--image-mean", "0.5", "--image-std", "0.25"]) == 0
     told = capsys.readouterr().err
-    assert "1 picture for input 'x': resized to 8 x 8, grey, (pixel / 255 - 0.5) / 0.25, NCHW float32" in told
+    assert "1 image for input 'x': resized to 8 x 8, grey, (pixel / 255 - 0.5) / 0.25, NCHW float32" in told
     assert "(by the input's shape, as the model has no metadata of it, --image-mean, --image-std)" in told
     options = ["--data-option", "colours=L", "--data-option", "mean=0.25", "-o", str(tmp_path / "run")]
     assert invoke(["train", net, "--data", str(folder), *options]) == 0
     assert invoke(["run", str(tmp_path / "run"), str(folder / "cat")]) == 0
-    assert "8 pictures for input 'x': " in (told := capsys.readouterr().err)
+    assert "8 images for input 'x': " in (told := capsys.readouterr().err)
     assert "(pixel / 255 - 0.25) / 0.5, NCHW float32 (by the model's metadata)" in told
 
 

@@ -189,7 +189,7 @@ def test_each_rank_has_its_own_parameters_and_slots(on_ranks):
         assert trainer._stepper.held == own
         slots = {name for name in trainer._stepper.slots if trainer._stepper.slots.holds(name)}
         assert slots == {f"{name}/momentum" for name in own} | {"optimizer_step"}
-        assert trainer.slot_bytes() == sum(trainer.net.params[name].nbytes for name in own)
+        assert trainer.optimizer_state_bytes() == sum(trainer.net.params[name].nbytes for name in own)
         assert trainer.plan({"x": (16, 6), "target": (16,)}).arena_bytes > 0
         with pytest.raises(InputError, match=f"is held by rank {1 - rank}"):
             trainer.net.params["b_weight" if rank == 0 else "a0_weight"]

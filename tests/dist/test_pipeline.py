@@ -230,7 +230,7 @@ def test_each_rank_has_its_own_parameters_and_few_micro_batches(on_ranks):
             "optimizer_step"
         }
         assert trainer._stepper.peak_in_flight == 3 - rank
-        assert trainer.slot_bytes() == 2 * sum(
+        assert trainer.optimizer_state_bytes() == 2 * sum(
             trainer.net.params[f"{own}_{part}"].nbytes for part in ("weight", "bias")
         )
         (other,) = {"a", "b", "c"} - {own} - {"b" if own != "b" else "a"}

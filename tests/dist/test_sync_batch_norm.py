@@ -174,7 +174,7 @@ def test_what_is_marked_is_computed_again_but_statistics_are_not(on_ranks):
     def work(store):
         trainer, _ = trained(store, model=marked, sizes=(20, 12))
         names = [node.op.name for node in trainer.graph.nodes]
-        assert names.count("AllMoments") == 3
+        assert names.count("AllReduceMoments") == 3
         return trainer, names.count("Conv")
 
     whole, _ = trained(None)
@@ -304,7 +304,7 @@ def test_one_that_keeps_its_statistics_sends_nothing(on_ranks):
     def work(store):
         frozen = [f"n{letter}_{what}" for letter in "abf" for what in ("weight", "bias")]
         trainer, _ = trained(store, steps=1, freeze=frozen)
-        return [n.op.name for n in trainer.graph.nodes if n.op.name in ("AllMoments", "AllSum")]
+        return [n.op.name for n in trainer.graph.nodes if n.op.name in ("AllReduceMoments", "AllReduce")]
 
     assert on_ranks(work) == [[], []]
 

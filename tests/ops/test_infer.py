@@ -29,7 +29,7 @@ DATA_DEPENDENT = frozenset(
         "Loop",
         "NonMaxSuppression",
         "NonZero",
-        "RowSumWait",
+        "RowSparseAllReduceWait",
         "Scan",
         "StringNormalizer",
         "StringSplit",
@@ -38,7 +38,7 @@ DATA_DEPENDENT = frozenset(
     }
 )
 # Of what is read out of a fed sequence, the types of all elements say as much as they have in common.
-OUT_OF_SEQUENCES = frozenset({"ConcatFromSequence", "OptionalGetElement", "SequenceAt", "SizesOfElements"})
+OUT_OF_SEQUENCES = frozenset({"ConcatFromSequence", "OptionalGetElement", "SequenceAt", "SequenceElementSizes"})
 
 CASES = [
     make_case(cls, number, dtype)

@@ -13,7 +13,7 @@ from graphkit.ir.dims import Dim, DimExpr, assumptions, evaluate, symbol
 from graphkit.ir.types import TensorType, dtype_of, type_of_array
 from graphkit.ops import Op, registry
 
-OPERATORS = [cls for cls in registry if cls.substitutes]
+OPERATORS = [cls for cls in registry if cls.symbolic_inference]
 
 Operands = Sequence[TensorType | None]
 

@@ -91,7 +91,7 @@ def test_layer_norm(kind, bias):
     dx, *sums = F.layer_norm_grad(dwide, wide, factors[0], mean, r)
     made = check(Graph([x, dy, *factors], [F.cast(y, to=kind), F.cast(dx, to=kind), *sums]), 0)
     norms = [node for node in made.nodes if "Norm" in node.op.name]
-    assert [node.op.name for node in norms] == ["LayerNormOfHalves", "LayerNormGrad"]
+    assert [node.op.name for node in norms] == ["MixedPrecisionLayerNorm", "LayerNormGrad"]
     plain = value("plain", 2, 4)
     graph = Graph([plain, *factors], [F.layer_normalization(plain, *factors)[0]])
     assert fuse_norm_casts(graph) is graph, "nobody casts"

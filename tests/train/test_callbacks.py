@@ -113,7 +113,7 @@ def test_stop_ends_the_epoch_with_the_batch_under_way(tmp_path):
     # The run is over for whoever starts the same script again, and goes on for whoever wants more of it.
     again = trainer()
     again.resume(tmp_path)
-    assert (again.left(), again.left(5), again.left(6)) == (0, 0, 4)
+    assert (again.remaining_epochs(), again.remaining_epochs(5), again.remaining_epochs(6)) == (0, 0, 4)
     with pytest.warns(
         UserWarning, match=r"was ended after epoch 2 of 5: update 8 is enough\. After resume, .*: epochs=6 continues it"
     ):

@@ -10,7 +10,7 @@ import numpy as np
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.files.idx import read_idx
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.dataset import Pictures, Pixels
+from graphkit.data.images.dataset import ImageDataset, Pixels
 from graphkit.data.images.options import augment_of
 from graphkit.data.images.preprocess import Preprocess
 from graphkit.errors import InputError
@@ -31,8 +31,8 @@ def is_mnist(folder: Path) -> bool:
 def load(path: Path, *, augment: Augment | str | None = None) -> Dataset | Splits:
     """Load images as float32 [N, 1, H, W] in [0, 1], and targets int64 [N], in the parts that the folder contains.
 
-    augment: random changes of the training part (see Augment.parse). The samples are then Pictures, made on request,
-    with the same numbers. Without it, they are arrays in memory.
+    augment: random changes of the training part (see Augment.parse). With it, the parts are of the class ImageDataset,
+    which makes samples on request; the numbers are the same. Without it, the parts are arrays in memory.
     """
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
@@ -78,10 +78,10 @@ def _arrays(images: _Images) -> Dataset:
     return Dataset(scaled(images.pixels, 255.0), images.labels, classes=images.classes, name=images.name)
 
 
-def _pictures(images: _Images) -> Pictures:
+def _pictures(images: _Images) -> ImageDataset:
     _, height, width = images.pixels.shape
     preprocess = Preprocess(resize=(height, width), colours="L")
-    return Pictures(Pixels(images.pixels), images.labels, preprocess, classes=images.classes, name=images.name)
+    return ImageDataset(Pixels(images.pixels), images.labels, preprocess, classes=images.classes, name=images.name)
 
 
 def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:

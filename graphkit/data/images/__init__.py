@@ -1,1 +1,1 @@
-"""Pictures: decoding, resizing, random changes in training, and conversion to numbers."""
+"""Images: decoding, resizing, random changes in training, and conversion to numbers."""

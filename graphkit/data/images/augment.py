@@ -1,4 +1,4 @@
-"""Augment: random changes of pictures, so that a network sees another version of each in every epoch."""
+"""Augment: random changes of images, so that a network sees another version of each in every epoch."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _NAMED: dict[str, tuple[tuple[str, ...], float]] = {
 @typed_constructor("gk.data")
 @dataclass(frozen=True)
 class Augment:
-    """Random changes of pictures, applied in this order. By default nothing is changed.
+    """Random changes of images, applied in this order. By default nothing is changed.
 
-    - crop: the smallest share of a picture's area that is cut out, with a ratio of width to height within `ratio`. It
+    - crop: the smallest share of an image's area that is cut out, with a ratio of width to height within `ratio`. It
       replaces the resizing and cropping of Preprocess (torchvision's RandomResizedCrop).
-    - pad: the picture is shifted by up to this number of pixels in each direction, with black behind it (RandomCrop
+    - pad: the image is shifted by up to this number of pixels in each direction, with black behind it (RandomCrop
       with padding).
     - flip: the probability of a horizontal flip.
     - brightness, contrast, saturation: factors from 1 - x to 1 + x. hue: shifts by -x to x of the colour circle
-      (ColorJitter). Their order is random. Saturation and hue of grey pictures, and of those with transparency, do not
+      (ColorJitter). Their order is random. Saturation and hue of grey images, and of those with transparency, do not
       change.
     - rotate: rotation by up to this number of degrees in either direction, with black corners.
-    - erase: the probability that a rectangle of 2% to 33% of the picture is replaced by the mean (RandomErasing).
+    - erase: the probability that a rectangle of 2% to 33% of the image is replaced by the mean (RandomErasing).
 
     Colours and positions are computed in bytes, so colours stay within 0 to 255. Raises UsageError for invalid values.
     """
@@ -73,16 +73,14 @@ class Augment:
         for name, most in bounds.items():
             value = getattr(self, name)
             if value is not None and not 0 <= value <= most:
-                raise UsageError(f"changes of pictures: {name} must be from 0 to {most:g}, not {value!r}")
+                raise UsageError(f"changes of images: {name} must be from 0 to {most:g}, not {value!r}")
         if self.crop == 0 or not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise UsageError(
-                "changes of pictures: crop must be above 0, and ratio two ascending numbers above 0, not "
+                "changes of images: crop must be above 0, and ratio two ascending numbers above 0, not "
                 f"{self.crop!r} and {self.ratio}"
             )
         if self.crop is not None and self.pad:
-            raise UsageError(
-                "changes of pictures: crop and pad both choose which part is cut out; use only one of them"
-            )
+            raise UsageError("changes of images: crop and pad both choose which part is cut out; use only one of them")
 
     @classmethod
     def parse(cls, text: str) -> Augment | None:
@@ -97,21 +95,21 @@ class Augment:
         for part in text.split(","):
             name, colon, number = part.strip().partition(":")
             if name not in _NAMED:
-                raise UsageError(f"changes of pictures: unknown {name!r}{did_you_mean(name, [*_NAMED, 'none'])}")
+                raise UsageError(f"changes of images: unknown {name!r}{did_you_mean(name, [*_NAMED, 'none'])}")
             if name in seen:
-                raise UsageError(f"changes of pictures: {name!r} is given twice")
+                raise UsageError(f"changes of images: {name!r} is given twice")
             seen.add(name)
             try:
                 value = float(number) if colon else _NAMED[name][1]
             except ValueError:
-                raise UsageError(f"changes of pictures: {part.strip()!r}: {number!r} is not a number") from None
+                raise UsageError(f"changes of images: {part.strip()!r}: {number!r} is not a number") from None
             if name == "pad" and not value.is_integer():
-                raise UsageError(f"changes of pictures: {part.strip()!r}: a number of pixels must be whole")
+                raise UsageError(f"changes of images: {part.strip()!r}: a number of pixels must be whole")
             fields |= dict.fromkeys(_NAMED[name][0], int(value) if name == "pad" else value)
         return cls(**fields)
 
     def image(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> Any:
-        """Return Pillow's image of a picture, cut, resized and changed."""
+        """Return the image as a Pillow image: cut out, resized and changed at random."""
         if self.crop is None:
             image = preprocess.image(picture)
             if self.pad:
@@ -127,7 +125,7 @@ class Augment:
         return image
 
     def array(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> np.ndarray:
-        """Return the array of a picture, preprocessed and changed."""
+        """Return the array of an image, preprocessed and changed."""
         image = self.image(picture, preprocess, draw)
         array = preprocess.numbers(image)
         if self.erase and draw.random() < self.erase:
@@ -140,7 +138,7 @@ class Augment:
 
     def _cropped(self, picture: Picture, preprocess: Preprocess, draw: np.random.Generator) -> Any:
         if preprocess.size is None:
-            raise UsageError("changes of pictures: crop needs a fixed size of pictures; set it, for example size=224")
+            raise UsageError("changes of images: crop needs a fixed size of images; set it, for example size=224")
         height, width = preprocess.size
         window = resized_crop(picture.size, (self.crop or 1.0, 1.0), self.ratio, draw)
         right, bottom = window.left + window.width, window.top + window.height
@@ -171,14 +169,14 @@ def _brighter(image: Any, by: float) -> Any:
 
 
 def _contrasted(image: Any, by: float) -> Any:
-    """Move colours away from, or towards, the mean of the grey picture."""
+    """Move colours away from, or towards, the mean of the grey image."""
     counts = image.convert("L").histogram()
     mean = int(np.dot(counts, np.arange(256)) / sum(counts) + 0.5)
     return _through(image, mean + (np.arange(256) - mean) * (1 + by))
 
 
 def _saturated(image: Any, by: float) -> Any:
-    """Move colours away from, or towards, the grey picture."""
+    """Move colours away from, or towards, the grey image."""
     rows = [[-by * share for share in _LUMA] for _ in range(3)]
     for channel in range(3):
         rows[channel][channel] += 1 + by

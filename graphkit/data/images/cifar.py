@@ -11,19 +11,19 @@ import numpy as np
 
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.dataset import Joined, Pictures
+from graphkit.data.images.dataset import ImageDataset, Joined
 from graphkit.data.images.decode import Picture, of_pixels
 from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
 from graphkit.data.images.preprocess import CIFAR, Preprocess
 from graphkit.errors import InputError
 
-# Of a picture: red, green and blue planes of 32 rows of 32.
+# Of an image: red, green and blue planes of 32 rows of 32.
 _SIDE, _PLANES = 32, 3
 _BYTES = _SIDE * _SIDE * _PLANES
 
 
 class _Version(NamedTuple):
-    """One of the two data sets. labels: bytes before a picture, the last of which is the class; lists: names by
+    """One of the two data sets. labels: bytes before an image, the last of which is the class; lists: names by
     label.
     """
 
@@ -42,7 +42,7 @@ _PICKLES = (("data_batch_1", "batches.meta"), ("train", "meta"))
 
 
 class Records:
-    """Pictures stored one after another in a file, each after its labels."""
+    """Images stored one after another in a file, each after its labels."""
 
     def __init__(self, path: Path, labels: int):
         self.path, self.labels = path, labels
@@ -53,7 +53,7 @@ class Records:
             raise InputError(f"{path}: {error.strerror}") from None
         if not size or size % self.record:
             raise InputError(
-                f"{path}: truncated file: its {size} bytes are not a multiple of the {self.record} bytes of a picture"
+                f"{path}: truncated file: its {size} bytes are not a multiple of the {self.record} bytes of an image"
             )
         self._count = size // self.record
 
@@ -97,8 +97,8 @@ def load(
     """Load CIFAR-10 or CIFAR-100 from its binary files.
 
     The files are data_batch_1.bin and so on, test_batch.bin and batches.meta.txt; or train.bin, test.bin and
-    fine_label_names.txt. They contain 60,000 pictures of 32 x 32 pixels, 10,000 of them for testing, of 10 or 100
-    classes. Other arguments: see folders.load. By default, pictures keep their size, and are normalised by CIFAR-10's
+    fine_label_names.txt. They contain 60,000 images of 32 x 32 pixels, 10,000 of them for testing, of 10 or 100
+    classes. Other arguments: see folders.load. By default, images keep their size, and are normalised by CIFAR-10's
     mean and standard deviation. Raises InputError, which names the file.
     """
     if not path.is_dir():
@@ -112,7 +112,7 @@ def load(
     if version is None:
         raise InputError(f"{path}: the folder contains no {' or '.join(v.train[0] for v in _VERSIONS)}")
     classes = _names(path / version.names)
-    if preprocess is None and isinstance(like, Pictures):
+    if preprocess is None and isinstance(like, ImageDataset):
         preprocess = like.preprocess
     chosen = preprocess_of(
         preprocess or Preprocess(resize=(_SIDE, _SIDE), mean=CIFAR[0], std=CIFAR[1]), size=size, resize=resize,
@@ -120,7 +120,7 @@ def load(
     )  # fmt: skip
     parts = [[Records(path / name, version.labels) for name in names] for names in (version.train, (version.test,))]
     train, test = (
-        Pictures(
+        ImageDataset(
             Joined(records), np.concatenate([r.targets(len(classes)) for r in records]), chosen, classes=classes,
             name=f"{path} ({part})",
         )

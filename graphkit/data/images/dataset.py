@@ -1,4 +1,4 @@
-"""Pictures as samples that are read and decoded when their batch is made."""
+"""Images as samples that are read and decoded when their batch is made."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from graphkit.text import short_repr
 
 
 class Store(Protocol):
-    """Where pictures are stored. Worker processes get a copy; it contains paths, but no open file."""
+    """Where images are stored. Worker processes get a copy; it contains paths, but no open file."""
 
     def __len__(self) -> int: ...
 
     def open(self, number: int) -> contextlib.AbstractContextManager[Picture]:
-        """Open a picture, to be decoded within the block. Raises InputError, which names the picture."""
+        """Open an image, to be decoded within the block. Raises InputError, which names the image."""
 
 
 class Files:
-    """One file for each picture, named by its path below a folder."""
+    """One file for each image, named by its path below a folder."""
 
     def __init__(self, folder: Path, names: Sequence[str]):
         self.folder, self.names = folder, tuple(names)
@@ -49,7 +49,7 @@ class Files:
 
 
 class Pixels:
-    """Pictures in memory: uint8 [N, H, W] or [N, H, W, 3]."""
+    """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
 
     def __init__(self, pixels: np.ndarray):
         self.pixels = pixels
@@ -65,7 +65,7 @@ class Pixels:
 
 
 class Joined:
-    """The pictures of several stores, one store after another."""
+    """The images of several stores, one store after another."""
 
     def __init__(self, stores: Sequence[Store]):
         self.stores = tuple(stores)
@@ -79,14 +79,14 @@ class Joined:
         return self.stores[place].open(number - int(self._ends[place - 1] if place else 0))
 
     def __repr__(self) -> str:
-        return short_repr(self, lambda: [f"{len(self)} pictures of {len(self.stores)} stores"])
+        return short_repr(self, lambda: [f"{len(self)} images of {len(self.stores)} stores"])
 
 
 @typed_constructor("gk.data")
-class Pictures(LazyDataset):
-    """A lazy data set of pictures: one input, and targets int64 [N], the numbers of `classes`.
+class ImageDataset(LazyDataset):
+    """A lazy data set of images: one input, and targets int64 [N], the numbers of `classes`.
 
-    The input is float32 [C, H, W], or what `preprocess` returns. The pictures are those of `store`. If one cannot be
+    The input is float32 [C, H, W], or what `preprocess` returns. The images are those of `store`. If one cannot be
     read, DamagedSample is raised, with the name of the file.
     """
 
@@ -95,13 +95,13 @@ class Pictures(LazyDataset):
 
     def __init__(
         self, store: Store, targets: Any, preprocess: Preprocess, *, classes: Sequence[Any] | None = None,
-        name: str = "pictures",
+        name: str = "images",
     ):  # fmt: skip
         super().__init__(len(store), targets, classes=classes, name=name)
         self.store, self.preprocess = store, preprocess
 
-    def augmented(self, augment: Augment | None) -> Pictures:
-        """Return the same pictures with these random changes in training; None for none."""
+    def augmented(self, augment: Augment | None) -> ImageDataset:
+        """Return the same images with these random changes in training; None for none."""
         found = copy.copy(self)
         found.augment, found.augments = augment, augment is not None
         return found
@@ -120,13 +120,13 @@ class Pictures(LazyDataset):
         return self.preprocess.shape or super().shape
 
     def sample_names(self) -> Sequence[str] | None:
-        """Paths of the files below the folder; None for pictures that are not files."""
+        """Paths of the files below the folder; None for images that are not files."""
         store = self.store
         return [store.names[number] for number in self._numbers] if isinstance(store, Files) else None
 
-    def joined(self, other: Dataset, name: str) -> Pictures:
-        if not isinstance(other, Pictures) or self.classes != other.classes or self.preprocess != other.preprocess:
-            raise InputError(f"{name}: train and test must have the same classes, and pictures of the same form")
+    def joined(self, other: Dataset, name: str) -> ImageDataset:
+        if not isinstance(other, ImageDataset) or self.classes != other.classes or self.preprocess != other.preprocess:
+            raise InputError(f"{name}: train and test must have the same classes, and images of the same form")
         found = copy.copy(self)
         found.name, found.store = name, Joined((self.store, other.store))
         found._numbers = np.concatenate([self._numbers, other._numbers + len(self.store)])
@@ -136,7 +136,7 @@ class Pictures(LazyDataset):
 
 
 def looked_at(store: Store, most: int = 32) -> list[tuple[tuple[int, int], str]]:
-    """Return ((width, height), mode) of some pictures, spread evenly; those that cannot be read are left out."""
+    """Return ((width, height), mode) of some images, spread evenly; those that cannot be read are left out."""
     return list(_headers(store, np.unique(np.linspace(0, len(store) - 1, min(most, len(store))).astype(int))))
 
 

@@ -1,4 +1,4 @@
-"""Decode picture files with Pillow: limited in size, upright, and no larger than needed."""
+"""Decode image files with Pillow: limited in size, upright, and no larger than needed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import numpy as np
 from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency
 
-# Names of files that are taken for pictures, and Pillow's names of the formats that are decoded, whatever the name.
+# Names of files that are taken for images, and Pillow's names of the formats that are decoded, whatever the name.
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
 # EXIF's tag of how a camera was held, the values with which width and height change places, and those with which the
-# left of the picture is stored last, and its top.
+# left of the image is stored last, and its top.
 _ORIENTATION, _SIDEWAYS = 0x0112, frozenset({5, 6, 7, 8})
 _FROM_RIGHT, _FROM_BOTTOM = frozenset({2, 3, 6, 7}), frozenset({3, 4, 7, 8})
 
 # A JPEG is decoded to at least this many times the size that it is resized to, as Pillow's thumbnails are.
 _REDUCING_GAP = 2
 
-# What Pillow raises for files that are no picture, or not a whole one; warnings where a program makes errors of them.
+# What Pillow raises for files that are no image, or not a whole one; warnings where a program makes errors of them.
 _DAMAGED = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, RuntimeError,
     SyntaxError, TypeError, ValueError, Warning, struct.error, zlib.error,
@@ -35,7 +35,7 @@ _DAMAGED = (
 
 
 class Decoded(NamedTuple):
-    """Pillow's image. Each of its pixels is `scale` of the picture's, and the picture begins at a corner of it."""
+    """A Pillow image. Each of its pixels is `scale` of the original's, and the original begins at a corner of it."""
 
     image: Any
     scale: int
@@ -44,7 +44,7 @@ class Decoded(NamedTuple):
 
 
 class Picture:
-    """A picture whose header was read. name: its name in errors; size: (width, height), upright; mode: Pillow's."""
+    """An image whose header was read. name: its name in errors; size: (width, height), upright; mode: Pillow's."""
 
     def __init__(self, image: Any, name: str, orientation: int = 1):
         self.name, self._image, self._orientation = name, image, orientation
@@ -54,17 +54,17 @@ class Picture:
         self._scale = 1
 
     def decoded(self, mode: str, least: tuple[float, float] | None = None) -> Decoded:
-        """Decode the picture upright, in mode L, RGB or RGBA.
+        """Decode the image upright, in mode L, RGB or RGBA.
 
         A JPEG much larger than `least` is decoded at 1/2, 1/4 or 1/8 of its size, from fewer coefficients of its cosine
         transform; otherwise scale is 1. Modes L and RGB drop transparency.
 
         Args:
             mode: The colours.
-            least: (width, height) to which the picture will be resized.
+            least: (width, height) to which the image will be resized.
 
         Raises:
-            InputError: The picture is damaged.
+            InputError: The image is damaged.
         """
         from PIL import ImageOps
 
@@ -86,7 +86,7 @@ class Picture:
         return Decoded(image, self._scale, *self._corner(*image.size))
 
     def _corner(self, width: int, height: int) -> tuple[float, float]:
-        """Where the picture begins: a last column or row that is not whole in a reduced image comes first if it is
+        """Where the image begins: a last column or row that is not whole in a reduced image comes first if it is
         turned.
         """
         left, top = (whole - own / self._scale for whole, own in zip((width, height), self.size, strict=True))
@@ -95,35 +95,35 @@ class Picture:
 
 @contextlib.contextmanager
 def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
-    """Open a picture in a file, or in bytes; it can be decoded within the block.
+    """Open an image in a file, or in bytes; it can be decoded within the block.
 
-    Animations give their first picture. 16-bit colours of PNG files are cut to their high byte.
+    Animations give their first image. 16-bit colours of PNG files are cut to their high byte.
 
     Args:
         source: The path or the bytes.
-        name: Name of the picture in errors (default: the path).
+        name: Name of the image in errors (default: the path).
 
     Raises:
-        InputError: It is not a picture, is above Pillow's pixel limit (checked before decoding), or has more than 8
+        InputError: It is not an image, is above Pillow's pixel limit (checked before decoding), or has more than 8
             bits per pixel.
         MissingDependency: Pillow is not installed.
     """
-    name = name if name is not None else str(source) if isinstance(source, Path) else "a picture"
+    name = name if name is not None else str(source) if isinstance(source, Path) else "an image"
     try:
         from PIL import Image
     except ImportError:
-        raise MissingDependency(f"{name}: pictures need Pillow; install it with: {how_to_install('images')}") from None
+        raise MissingDependency(f"{name}: images need Pillow; install it with: {how_to_install('images')}") from None
     with _naming(name):
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS)
     with image:
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and image.width * image.height > limit:
             size = f"{image.width} x {image.height}"
-            raise InputError(f"{name}: a picture of {size} pixels is above Pillow's limit of {limit}")
+            raise InputError(f"{name}: an image of {size} pixels is above Pillow's limit of {limit}")
         if image.mode.startswith(("I", "F")):
             raise InputError(f"{name}: its pixels have more than 8 bits ({image.mode}); pass it as .npy")
         if not image.width or not image.height:
-            raise InputError(f"{name}: a picture of {image.width} x {image.height} pixels")
+            raise InputError(f"{name}: an image of {image.width} x {image.height} pixels")
         with _naming(name):
             if image.format == "TIFF":
                 # Pillow turns these upright while it loads them.
@@ -134,23 +134,21 @@ def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Convert Pillow's exceptions to an error that names the picture."""
+    """Convert Pillow's exceptions to an error that names the image."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         yield
     except UnidentifiedImageError:
-        raise InputError(
-            f"{name} cannot be read as a picture: its format is not one of {', '.join(_FORMATS)}"
-        ) from None
+        raise InputError(f"{name} cannot be read as an image: its format is not one of {', '.join(_FORMATS)}") from None
     except (*_DAMAGED, Image.DecompressionBombError) as error:
-        raise InputError(f"{name} cannot be read as a picture: {error or type(error).__name__}") from None
+        raise InputError(f"{name} cannot be read as an image: {error or type(error).__name__}") from None
 
 
 def of_pixels(pixels: np.ndarray) -> Picture:
-    """Return a picture from uint8 [H, W] or [H, W, 3]. Raises MissingDependency without Pillow."""
+    """Return an image from uint8 [H, W] or [H, W, 3]. Raises MissingDependency without Pillow."""
     try:
         from PIL import Image
     except ImportError:
-        raise MissingDependency(f"pictures need Pillow; install it with: {how_to_install('images')}") from None
+        raise MissingDependency(f"images need Pillow; install it with: {how_to_install('images')}") from None
     return Picture(Image.fromarray(pixels), "an array")

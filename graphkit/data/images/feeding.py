@@ -1,4 +1,4 @@
-"""Convert pictures for an input of a model, in the layout, size and type that its metadata or the caller give."""
+"""Convert images for an input of a model, in the layout, size and type that its metadata or the caller give."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from graphkit.ir.types import DType, TensorType, Type
 
 @dataclass(frozen=True)
 class Said:
-    """Options of the caller for the pictures of a model. None: use the metadata of the model, or the default.
+    """Options of the caller for the images of a model. None: use the metadata of the model, or the default.
 
-    By default, the whole picture is resized to the size of the input. A float input gets (pixel * scale - mean) / std
+    By default, the whole image is resized to the size of the input. A float input gets (pixel * scale - mean) / std
     with scale 1/255, mean 0 and std 1; a uint8 input gets the pixels unchanged.
     """
 
@@ -33,9 +33,9 @@ class Said:
 def pictures_for(
     paths: Sequence[Path], name: str, kind: Type, known: Preprocess | None = None, said: Said | None = None
 ) -> np.ndarray:
-    """Return the array of one picture, or of several, for input `name` of that type. known: the model's metadata.
+    """Return the array of one image, or of several, for input `name` of that type. known: the model's metadata.
 
-    Raises InputError, which names the file, if pictures and input do not match.
+    Raises InputError, which names the file, if images and input do not match.
     """
     return reading(paths, name, kind, known, said).arrays()
 
@@ -43,7 +43,7 @@ def pictures_for(
 def reading(
     paths: Sequence[Path], name: str, kind: Type, known: Preprocess | None = None, said: Said | None = None
 ) -> Reading:
-    """Return how pictures are read for input `name`; arguments and errors are those of `pictures_for`."""
+    """Return how images are read for input `name`; arguments and errors are those of `pictures_for`."""
     first = paths[0]
     tensor = _takes_pictures(first, name, kind)
     _fits_batch(paths, name, tensor)
@@ -62,7 +62,7 @@ def _arrays(paths: Sequence[Path], name: str, tensor: TensorType, wanted: _Wante
     for path in paths:
         array = wanted.array(path)
         if not made:
-            require_memory(len(paths) * array.nbytes, f"{len(paths)} pictures")
+            require_memory(len(paths) * array.nbytes, f"{len(paths)} images")
         elif array.shape != made[0].shape:
             raise InputError(
                 f"{path}: its shape is {list(array.shape)}, but that of {first} is {list(made[0].shape)}, and input "
@@ -73,18 +73,18 @@ def _arrays(paths: Sequence[Path], name: str, tensor: TensorType, wanted: _Wante
 
 
 def picture_input(inputs: Mapping[str, Type]) -> str:
-    """Return the name of the only input that takes pictures. Raises InputError if there is none, or several."""
+    """Return the name of the only input that takes images. Raises InputError if there is none, or several."""
     found = [name for name, kind in inputs.items() if _may_be_picture(kind)]
     if len(found) == 1:
         return found[0]
     listed = ", ".join(f"{name} {kind}" for name, kind in inputs.items())
     raise InputError(
-        f"{'several inputs take' if found else 'no input takes'} pictures ({listed}); choose an input: NAME=FILE"
+        f"{'several inputs take' if found else 'no input takes'} images ({listed}); choose an input: NAME=FILE"
     )
 
 
 def options_for(inputs: Mapping[str, Type]) -> dict[str, Any]:
-    """Return the options of `folders.load` that the only input for pictures determines: layout, size, colours."""
+    """Return the options of `folders.load` that the only input for images determines: layout, size, colours."""
     found = [kind for kind in inputs.values() if _may_be_picture(kind)]
     if len(found) != 1 or not isinstance(found[0], TensorType):
         return {}
@@ -115,22 +115,22 @@ def _is_number(dtype: DType) -> bool:
 
 def _takes_pictures(path: Path, name: str, kind: Type) -> TensorType:
     if not isinstance(kind, TensorType) or not _is_number(kind.dtype):
-        raise InputError(f"{path}: a picture needs an input of floats or uint8, but {name!r} is {kind}")
+        raise InputError(f"{path}: an image needs an input of floats or uint8, but {name!r} is {kind}")
     if kind.rank not in (3, 4):
-        raise InputError(f"{path}: a picture is [N, C, H, W] or [N, H, W, C], also without N, but {name!r} is {kind}")
+        raise InputError(f"{path}: an image is [N, C, H, W] or [N, H, W, C], also without N, but {name!r} is {kind}")
     return kind
 
 
 def _fits_batch(paths: Sequence[Path], name: str, kind: TensorType) -> None:
     size = 1 if kind.rank == 3 else kind.known_shape[0]
     if isinstance(size, int) and size != len(paths):
-        given = "one picture" if len(paths) == 1 else f"{len(paths)} pictures, from {paths[0]} to {paths[-1]}"
+        given = "one image" if len(paths) == 1 else f"{len(paths)} images, from {paths[0]} to {paths[-1]}"
         raise InputError(f"{paths[0]}: {given}, but {name!r} is {kind}: it takes {size} at a time")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How pictures are converted for an input. Its text describes the conversion, and where it comes from."""
+    """How images are converted for an input. Its text describes the conversion, and where it comes from."""
 
     paths: tuple[Path, ...]
     name: str
@@ -140,11 +140,11 @@ class Reading:
     said: Said
 
     def arrays(self) -> np.ndarray:
-        """Return the array of one picture, or of several. Raises InputError, which names a file that does not match."""
+        """Return the array of one image, or of several. Raises InputError, which names a file that does not match."""
         return _arrays(self.paths, self.name, self.kind, self.wanted)
 
     def __str__(self) -> str:
-        count = "1 picture" if len(self.paths) == 1 else f"{len(self.paths)} pictures"
+        count = "1 image" if len(self.paths) == 1 else f"{len(self.paths)} images"
         origin = (
             "by the model's metadata"
             if self.by_metadata
@@ -183,7 +183,7 @@ def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, s
     sizes = dict(zip(layout[1:], kind.known_shape[-3:], strict=True))
     channels, height, width = (size if isinstance(size := sizes[axis], int) else None for axis in "CHW")
     if channels not in (None, *OF_CHANNELS):
-        raise InputError(f"{path}: a picture in {layout} has 1, 3 or 4 channels, but {name!r} is {kind}")
+        raise InputError(f"{path}: an image in {layout} has 1, 3 or 4 channels, but {name!r} is {kind}")
     dtype = str(kind.dtype)
     changes: dict[str, Any] = {"layout": layout, "dtype": dtype}
     changes |= {field: value for field in ("scale", "mean", "std") if (value := getattr(said, field)) is not None}
@@ -199,7 +199,7 @@ def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, s
     if not fits:
         size_of = "any size" if known.size is None else f"{made[0]} x {made[1]} pixels"
         raise InputError(
-            f"{path}: by the model's metadata, pictures are {known.colours} of {size_of}, but {name!r} is {kind}"
+            f"{path}: by the model's metadata, images are {known.colours} of {size_of}, but {name!r} is {kind}"
         )
     if dtype == "uint8" and known.dtype != "uint8":
         # The network has the arithmetic in itself.

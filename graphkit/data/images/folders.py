@@ -1,4 +1,4 @@
-"""Folders of pictures with one folder per class, optionally in training and test parts; or a list of files."""
+"""Folders of images with one folder per class, optionally in training and test parts; or a list of files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.dataset import Files, Pictures, Store, looked_at
+from graphkit.data.images.dataset import Files, ImageDataset, Store, looked_at
 from graphkit.data.images.decode import SUFFIXES
 from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
 from graphkit.data.images.preprocess import IMAGENET, Preprocess
@@ -23,12 +23,12 @@ from graphkit.errors import GraphkitWarning, InputError
 # Folders of the parts, the first one that is there; "test" where there is no part for validation.
 _TRAIN, _HELD_OUT = "train", ("val", "valid", "validation", "test")
 
-# The size of pictures where nobody says it, unless all are alike and have no side above _SMALL.
+# The size of images where nobody says it, unless all are alike and have no side above _SMALL.
 _USUAL, _SMALL = 224, 96
 
 
 class Found(NamedTuple):
-    """Pictures that were found, with the class number of each, and the names of the classes."""
+    """Images that were found, with the class number of each, and the names of the classes."""
 
     store: Files
     targets: np.ndarray
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 def is_pictures(folder: Path) -> bool:
-    """Return whether the folders in a folder, or in its folder `train`, contain pictures."""
+    """Return whether the folders in a folder, or in its folder `train`, contain images."""
     top = folder / _TRAIN if _in_parts(folder) else folder
     with contextlib.suppress(OSError), os.scandir(top) as entries:
         return any(_has_pictures(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
@@ -61,32 +61,32 @@ def load(
     scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
     layout: str | None = None, dtype: str | None = None,
 ) -> Dataset | Splits:  # fmt: skip
-    """Load pictures from folders or from a list of files.
+    """Load images from folders or from a list of files.
 
-    Pictures are in FOLDER/CLASS, or in FOLDER/train/CLASS and FOLDER/val/CLASS (or valid, validation, test). A list has
+    Images are in FOLDER/CLASS, or in FOLDER/train/CLASS and FOLDER/val/CLASS (or valid, validation, test). A list has
     lines of a path and a class, separated by a tab. Its paths are relative to its folder; if all classes are whole
     numbers, they are the targets. Classes are sorted by name. Hidden files are skipped. Other files that are not
-    pictures, judging by their names, are skipped with a warning.
+    images, judging by their names, are skipped with a warning.
 
     Args:
         path: The folder or the list.
-        preprocess: Preprocessing of the pictures. Other options replace its parts (see Preprocess). The default is that
-            of `like`, or else: the size of the pictures if all sampled pictures have the same size of at most 96
+        preprocess: Preprocessing of the images. Other options replace its parts (see Preprocess). The default is that
+            of `like`, or else: the size of the images if all sampled images have the same size of at most 96
             pixels, otherwise 224; grey if all are grey; ImageNet's mean and standard deviation for colours, 0.5 for
             grey.
-        like: Pictures that a model was trained on.
+        like: Images that a model was trained on.
         augment: Random changes of the training part, see Augment.parse.
 
     Raises:
-        InputError: A picture or folder cannot be used. The message names it.
+        InputError: An image or folder cannot be used. The message names it.
     """
     if path.is_dir():
         parts = _parts(path)
     elif path.is_file():
         parts = {str(path): listed(path)}
     else:
-        raise InputError(f"{path}: no such folder or list of pictures")
-    if preprocess is None and isinstance(like, Pictures):
+        raise InputError(f"{path}: no such folder or list of images")
+    if preprocess is None and isinstance(like, ImageDataset):
         preprocess = like.preprocess
     base = preprocess or usual(next(iter(parts.values())).store, size, colours)
     chosen = preprocess_of(
@@ -94,14 +94,15 @@ def load(
         layout=layout, dtype=dtype,
     )  # fmt: skip
     train, *held_out = (
-        Pictures(found.store, found.targets, chosen, classes=found.classes, name=name) for name, found in parts.items()
+        ImageDataset(found.store, found.targets, chosen, classes=found.classes, name=name)
+        for name, found in parts.items()
     )
     train = train.augmented(augment_of(augment))
     return Splits(train, held_out[0].renumbered(train.classes or ())) if held_out else train
 
 
 def usual(store: Store, size: Size | None = None, colours: str | None = None) -> Preprocess:
-    """Return the default preprocessing of pictures. See `load`."""
+    """Return the default preprocessing of images. See `load`."""
     seen = [] if size is not None and colours is not None else looked_at(store)
     grey = (colours or ("L" if seen and {mode for _, mode in seen} <= {"1", "L"} else "RGB")) == "L"
     alike = {wh for wh, _ in seen}
@@ -117,12 +118,12 @@ def usual(store: Store, size: Size | None = None, colours: str | None = None) ->
 
 
 def find(folder: Path) -> Found:
-    """Return the pictures of a folder with one folder per class. Raises InputError, which names the folder."""
+    """Return the images of a folder with one folder per class. Raises InputError, which names the folder."""
     return _classes(folder, every=True)
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """Return the pictures of a folder, sorted by name, without those of its subfolders."""
+    """Return the images of a folder, sorted by name, without those of its subfolders."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
@@ -135,7 +136,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def _parts(folder: Path) -> dict[str, Found]:
-    """The pictures by the names of their parts: one part, or a training and a test part."""
+    """The images by the names of their parts: one part, or a training and a test part."""
     if not _in_parts(folder):
         return {str(folder): _classes(folder, every=True)}
     held_out = next((folder / name for name in _HELD_OUT if (folder / name).is_dir()), None)
@@ -146,7 +147,7 @@ def _parts(folder: Path) -> dict[str, Found]:
 
 
 def _classes(folder: Path, every: bool) -> Found:
-    """The pictures of a folder with one folder per class. every: a class without pictures is an error."""
+    """The images of a folder with one folder per class. every: a class without images is an error."""
     names: list[str] = []
     targets: list[int] = []
     classes: list[str] = []
@@ -160,18 +161,18 @@ def _classes(folder: Path, every: bool) -> Found:
         found = list(_files(Path(entry.path), entry.name, (), strange))
         if not found and every:
             raise InputError(
-                f"{entry.path}: the folder of this class contains no picture; known: {', '.join(sorted(SUFFIXES))}"
+                f"{entry.path}: the folder of this class contains no image; known: {', '.join(sorted(SUFFIXES))}"
             )
         names += found
         targets += [len(classes)] * len(found)
         classes.append(entry.name)
     if not names:
         held = ", ".join(strange[:8]) or "nothing"
-        raise InputError(f"{folder}: found no folder of a class with pictures; it contains {held}")
+        raise InputError(f"{folder}: found no folder of a class with images; it contains {held}")
     if strange:
         some = ", ".join(map(repr, strange[:5])) + (", ..." if len(strange) > 5 else "")
         warnings.warn(
-            f"{folder}: {len(strange)} entries are not pictures of a class, and are skipped: {some}",
+            f"{folder}: {len(strange)} entries are not images of a class, and are skipped: {some}",
             GraphkitWarning,
             stacklevel=4,
         )
@@ -179,7 +180,7 @@ def _classes(folder: Path, every: bool) -> Found:
 
 
 def _files(folder: Path, below: str, outer: tuple[tuple[int, int], ...], strange: list[str]) -> Iterator[str]:
-    """The pictures in a folder and its subfolders, named by their paths `below` that of the classes.
+    """The images in a folder and its subfolders, named by their paths `below` that of the classes.
 
     outer: device and inode of the folders that contain this one, to detect links that lead back.
     """
@@ -227,13 +228,13 @@ def _is_text(name: str) -> bool:
 
 
 def listed(path: Path) -> Found:
-    """Return the pictures of a list: see `load`."""
+    """Return the images of a list: see `load`."""
     names: list[str] = []
     labels: list[str] = []
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a list of pictures: {error}") from None
+        raise InputError(f"{path}: not a list of images: {error}") from None
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if not line:
@@ -244,7 +245,7 @@ def listed(path: Path) -> Found:
         names.append(fields[0])
         labels.append(fields[1])
     if not names:
-        raise InputError(f"{path}: the list contains no picture")
+        raise InputError(f"{path}: the list contains no image")
     if all(label.isdecimal() and len(label) < 10 for label in labels):
         return Found(Files(path.parent, names), np.array(labels, np.int64), None)
     classes = sorted(set(labels))

@@ -1,4 +1,4 @@
-"""Sizes and windows for resizing and cropping pictures, by torchvision's formulas, in pixels."""
+"""Sizes and windows for resizing and cropping images, by torchvision's formulas, in pixels."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-# How often a window is drawn before the middle of the picture is taken, or nothing is erased.
+# How often a window is drawn before the middle of the image is taken, or nothing is erased.
 _TRIES = 10
 
 
 class Window(NamedTuple):
-    """A part of a picture: its upper left corner, which may lie outside, and its size."""
+    """A part of an image: its upper left corner, which may lie outside, and its size."""
 
     left: int
     top: int
@@ -28,7 +28,7 @@ def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
 
 
 def centred(size: tuple[int, int], width: int, height: int) -> Window:
-    """Return the centre window, beyond the edges if the picture is smaller: torchvision's CenterCrop."""
+    """Return the centre window, beyond the edges if the image is smaller: torchvision's CenterCrop."""
     return Window(_start(size[0], width), _start(size[1], height), width, height)
 
 
@@ -42,7 +42,7 @@ def resized_crop(
     """Return a random window for torchvision's RandomResizedCrop.
 
     The share of the area is uniform within `scale`, the logarithm of width / height uniform within `ratio`. If ten
-    draws do not fit into the picture, the window is the centre, as large as the bounds of the ratio allow.
+    draws do not fit into the image, the window is the centre, as large as the bounds of the ratio allow.
     """
     width, height = size
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -61,7 +61,7 @@ def resized_crop(
 def erased(
     size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], draw: np.random.Generator
 ) -> Window | None:
-    """Return the window that torchvision's RandomErasing erases; None if ten draws did not fit into the picture."""
+    """Return the window that torchvision's RandomErasing erases; None if ten draws did not fit into the image."""
     width, height = size
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Convert options for pictures, as texts of the command line or as values, to Preprocess and Augment."""
+"""Convert options for images, as texts of the command line or as values, to Preprocess and Augment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _size(name: str, given: Any) -> int | tuple[int, int]:
     if isinstance(given, str):
         found = _SIZES.fullmatch(given)
         if found is None:
-            raise UsageError(f"{name} of pictures: expected a size such as 64, or 48x64 (height, width), not {given!r}")
+            raise UsageError(f"{name} of images: expected a size such as 64, or 48x64 (height, width), not {given!r}")
         return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
     return given if isinstance(given, int) else tuple(given)
 
@@ -66,8 +66,8 @@ def _numbers(name: str, given: Any) -> tuple[float, ...]:
         numbers = tuple(float(part) for part in parts)
     except (TypeError, ValueError):
         raise UsageError(
-            f"{name} of pictures: expected a number, or a list such as 0.485,0.456,0.406, not {given!r}"
+            f"{name} of images: expected a number, or a list such as 0.485,0.456,0.406, not {given!r}"
         ) from None
     if name == "scale" and len(numbers) != 1:
-        raise UsageError(f"scale of pictures: expected one number, not {given!r}")
+        raise UsageError(f"scale of images: expected one number, not {given!r}")
     return numbers

@@ -1,4 +1,4 @@
-"""Preprocess: how pictures are converted to the input of a network, in training and in later use."""
+"""Preprocess: how images are converted to the input of a network, in training and in later use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkit.data.images.geometry import centred, shorter_side
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
 from graphkit.signatures import typed_constructor
 
-# Means and standard deviations of ImageNet's training pictures, red, green, blue, and of CIFAR-10's.
+# Means and standard deviations of ImageNet's training images, red, green, blue, and of CIFAR-10's.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
@@ -30,10 +30,10 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64", "uint8")
 # Pillow's numbers of its filters.
 _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 
-# The longest side, and the most pixels, that a picture is resized to.
+# The longest side, and the most pixels, that an image is resized to.
 _LONGEST, _MOST = 1 << 15, 1 << 27
 
-# Above this side pictures are resized to a little more than is cut out of them, as is usual with ImageNet.
+# Above this side images are resized to a little more than is cut out of them, as is usual with ImageNet.
 _SMALL, _MARGIN = 96, 0.875
 
 _SCHEMA, _VERSION = "graphkit.preprocessing", 1
@@ -42,13 +42,13 @@ _SCHEMA, _VERSION = "graphkit.preprocessing", 1
 @typed_constructor("gk.data")
 @dataclass(frozen=True)
 class Preprocess:
-    """Converts a picture to an array: resize, crop, then (pixel * scale - mean) / std in each channel.
+    """Converts an image to an array: resize, crop, then (pixel * scale - mean) / std in each channel.
 
     Args:
         resize: Length of the shorter side, with the other in proportion; or (height, width). None keeps the size.
-        filter: nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow. When they shrink a picture, they use
+        filter: nearest, box, bilinear, hamming, bicubic or lanczos, as in Pillow. When they shrink an image, they use
             all its pixels.
-        crop: (height, width) of the centre that is cut out, with black where the picture is smaller. None keeps all of
+        crop: (height, width) of the centre that is cut out, with black where the image is smaller. None keeps all of
             it.
         colours: RGB, BGR, L (grey) or RGBA. If they have no transparency, it is dropped, not blended.
         scale: Factor on pixels from 0 to 255.
@@ -77,24 +77,24 @@ class Preprocess:
         ):  # fmt: skip
             value = getattr(self, field)
             if value not in known:
-                raise UsageError(f"{field} of pictures: unknown {value!r}{did_you_mean(str(value), known)}")
+                raise UsageError(f"{field} of images: unknown {value!r}{did_you_mean(str(value), known)}")
         for field, sizes in (("resize", self.resize), ("crop", self.crop)):
             flat = sizes if isinstance(sizes, tuple) else () if sizes is None else (sizes,)
             if any(isinstance(s, bool) or not isinstance(s, int) or not 1 <= s <= _LONGEST for s in flat) or (
                 isinstance(sizes, tuple) and len(sizes) != 2
             ):
                 raise UsageError(
-                    f"{field} of pictures: {sizes!r} is not a size; sides must be from 1 to {_LONGEST} pixels"
+                    f"{field} of images: {sizes!r} is not a size; sides must be from 1 to {_LONGEST} pixels"
                 )
             if math.prod(flat) > _MOST:
-                raise UsageError(f"{field} of pictures: {sizes!r} is above the limit of {_MOST} pixels")
+                raise UsageError(f"{field} of images: {sizes!r} is above the limit of {_MOST} pixels")
         if not math.isfinite(self.scale):
-            raise UsageError(f"scale of pictures: {self.scale!r} cannot be used")
+            raise UsageError(f"scale of images: {self.scale!r} cannot be used")
         for field, values in (("mean", self.mean), ("std", self.std)):
             if values and len(values) not in (1, self.channels):
-                raise UsageError(f"{field} of pictures: {len(values)} numbers for {self.channels} channels")
+                raise UsageError(f"{field} of images: {len(values)} numbers for {self.channels} channels")
             if not all(map(math.isfinite, values)) or (field == "std" and 0 in values):
-                raise UsageError(f"{field} of pictures: {list(values)} holds a number that cannot be used")
+                raise UsageError(f"{field} of images: {list(values)} holds a number that cannot be used")
         if self.dtype == "uint8" and (self.scale, self.mean, self.std) != (1 / 255, (), ()):
             raise UsageError("uint8 takes pixels as they are; scale, mean and std are for floats")
 
@@ -103,7 +103,7 @@ class Preprocess:
         """Return the usual preprocessing for a size: resize the shorter side, and cut out the centre.
 
         Above 96 pixels, the shorter side becomes the longer side of `size` divided by 0.875, as for ImageNet (256 for
-        224). Below, square pictures are not cropped.
+        224). Below, square images are not cropped.
         """
         longer = max(height, width)
         return cls(
@@ -143,18 +143,18 @@ class Preprocess:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) of all resulting pictures; None if it depends on the picture."""
+        """(height, width) of all resulting images; None if it depends on the image."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
-        """Shape of the resulting array: [C, H, W] or [H, W, C]; None if it depends on the picture."""
+        """Shape of the resulting array: [C, H, W] or [H, W, C]; None if it depends on the image."""
         if self.size is None:
             return None
         return (self.channels, *self.size) if self.layout == "NCHW" else (*self.size, self.channels)
 
     def image(self, picture: Picture) -> Any:
-        """Return Pillow's image of a picture, resized and then cropped."""
+        """Return the image as a Pillow image, resized and then cropped."""
         size = self._resized(picture.size)
         whole = self.part(picture, (0, 0, *picture.size), size)
         if self.crop is None:
@@ -164,9 +164,9 @@ class Preprocess:
         return whole.crop((left, top, left + width, top + height))
 
     def part(self, picture: Picture, box: tuple[float, float, float, float], size: tuple[int, int]) -> Any:
-        """Return Pillow's image of a part of the picture, (left, top, right, bottom), resized to (width, height).
+        """Return a part of the image, (left, top, right, bottom), as a Pillow image, resized to (width, height).
 
-        Raises InputError if the picture is damaged, or too large after resizing.
+        Raises InputError if the image is damaged, or too large after resizing.
         """
         if size[0] * size[1] > _MOST:
             raise InputError(
@@ -193,16 +193,16 @@ class Preprocess:
         return (numbers.planes if self.layout == "NCHW" else numbers.interleaved)(pixels, table)
 
     def array(self, picture: Picture) -> np.ndarray:
-        """Return the array of a picture: [C, H, W] or [H, W, C]. Raises InputError if the picture is damaged."""
+        """Return the array of an image: [C, H, W] or [H, W, C]. Raises InputError if the image is damaged."""
         return self.numbers(self.image(picture))
 
     def read(self, *paths: str | os.PathLike[str]) -> np.ndarray:
-        """Return a batch of picture files: [N, C, H, W] or [N, H, W, C].
+        """Return a batch of image files: [N, C, H, W] or [N, H, W, C].
 
-        Raises InputError, which names the file, for a picture that is damaged or has another shape than the first.
+        Raises InputError, which names the file, for an image that is damaged or has another shape than the first.
         """
         if not paths:
-            raise UsageError("there is no picture to read")
+            raise UsageError("there is no image to read")
         made: list[np.ndarray] = []
         for path in paths:
             with opened(Path(path)) as picture:
@@ -210,13 +210,13 @@ class Preprocess:
             if made[-1].shape != made[0].shape:
                 have, first = list(made[-1].shape), list(made[0].shape)
                 raise InputError(
-                    f"{path}: its shape is {have}, but that of {paths[0]} is {first}; set a size for all pictures "
+                    f"{path}: its shape is {have}, but that of {paths[0]} is {first}; set a size for all images "
                     "(resize, crop)"
                 )
         return np.stack(made)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) of the whole picture after resizing."""
+        """(width, height) of the whole image after resizing."""
         if self.resize is None:
             return size
         return self.resize[::-1] if isinstance(self.resize, tuple) else shorter_side(size, self.resize)
@@ -234,16 +234,16 @@ class Preprocess:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             if _SCHEMA in text:
-                raise InvalidModel(f"metadata: preprocessing of pictures: {error}") from None
+                raise InvalidModel(f"metadata: preprocessing of images: {error}") from None
             return None
         if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:
             return None
         if found.pop("version", None) != _VERSION:
-            raise InvalidModel("metadata: preprocessing of pictures: its version is not known")
+            raise InvalidModel("metadata: preprocessing of images: its version is not known")
         known = {field.name for field in dataclasses.fields(cls)}
         if found.keys() != known:
             raise InvalidModel(
-                f"metadata: preprocessing of pictures: it must have the keys {', '.join(sorted(known))}, not "
+                f"metadata: preprocessing of images: it must have the keys {', '.join(sorted(known))}, not "
                 f"{', '.join(found)}"
             )
         try:
@@ -257,7 +257,7 @@ class Preprocess:
                 raise TypeError(f"crop is {found['crop']!r}")
             return cls(**found)
         except (TypeError, ValueError, OverflowError, UsageError) as error:
-            raise InvalidModel(f"metadata: preprocessing of pictures: {error}") from None
+            raise InvalidModel(f"metadata: preprocessing of images: {error}") from None
 
 
 def _few(numbers: tuple[float, ...]) -> str:

@@ -1,4 +1,4 @@
-"""MXNet's record files, read and written byte for byte: .rec with its .idx, and an IRHeader before each picture."""
+"""MXNet's record files, read and written byte for byte: .rec with its .idx, and an IRHeader before each image."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Checked(NamedTuple):
 
 
 def check(path: Path, *, decode: bool = False) -> Checked:
-    """Read a file from beginning to end and report its problems. decode: decode each picture, too."""
+    """Read a file from beginning to end and report its problems. decode: decode each image, too."""
     stream = RecordStream(path, on_damaged="skip")
     problems: list[str] = []
     begins: list[int] = []

@@ -1,4 +1,4 @@
-"""Pictures in a record file as a data set."""
+"""Images in a record file as a data set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from graphkit.data.dataset import Dataset
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.dataset import Pictures
+from graphkit.data.images.dataset import ImageDataset
 from graphkit.data.images.decode import Picture, opened
 from graphkit.data.images.folders import usual
 from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_of
@@ -20,8 +20,8 @@ from graphkit.errors import InputError
 from graphkit.text import short_repr
 
 
-class RecordPictures:
-    """The pictures of a record file, each after its header. Worker processes open the file again."""
+class RecordImages:
+    """The images of a record file, each after its header. Worker processes open the file again."""
 
     def __init__(self, records: RecordFile):
         self.records = records
@@ -48,24 +48,24 @@ def load(
     scale: float | str | None = None, mean: Numbers | None = None, std: Numbers | None = None,
     layout: str | None = None, dtype: str | None = None,
 ) -> Dataset:  # fmt: skip
-    """Load the pictures of a .rec file, in the order of its .idx. Options are those of folders of pictures.
+    """Load the images of a .rec file, in the order of its .idx. Options are those of folders of images.
 
     Targets are the labels of the headers: int64 [N] if all are whole numbers from 0, else float32 [N], or [N, labels]
     if records have several. If NAME.classes.txt exists beside NAME.rec, its lines are the class names. Raises
     InputError, which names the file and the record.
     """
-    store = RecordPictures(RecordFile(path))
+    store = RecordImages(RecordFile(path))
     if not len(store):
         raise InputError(f"{path}: the file contains no record")
     targets = labels_of(store.records)
     classes = _classes(path, targets)
-    if preprocess is None and isinstance(like, Pictures):
+    if preprocess is None and isinstance(like, ImageDataset):
         preprocess = like.preprocess
     chosen = preprocess_of(
         preprocess or usual(store, size, colours), size=size, resize=resize, crop=crop, filter=filter,
         colours=colours, scale=scale, mean=mean, std=std, layout=layout, dtype=dtype,
     )  # fmt: skip
-    return Pictures(store, targets, chosen, classes=classes, name=str(path)).augmented(augment_of(augment))
+    return ImageDataset(store, targets, chosen, classes=classes, name=str(path)).augmented(augment_of(augment))
 
 
 def labels_of(records: RecordFile) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""IRHeader: label and number before the bytes of a picture, as MXNet's image iterators expect them."""
+"""IRHeader: label and number before the bytes of an image, as MXNet's image iterators expect them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SIZE = _HEADER.size
 
 
 class IRHeader(NamedTuple):
-    """Header of a picture. label: a number, or several as float32 [labels].
+    """Header of an image. label: a number, or several as float32 [labels].
 
     In the file, `flag` is the number of labels after the header, or 0 if the header contains the only label. id: the
-    number of the picture in its list. id2: 0, or the upper half of a longer number.
+    number of the image in its list. id2: 0, or the upper half of a longer number.
     """
 
     flag: int

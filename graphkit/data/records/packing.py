@@ -1,4 +1,4 @@
-"""Pack folders and lists of pictures into a record file, as MXNet's im2rec does."""
+"""Pack folders and lists of images into a record file, as MXNet's im2rec does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from graphkit.data.records.writing import RecordWriter
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.atomic import write_whole
 
-# Pillow's names of the formats that pictures are written in, and the filter that they are resized by.
+# Pillow's names of the formats that images are written in, and the filter that they are resized by.
 ENCODINGS = {"jpg": "JPEG", "png": "PNG"}
 _BILINEAR = 2
 
 
 class Item(NamedTuple):
-    """A picture to pack: its number in the list, its labels, and its path."""
+    """An image to pack: its number in the list, its labels, and its path."""
 
     number: int
     label: float | list[float]
@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
 @dataclass
 class Packed:
-    """Result of packing: the number of records, their bytes, and the skipped pictures with the reasons."""
+    """Result of packing: the number of records, their bytes, and the skipped images with the reasons."""
 
     records: int = 0
     bytes: int = 0
@@ -41,7 +41,7 @@ class Packed:
 
 
 def items_of(source: Path) -> tuple[list[Item], tuple[str, ...] | None]:
-    """Return (pictures, class names) of a folder with one folder per class, of a list of paths and classes, or of a
+    """Return (images, class names) of a folder with one folder per class, of a list of paths and classes, or of a
     .lst.
 
     A line of a .lst contains a number, one or several labels, and a path relative to the list, separated by tabs.
@@ -53,27 +53,28 @@ def items_of(source: Path) -> tuple[list[Item], tuple[str, ...] | None]:
     return [Item(n, float(found.targets[n]), found.store.path(n)) for n in places], found.classes
 
 
-def pack_pictures(
+def pack_images(
     source: Path, output: Path, *, resize: int | None = None, quality: int = 95, encoding: str | None = None,
-    shuffle: bool = False, seed: int = 0, skip_damaged: bool = False, told: Callable[[int, int], None] | None = None,
+    shuffle: bool = False, seed: int = 0, skip_damaged: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Packed:  # fmt: skip
-    """Write the pictures of a source to output.rec and .idx, and class names to .classes.txt.
+    """Write the images of a source to output.rec and .idx, and class names to .classes.txt.
 
-    Each file is complete, or not written at all. Pictures are stored byte for byte, unless they are resized or encoded
+    Each file is complete, or not written at all. Images are stored byte for byte, unless they are resized or encoded
     again.
 
     Args:
         source: A folder or list, see `items_of`.
         output: Path of the .rec file.
-        resize: Length of the shorter side, for pictures that are larger.
+        resize: Length of the shorter side, for images that are larger.
         encoding: jpg, with a quality from 1 to 100, or png.
         quality: Quality of jpg.
-        shuffle: Store the pictures in an order that the seed determines.
-        skip_damaged: Skip pictures that cannot be read.
-        told: Called with the number of pictures done, and the total.
+        shuffle: Store the images in an order that the seed determines.
+        skip_damaged: Skip images that cannot be read.
+        progress: Called after each packed image with the number of images done and the total.
 
     Raises:
-        InputError: A picture cannot be packed. The message names it.
+        InputError: An image cannot be packed. The message names it.
         UsageError: An option is not valid.
     """
     if encoding is not None and encoding not in ENCODINGS:
@@ -96,10 +97,10 @@ def pack_pictures(
             record = pack((0, item.label, item.number, 0), data)
             writer.write(record, item.number)
             packed.records, packed.bytes = packed.records + 1, packed.bytes + len(record)
-            if told is not None:
-                told(done, len(items))
+            if progress is not None:
+                progress(done, len(items))
         if not packed.records:
-            raise InputError(f"{source}: there is no picture to pack")
+            raise InputError(f"{source}: there is no image to pack")
         # Before the records have their name: what names them is never that of others.
         classes_file(output).unlink(missing_ok=True)
     if classes is not None:
@@ -108,7 +109,7 @@ def pack_pictures(
 
 
 def _content(path: Path, resize: int | None, quality: int, encoding: str | None) -> bytes:
-    """The bytes to pack, of a picture with a readable header."""
+    """The bytes to pack, of an image with a readable header."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -140,7 +141,7 @@ def _lst(path: Path) -> Iterator[Item]:
     try:
         lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a list of pictures: {error}") from None
+        raise InputError(f"{path}: not a list of images: {error}") from None
     for number, line in enumerate(lines, 1):
         cells = line.removesuffix("\r").split("\t")
         if cells == [""]:

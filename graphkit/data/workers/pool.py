@@ -23,32 +23,33 @@ _LATEST = 8
 
 
 class Workers:
-    """`count` processes that make samples of lazy data sets.
+    """Processes that make batches of lazy data sets in advance. Several data sets can share them.
 
-    Several data sets can use them, one after another or at once.
+    Each batch is made by one worker, in memory that it shares with this process, so the batch is not copied. You may
+    keep and change the arrays of a batch: its memory is reused only after all arrays and views of it are deleted. If
+    you keep more than 64 batches, further ones are copies. Batches are returned in order, and their bits do not depend
+    on `count`.
 
-    One worker makes each batch, directly in memory that it shares with this process, so the batch is not copied. You
-    may keep and change the arrays of a batch: the memory is reused when no array, and no view of one, is left. If you
-    keep more than 64 batches, further ones are copies. Batches are returned in order, and their bits do not depend on
-    `count`.
+    Workers start when the first batch is requested. They are new Python interpreters with one thread each, and import
+    the modules that the data set needs. They end after `close`, at the end of a `with` block, when this object is
+    deleted, and when this process ends or is killed. A data set is sent to them once; later changes to it have no
+    effect. If the class of a data set is defined in the script itself, put the work of the script under
+    `if __name__ == "__main__":`, because workers import the script.
 
-    Processes start when the first batch is requested. They are new Python interpreters with one thread each, and import
-    what the data set needs. They end with `close`, at the end of a `with` block, or when nothing refers to the object;
-    also if this process is killed. A data set is sent to them once; later changes to it have no effect. If the class of
-    a data set is defined in the script itself, put the work of the script under `if __name__ == "__main__":`, because
-    workers import the script.
-
-    If `sample` raises an exception, it is raised at the position of its batch. graphkit's own errors are raised as they
-    are. Others become the cause of a WorkerError with the number of the sample. A worker that was killed or hangs also
-    raises a WorkerError. After an error the workers end; new ones start with the next batches that are requested.
+    If `sample` raises an exception, you get it when you request that batch: graphkit's own errors unchanged, others as
+    the cause of a WorkerError that gives the number of the sample. If a worker is killed or hangs, you get a
+    WorkerError, too. After an error all workers end; new ones start when batches are requested again.
 
     Args:
-        count: Number of processes.
+        count: Number of processes. With 0, batches are made in this process.
         ahead: Maximum number of batches made in advance (default: two per worker).
-        ahead_bytes: Maximum memory of these, estimated from earlier batches (default: GRAPHKIT_AHEAD_MEMORY). One batch
-            is always made.
-        timeout: Seconds in one sample after which a worker counts as hanging (default: GRAPHKIT_WORKER_TIMEOUT). The
-            first sample must begin within this time, but at least 30 seconds.
+        ahead_bytes: Maximum memory of the batches made in advance, estimated from the sizes of earlier batches
+            (default: GRAPHKIT_AHEAD_MEMORY). At least one batch is made in advance.
+        timeout: Seconds that a worker may take for one sample; if it takes longer, it counts as hanging (default:
+            GRAPHKIT_WORKER_TIMEOUT). To start and to import modules, it may take at least 30 seconds.
+
+    Raises:
+        UsageError: An argument is wrong.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Workers:
         return [] if self._crew is None else self._crew.pids
 
     def run(self, data: LazyDataset, parts: Iterable[np.ndarray], key: tuple[int, int] | None) -> Run:
-        """Return the batches of the samples at each of `parts`, in that order. key: see LazyDataset.made."""
+        """Return the batches of the samples at each of `parts`, in that order. key: see LazyDataset.make_batch."""
         if not self.count:
             raise UsageError("there are no workers")
         self.start()

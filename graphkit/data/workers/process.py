@@ -125,7 +125,7 @@ class _Worker:
         making = _Into(task, arena, self._progress, self._connection)
         try:
             found = self._dataset(data)
-            layout = arena.layout(found.name, *found.made(places, key, making))
+            layout = arena.layout(found.name, *found.make_batch(places, key, making))
         except Closed:
             raise
         except BaseException as error:  # noqa: BLE001 - who waits for the batch is told

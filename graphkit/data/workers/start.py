@@ -21,7 +21,7 @@ _SINGLE = (
     "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 
-# Pillow keeps the memory of so many blocks, of 16 MiB at most, for the next picture: to have it from the system anew
+# Pillow keeps the memory of so many blocks, of 16 MiB at most, for the next image: to have it from the system anew
 # each time takes a third of a worker's time.
 _KEPT = {"PILLOW_BLOCKS_MAX": "4"}
 

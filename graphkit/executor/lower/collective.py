@@ -16,13 +16,14 @@ from graphkit.executor.lower.lowering import Collectives, DeviceSums, Lowering, 
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.ir.graph import Node
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
-from graphkit.ops.internal.moments import AllMoments, AllSum, merged_moments
-from graphkit.ops.internal.row_sum import RowSumStart, RowSumWait
+from graphkit.ops.internal.moments import AllReduce, AllReduceMoments, merged_moments
+from graphkit.ops.internal.row_sum import RowSparseAllReduceStart, RowSparseAllReduceWait
 from graphkit.ops.internal.sharded import AllGatherStart, ReduceScatterStart, ReduceScatterWait
 
 _OPERATORS = (
-    AllReduceStart, AllReduceWait, ReduceScatterStart, ReduceScatterWait, AllGatherStart, RowSumStart, RowSumWait,
-    AllMoments, AllSum,
+    AllReduceStart, AllReduceWait, ReduceScatterStart, ReduceScatterWait, AllGatherStart,
+    RowSparseAllReduceStart, RowSparseAllReduceWait,
+    AllReduceMoments, AllReduce,
 )  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def collective(site: Site) -> Lowering | None:
         staged = _staged(node, carrier)
         staged.reason = carrier.staged
         return staged
-    if isinstance(node.op, RowSumWait):
+    if isinstance(node.op, RowSparseAllReduceWait):
         return PythonFunction("native", partial(_wait_rows, carrier, node.op.key))
     return PythonKernel("native", node, _kernel(node, carrier))
 
@@ -51,11 +52,11 @@ def _kernel(node: Node, carrier: Collectives) -> Kernel:
             return _Start(carrier.start_scattered, key, len(node.inputs))
         case AllGatherStart() as op:
             return _StartGather(carrier, op)
-        case RowSumStart(key=key):
+        case RowSparseAllReduceStart(key=key):
             return _StartRows(carrier, key)
-        case AllMoments(key=key):
+        case AllReduceMoments(key=key):
             return partial(_all_moments, carrier, key)
-        case AllSum(key=key):
+        case AllReduce(key=key):
             return partial(_all_sum, carrier, key)
         case AllReduceWait(keys=keys):
             return _Wait(carrier, keys)
@@ -75,11 +76,11 @@ def _staged(node: Node, carrier: Collectives) -> Lowering:
             return StagedStep(partial(Waits, node=node, run=_kernel(node, carrier), keys=keys))
         case ReduceScatterWait(key=key):
             return StagedStep(partial(Waits, node=node, run=_kernel(node, carrier), keys=(key,)))
-        case AllMoments() | AllSum():
+        case AllReduceMoments() | AllReduce():
             return StagedStep(partial(Exchanges, node=node, run=_kernel(node, carrier)))
-        case RowSumStart(key=key):
+        case RowSparseAllReduceStart(key=key):
             return StagedStep(partial(BeginsRows, node=node, begin=partial(carrier.start_rows, key)))
-        case RowSumWait(key=key):
+        case RowSparseAllReduceWait(key=key):
             return StagedStep(partial(WaitsForRows, node=node, wait=partial(carrier.wait_rows, key)))
     raise AssertionError(f"{node.op.name} is not a collective operator")
 

@@ -13,7 +13,7 @@ from graphkit.executor.lower.run_time_kernel import AtRunTime
 from graphkit.executor.memory.placement import Placement, has_run_time_size
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops._op import refusal
+from graphkit.ops._op import value_check
 
 
 def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
@@ -23,7 +23,7 @@ def repeated(placement: Placement, lowerings: Iterable[Lowering | None]) -> froz
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
     for node, lowering in zip(placement.steps, lowerings, strict=True):
-        told = refusal(node)
+        told = value_check(node)
         if told is None or (isinstance(lowering, LaunchedStep) and not lowering.kernel.fault):
             continue
         key = tuple(_elements(part, placement) for part in told)
@@ -62,7 +62,7 @@ def _may_fail(node: Node, lowering: Lowering | None, placement: Placement, repea
         return _may_go_on(lowering) or any(
             _may_fail(*step, graph.placement, ()) for graph in lowering.subgraphs.values() for step in graph.steps
         )
-    refuses = refusal(node) is not None and node not in repeats
+    refuses = value_check(node) is not None and node not in repeats
     return refuses and (not isinstance(lowering, LaunchedStep) or bool(lowering.kernel.fault))
 
 

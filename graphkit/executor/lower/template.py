@@ -91,22 +91,22 @@ class _Typed:
 class _Step:
     """Nodes that are alike, with what was found for the sizes that they mention."""
 
-    __slots__ = ("node", "substitutes", "mentioned", "context", "make", "inputs", "outputs", "kernels")
+    __slots__ = ("node", "symbolic_inference", "mentioned", "context", "make", "inputs", "outputs", "kernels")
 
     def __init__(
         self,
         node: Node,
         mentioned: tuple[int, ...],
         known: KernelContext | None,
-        substitutes: bool,
+        symbolic_inference: bool,
         shape_of: Callable[[Value], tuple[int, ...]],
     ):
         self.node = node  # one of them
-        self.substitutes = substitutes  # inference need not be asked again
+        self.symbolic_inference = symbolic_inference  # inference need not be asked again
         self.mentioned = mentioned  # positions of symbols
         self.context = known  # None: no kernel is needed
         # What makes the kernels, where they need no node of their own; inference would say nothing new then.
-        self.make = prepare_kernel("cpu", node, known) if known is not None and substitutes else None
+        self.make = prepare_kernel("cpu", node, known) if known is not None and symbolic_inference else None
         # Positions of the sizes of operands and results.
         self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
         self.outputs = [shape_of(v) for v in node.outputs]
@@ -244,7 +244,7 @@ class Template:
 
     def _substitutes(self, node: Node) -> bool:
         """Whether the results' types follow from the names, under assumptions that are noted."""
-        if not isinstance(node.op, Op) or not node.op.substitutes:
+        if not isinstance(node.op, Op) or not node.op.symbolic_inference:
             return False
         with assumptions() as assumed:
             inferred = node.op.infer_types([None if v is None else v.type for v in node.inputs])
@@ -270,7 +270,7 @@ class Template:
         if step.make is not None:
             made = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
             kernel = _native_kernel(made, step.node)
-        elif step.context is not None or not step.substitutes:
+        elif step.context is not None or not step.symbolic_inference:
             bound = self._bound(step, sizes)
             if step.context is not None:
                 kernel = _native_kernel(make_kernel("cpu", bound, step.context), bound)
@@ -285,7 +285,7 @@ class Template:
         operands = [None if v is None else Value(self._types[v].at(sizes), v.name, role=v.role) for v in node.inputs]
         told = [self._types[v].at(sizes) for v in node.outputs]
         with context.detached():
-            if step.substitutes:
+            if step.symbolic_inference:
                 return Node(node.op, operands, node.name, node.meta, types=told)
             try:
                 bound = Node(node.op, operands, node.name, node.meta)

@@ -70,8 +70,8 @@ class _Description:
             inner_fallbacks=tuple(
                 f"{name} ({node.op.name})" for name, node, _ in lowered.interpreted() if node not in self._kinds
             ),
-            host_looks=tuple(_host_looks(lowered)),
-            staged_because=next((way.reason for way in lowered.lowerings if way.kind == "staged"), ""),
+            host_conditions=tuple(_host_conditions(lowered)),
+            staging_reason=next((way.reason for way in lowered.lowerings if way.kind == "staged"), ""),
         )
 
     def _show(self, node: Node, live_bytes: int) -> None:
@@ -154,13 +154,13 @@ class _Description:
         return Operand(lowered.graph.name_of(value), str(value.type), place, self._offset(value), _bytes(value))
 
 
-def _host_looks(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
+def _host_conditions(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
     for node, lowering in lowered.steps:
         name = prefix + lowered.graph.node_name(node)
         if isinstance(lowering, SubgraphStep) and (why := lowering.looks_because):
             yield f"{name} ({node.op.name}): {why}"
         for part, inner in lowering.subgraphs.items():
-            yield from _host_looks(inner, f"{name}/{part}/")
+            yield from _host_conditions(inner, f"{name}/{part}/")
 
 
 def _idle_kind(node: Node) -> KernelKind:

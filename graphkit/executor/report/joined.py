@@ -67,7 +67,7 @@ def join(parts: Sequence[PartPlan]) -> Plan:
         host_bytes=sum(p.plan.host_bytes for p in parts),
         peak_node=largest.peak_node,
         inner_fallbacks=tuple(name for p in parts for name in p.plan.inner_fallbacks),
-        host_looks=tuple(step for p in parts for step in p.plan.host_looks),
+        host_conditions=tuple(step for p in parts for step in p.plan.host_conditions),
     )
 
 

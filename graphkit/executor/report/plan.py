@@ -34,7 +34,8 @@ class Plan(PlanData):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data for JSON."""
-        return asdict(self)
+        former = {"staged_because": self.staging_reason, "host_looks": self.host_conditions}
+        return asdict(self) | former
 
     def to_html(self, title: str = "memory plan") -> str:
         """Return a self-contained page that draws time against address. Point at a block for details."""
@@ -95,10 +96,10 @@ class Plan(PlanData):
         if self.host_bytes:
             swapped = sum(v is not None and v.place == "host" for step in self.steps for v in step.outputs)
             lines.append(f"swapped      {swapped} values, {human(self.host_bytes)} of pinned host memory")
-        if self.staged_because:
-            lines.append(f"all-reduces  through host memory: {self.staged_because}")
-        if self.host_looks:
-            lines.append(f"conditions   the host reads those of {'; '.join(self.host_looks)}")
+        if self.staging_reason:
+            lines.append(f"all-reduces  through host memory: {self.staging_reason}")
+        if self.host_conditions:
+            lines.append(f"conditions   the host reads those of {'; '.join(self.host_conditions)}")
         if self.inner_fallbacks:
             lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from graphkit.executor.lower.lowering import KernelKind
 from graphkit.executor.memory.placement import Place
+from graphkit.former_names import former_attribute
 
 BlockKind = Literal["value", "scratch"]
 
@@ -73,10 +74,11 @@ class PlanData:
     - `packed_bytes`: copies of parameters and constants in the layouts of kernels.
     - `examples`: if a batch is computed in parts, the examples of one part and of the batch. `arenas`: how many parts
       are computed at once.
-    - `staged_because`: on a device with its own memory, all-reduces use the kernel "nccl", or "staged" through host
-      memory. This is the reason for "staged".
+    - `staging_reason`: on a GPU, all-reduces use the kernel "nccl", or are copied through host memory (the kernel
+      "staged"). This is the reason for "staged", or "".
     - `host_bytes`: pinned host memory for values that wait there. Steps with the kernel "swap" copy them.
-    - `host_looks`: steps whose conditions cannot be part of a recording, with the reason.
+    - `host_conditions`: branches and loops whose condition the host reads in a run, because it cannot be part of a
+      recording; each with the reason.
     """
 
     steps: tuple[PlanStep, ...]
@@ -96,6 +98,10 @@ class PlanData:
     inner_fallbacks: tuple[str, ...] = ()  # steps inside subgraphs, see `fallbacks`
     examples: tuple[int, int] | None = None
     arenas: int = 1
-    staged_because: str = ""
+    staging_reason: str = ""
     host_bytes: int = 0
-    host_looks: tuple[str, ...] = ()
+    host_conditions: tuple[str, ...] = ()
+
+    # Former names.
+    staged_because = former_attribute("staging_reason")
+    host_looks = former_attribute("host_conditions")

@@ -104,8 +104,15 @@ class Engine:
     ) -> None:
         """Run `function()` on a worker, after earlier operations that use these variables.
 
-        Of the operations that can start, those with the highest priority start first, then the oldest. A variable in
-        both `reads` and `writes` counts as written. Raises RuntimeFailure after `close`.
+        Args:
+            function: Called without arguments.
+            reads: Variables that the function reads.
+            writes: Variables that it writes. A variable in both lists counts as written.
+            priority: Of the operations that can start, those with the highest priority start first, then the oldest.
+            name: Name of the operation, for profiles and messages.
+
+        Raises:
+            RuntimeFailure: The engine is closed.
         """
         if not callable(function):
             raise UsageError(f"an operation must be a callable without arguments, not {type(function).__name__}")

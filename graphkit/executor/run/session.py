@@ -36,6 +36,7 @@ from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
+from graphkit.former_names import former_arguments
 from graphkit.ir import limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
@@ -82,8 +83,8 @@ class Executor:
             (each with a relative error of at most 2^-8), and sums in float32; see
             `graphkit.passes.layout.round_products` for exceptions. On a GPU, it also rounds attention. The other
             precisions need a GPU. "f16" does the same with float16. "fp8" is "bf16" with 8-bit operands of matrix
-            products (`graphkit.passes.fuse.float8_products`). "tf32" multiplies float32 elements of matrix products,
-            convolutions and attention by their leading 11 bits (each with a relative error of at most 2^-11).
+            products (`graphkit.passes.fuse.float8_products`). "tf32" keeps 11 significant bits of the float32 operands
+            of matrix products, convolutions and attention (each with a relative error of at most 2^-11).
         check_finite: Raise InputError for NaN or infinity in fed data.
         declared: Shapes that a file declares for the graph's values. A false one is reported by a DeclarationWarning.
         collectives: Performs the graph's all-reduces over processes. Without it, each is that of one process.
@@ -191,6 +192,7 @@ class Executor:
 
     # --- running ------------------------------------------------------------------------------------
 
+    @former_arguments(unread="discard")
     def run(
         self,
         feeds: Mapping[str, Any],
@@ -198,7 +200,7 @@ class Executor:
         *,
         out: Mapping[str, np.ndarray] | None = None,
         timeout: float | None = None,
-        unread: Collection[str] = (),
+        discard: Collection[str] = (),
     ) -> dict[str, np.ndarray]:
         """Compute outputs for the fed inputs.
 
@@ -211,7 +213,8 @@ class Executor:
             out: Arrays for outputs, by name. They must have the dtype and shape of the output, be writable, and not
                 share memory with each other. They may be fed arrays.
             timeout: Seconds.
-            unread: Outputs that you do not need. On a device with its own memory, their values are None.
+            discard: Names of outputs that you do not need. On a GPU they are not copied to host memory, and their
+                values in the result are None. On the CPU it has no effect.
 
         Returns:
             Arrays by output name.
@@ -224,12 +227,12 @@ class Executor:
             RuntimeFailure: A kernel failed.
         """
         if timeout is None and self._bounds is None:
-            return self._within_limits(feeds, outputs, out, unread)
+            return self._within_limits(feeds, outputs, out, discard)
         memory, iterations, usual = self._bounds or limits.Bounds()
         if timeout is not None:
             check_argument("run", "timeout", "float", timeout)
         with limits.limited(memory, usual if timeout is None else timeout, iterations):
-            return self._within_limits(feeds, outputs, out, unread)
+            return self._within_limits(feeds, outputs, out, discard)
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         """Start copying the arrays of a later run to the device, while it computes. Any thread may call it.

@@ -101,9 +101,11 @@ def _if_samples() -> tuple[Sample, ...]:
 
 @op
 class If(Op):
-    """Run one of two branches. cond: bool scalar; the captures are the operands of both branches.
+    """Run then_branch if cond is true, else else_branch.
 
-    The type of each output covers the results of both branches. If cond is known, it is the type of the chosen branch.
+    cond: bool []. captures: the values of the outer graph that the branches read; both branches get all of them as
+    inputs. Both have the same number of outputs, which are the results. If cond is constant, the results have the types
+    of the chosen branch; otherwise types that include those of both, with unknown sizes where they differ.
     """
 
     then_branch: Graph
@@ -170,13 +172,17 @@ def _loop_samples() -> tuple[Sample, ...]:
 
 @op
 class Loop(Op):
-    """Repeat a body while a condition holds, at most m times.
+    """Repeat a subgraph while a condition is true, at most m times.
 
-    m: int64 scalar, unbounded when absent; cond: bool scalar, true when absent; then the initial state and the
-    captures. body: (iteration, cond, *state, *captures) -> (cond, *state, *scan outputs). The results are the final
-    state and the scan outputs of all iterations, stacked along a new first axis. The condition that the body returns
-    counts also when `cond` is absent, as in ONNX Runtime. recompute: for the gradient, store only the state of each
-    iteration and compute the rest again. ONNX has no such attribute.
+    m: int64 [], the maximum number of iterations (no limit by default). cond: bool [], the condition before the first
+    iteration (true by default). values: the initial state, then the captures: the last `captures` operands, which are
+    values of the outer graph that the body reads. body: (iteration, cond, *state, *captures) -> (cond, *state, *scan
+    outputs), where iteration is int64 [] from 0. The returned condition decides about the next iteration, also if
+    `cond` is absent, as in ONNX Runtime.
+
+    The results are the last state, then each scan output of all iterations, stacked along a new first axis. recompute:
+    for the gradient, store only the state of each iteration, and compute everything else again. ONNX has no such
+    attribute.
     """
 
     body: Graph
@@ -296,11 +302,13 @@ def _scan_samples() -> tuple[Sample, ...]:
 
 @op
 class Scan(Op):
-    """Apply a body to successive slices of the scan inputs, and pass a state from one iteration to the next.
+    """Apply a subgraph to successive slices of the scan inputs, and pass a state from one iteration to the next.
 
-    Operands: the initial state, `num_scan_inputs` scan inputs, the captures. body: (*state, *slices, *captures) ->
-    (*state, *scan outputs). The results are the final state and the scan outputs, stacked along a new axis. Axes
-    (default 0) may be negative; direction 1 reads the input, or writes the output, from the end. recompute: as in Loop.
+    values: the initial state, then `num_scan_inputs` scan inputs, then the captures: the last `captures` operands,
+    which are values of the outer graph that the body reads. body: (*state, *slices, *captures) -> (*state, *scan
+    outputs). The results are the last state, then each scan output stacked along a new axis. scan_input_axes and
+    scan_output_axes (0 by default) may be negative. A direction of 1 reads the input, or writes the output, from the
+    end. recompute: as in Loop.
     """
 
     body: Graph

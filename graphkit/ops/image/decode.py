@@ -53,7 +53,7 @@ class ImageDecoder(Op):
         Sample(_COLOURS, pixel_format="Grayscale"),
         Sample(_GREYS, pixel_format="Grayscale"),
         Sample(_BITMAP),
-        # onnx's evaluator returns no channels for a picture without colours.
+        # onnx's evaluator returns no channels for an image without colours.
         Sample(_GREYS, pixel_format="BGR", onnx=False),
     )
 
@@ -71,9 +71,9 @@ class ImageDecoder(Op):
 
 
 def decoded(data: bytes, grey: bool) -> np.ndarray:
-    """Decode a picture to uint8 [height, width, 1 if `grey` else 3].
+    """Decode an image to uint8 [height, width, 1 if `grey` else 3].
 
-    Raises RuntimeFailure for a damaged picture, MissingDependency without Pillow. Sizes are compared with Pillow's
+    Raises RuntimeFailure for a damaged image, MissingDependency without Pillow. Sizes are compared with Pillow's
     limit before any pixel is decoded.
     """
     try:
@@ -84,14 +84,14 @@ def decoded(data: bytes, grey: bool) -> np.ndarray:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
             limit, (width, height) = Image.MAX_IMAGE_PIXELS, picture.size
             if limit is not None and width * height > limit:
-                raise RuntimeFailure(f"a picture of {width} x {height} pixels is above Pillow's limit of {limit}")
+                raise RuntimeFailure(f"an image of {width} x {height} pixels is above Pillow's limit of {limit}")
             return _pixels(picture, grey)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise RuntimeFailure(f"the picture is above Pillow's limit: {error}") from None
+        raise RuntimeFailure(f"the image is above Pillow's limit: {error}") from None
     except UnidentifiedImageError:
-        raise RuntimeFailure(f"{len(data)} bytes are not a picture in one of {', '.join(_FORMATS)}") from None
+        raise RuntimeFailure(f"{len(data)} bytes are not an image in one of {', '.join(_FORMATS)}") from None
     except (EOFError, IndexError, OSError, OverflowError, SyntaxError, ValueError) as error:
-        raise RuntimeFailure(f"the picture cannot be decoded: {error}") from None
+        raise RuntimeFailure(f"the image cannot be decoded: {error}") from None
 
 
 def _pixels(picture: Any, grey: bool) -> np.ndarray:
@@ -100,6 +100,6 @@ def _pixels(picture: Any, grey: bool) -> np.ndarray:
         high = (np.asarray(picture) >> 8).astype(np.uint8)
         return np.repeat(high[:, :, None], 1 if grey else 3, axis=2)
     if picture.mode in ("I", "F"):
-        raise RuntimeFailure(f"a picture of mode {picture.mode} has no pixels of 8 bits")
+        raise RuntimeFailure(f"an image of mode {picture.mode} has no pixels of 8 bits")
     array = np.asarray(picture.convert("L" if grey else "RGB"))
     return array[:, :, None] if grey else array

@@ -334,10 +334,11 @@ def _resize_samples() -> tuple[Sample, ...]:
 
 @op
 class Resize(Resizing):
-    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scale); exactly one of the two is given.
+    """Resample x along `axes` (default: all) to `sizes`, or to floor(size * scales).
 
-    mode nearest takes any element type, linear and cubic any number. roi, [starts..., ends...] as fractions of x, is
-    read only by coordinate_transformation_mode tf_crop_and_resize.
+    Exactly one of `scales` (floats) and `sizes` (integers) is given, with one entry for each of `axes`. mode="nearest"
+    takes any element type; "linear" and "cubic" need a numeric type. roi: [starts..., ends...] as fractions of the
+    sizes of x, is read only with coordinate_transformation_mode="tf_crop_and_resize".
     """
 
     inputs = ("x", "roi?", "scales?", "sizes?")

@@ -57,10 +57,15 @@ def _roi_samples() -> tuple[Sample, ...]:
 class RoiAlign(Op):
     """Pool regions of images into bins of equal size: each bin is the mean (or maximum) of interpolated samples.
 
-    He et al. 2017. x: [N, C, H, W]; rois: [R, 4] as x1, y1, x2, y2, which are multiplied by `spatial_scale`;
-    batch_indices: [R], the image of each region. The result is [R, C, output_height, output_width]. A bin has
-    sampling_ratio samples along each axis; with 0, as many as it holds elements, rounded up. A sample is a sum of
-    weighted elements; mode max takes the largest of these weighted elements.
+    He et al. 2017, Mask R-CNN. x: [N, C, H, W]; rois: [R, 4] as x1, y1, x2, y2, which are multiplied by
+    `spatial_scale`; batch_indices: int64 [R], the image of each region. The result is [R, C, output_height,
+    output_width].
+
+    Along each axis a bin has `sampling_ratio` samples, at equal distances. With 0, their number is the size of the bin
+    in elements, rounded up. Each sample is interpolated bilinearly, from four elements. With mode="avg", a bin is the
+    mean of its samples. With mode="max", it is the largest product of an element and its interpolation weight.
+    coordinate_transformation_mode="half_pixel" shifts the corners by -0.5; "output_half_pixel" does not, and makes
+    regions at least one element wide.
     """
 
     coordinate_transformation_mode: str = "half_pixel"
@@ -70,7 +75,7 @@ class RoiAlign(Op):
     sampling_ratio: int = 0
     spatial_scale: float = 1.0
     inputs = ("x", "rois", "batch_indices")
-    refuses_values = True
+    checks_values = True
     types = {"x": FLOATS, "rois": "x", "batch_indices": INT64}
     onnx = Onnx("RoiAlign", since=22)
     samples = staticmethod(_roi_samples)
@@ -268,13 +273,16 @@ def _nms_samples() -> tuple[Sample, ...]:
 
 @op
 class NonMaxSuppression(Op):
-    """Select boxes of each image and class, best first, that do not overlap a better selected box too much.
+    """Select the boxes with the highest scores, and drop boxes that overlap a selected one.
 
-    The overlap (intersection over union) may be at most iou_threshold. boxes: [N, B, 4] as y1, x1, y2, x2 of any two
-    opposite corners, or with center_point_box=1 as x, y of the centre, width, height; scores: [N, classes, B]. At most
-    `max_output_boxes_per_class` (0 when absent) boxes are selected for each class, all with scores above
-    `score_threshold`. If scores are equal, the first box is the better one. The result, int64 [selected, 3], holds
-    image, class and box.
+    For each image and class, boxes are visited by descending score; if scores are equal, by index. A box is selected
+    if its intersection over union with each box selected before is at most `iou_threshold` (0 by default), and if its
+    score is above `score_threshold` (no limit by default). At most `max_output_boxes_per_class` boxes are selected; it
+    is 0 by default, which selects none.
+
+    boxes: [N, B, 4] as y1, x1, y2, x2 of any two opposite corners, or with center_point_box=1 as x, y of the centre,
+    width, height; scores: [N, classes, B]. The result, int64 [selected, 3], contains (image, class, box) of each
+    selected box.
     """
 
     center_point_box: int = 0

@@ -119,7 +119,7 @@ class ChannelsLastConv(ChannelsLastConvolution, Epilogue):
     inputs = ("x", "w", "bias?", "residual?")
     moved = ("x", "residual")
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
-    substitutes = True
+    symbolic_inference = True
     inplace = ((3, 0),)
     samples = (
         *(Sample(_shape_last(x), w, **attrs) for x, w, attrs in _GEOMETRIES),

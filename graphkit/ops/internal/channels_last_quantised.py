@@ -54,7 +54,7 @@ class ChannelsLastQLinearGlobalAveragePool(ChannelsLast):
     """QLinearGlobalAveragePool of x: [N, *spatial, C] -> [N, 1, ..., C]."""
 
     domain = DOMAIN
-    substitutes = True
+    symbolic_inference = True
     per_example = ("x",)
     inputs = QLinearGlobalAveragePool.inputs
     types = QLinearGlobalAveragePool.types

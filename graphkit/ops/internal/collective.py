@@ -35,10 +35,10 @@ class Summed(Op):
 
 @op
 class AllReduceStart(Summed):
-    """Begin an all-reduce of each x over all ranks, which all use the same `key`; AllReduceWait waits for the sums.
+    """Start an all-reduce of each x; the results contain the sums over all ranks after AllReduceWait.
 
-    They lie next to each other, so that they are sent as one array. Its reference, and an exported ONNX file, sum over
-    one process.
+    All ranks use the same `key`. The results lie next to each other in memory, so that they are sent as one array. The
+    reference, and an exported ONNX file, sum over one process.
     """
 
     key: str
@@ -51,9 +51,10 @@ class AllReduceStart(Summed):
 
 @op
 class AllReduceWait(Op):
-    """Wait for the all-reduces of the given keys. Operators that read the sums depend on the result, a 0.
+    """Wait for the all-reduces, or all-gathers, with the given keys.
 
-    `started` are some of the sums.
+    started: at least one result of each of them. The result is a 0, int64 []. Operators that read the sums must depend
+    on it, for example with ControlDependency, so that they run later.
     """
 
     keys: tuple[str, ...]

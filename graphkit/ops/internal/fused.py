@@ -121,7 +121,7 @@ class FusedConv(Epilogue, Convolution):
     per_example = ("x", "residual")
     inputs = ("x", "w", "bias?", "residual?")
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
-    substitutes = True
+    symbolic_inference = True
     inplace = ((3, 0),)
     samples = (
         *(Sample((1, 3, 5, 5), (4, 3, 3, 3), (4,), **attrs) for attrs in _EPILOGUES),
@@ -162,7 +162,7 @@ class FusedMatMul(Epilogue):
     domain = DOMAIN
     inputs = ("a", "b", "bias?", "residual?")
     types = {"a": FLOATS, "b": "a", "bias": "a", "residual": "a"}
-    substitutes = True
+    symbolic_inference = True
     inplace = ((3, 0),)
     samples = (
         *(Sample((2, 3), (3, 4), (4,), **attrs) for attrs in _EPILOGUES),
@@ -237,7 +237,7 @@ class AttentionOp(Op):
     layout: str = "NHLD"
     output_layout: str = "NHLD"
     domain = DOMAIN
-    substitutes = True
+    symbolic_inference = True
     # Whether heads of queries may share those of keys.
     shares_heads = False
 
@@ -389,7 +389,7 @@ class Fused(Op):
     domain = DOMAIN
     inputs = ("xs*",)
     outputs = ("ys*",)
-    substitutes = True
+    symbolic_inference = True
     samples = staticmethod(_fused_samples)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:

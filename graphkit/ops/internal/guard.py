@@ -21,7 +21,7 @@ class FiniteGuard(Op):
     """
 
     domain = DOMAIN
-    refuses_values = True
+    checks_values = True
     inputs = ("x", "token")
     types = {"x": ANY, "token": FLOATS}
     samples = (

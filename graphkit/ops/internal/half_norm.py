@@ -11,12 +11,13 @@ from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes
 
 
 @op
-class LayerNormOfHalves(NormOfLastAxes):
-    """LayerNormalization computed in the type of scale; if that is float32, x may be float16 or bfloat16.
+class MixedPrecisionLayerNorm(NormOfLastAxes):
+    """LayerNormalization that computes in the type of `scale`, also if x has a narrower type.
 
-    `made`, if given, is the type of y.
+    If `scale` is float32, x may be float16 or bfloat16. `made` is the type of y (default: that of `scale`).
     """
 
+    former_names = ("LayerNormOfHalves",)
     made: DType | None = None
     domain = DOMAIN
     inputs = ("x", "scale", "b?")

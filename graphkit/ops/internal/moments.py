@@ -29,7 +29,7 @@ def merged_moments(
 
 
 @op
-class AllMoments(Op):
+class AllReduceMoments(Op):
     """Number, mean and sum of squared deviations over the samples of all ranks, from those of each rank.
 
     Deviations are from the mean. All ranks use the same `key`. count: an int64 scalar, 0 if there are no samples; mean
@@ -37,6 +37,7 @@ class AllMoments(Op):
     file, merge one process.
     """
 
+    former_names = ("AllMoments",)
     key: str
     domain = DOMAIN
     inputs = ("count", "mean", "deviations")
@@ -68,7 +69,7 @@ class AllMoments(Op):
         found = [d for d in (d_mean, d_deviations) if d is not None]
         if not found:
             return None, None, None
-        summed = F.all_sum(*found, key=f"{self.key} gradient")
+        summed = F.all_reduce(*found, key=f"{self.key} gradient")
         sums = iter([summed] if len(found) == 1 else summed)
         parts, by_deviations = [], None
         if d_mean is not None:
@@ -83,12 +84,13 @@ class AllMoments(Op):
 
 
 @op
-class AllSum(Op):
-    """All-reduce: the sum of each x over all ranks, which all use the same `key`.
+class AllReduce(Op):
+    """Sum each x over all ranks, which all use the same `key`.
 
     This is AllReduceStart and AllReduceWait in one. Its reference, and an exported ONNX file, sum over one process.
     """
 
+    former_names = ("AllSum",)
     key: str
     domain = DOMAIN
     inputs = ("xs*",)
@@ -106,7 +108,7 @@ class AllSum(Op):
     def grad(self, node: Node, *dys: Any) -> tuple[Any, ...]:
         """Each sum has gone to all processes."""
         found = [dy for dy in dys if dy is not None]
-        summed = F.all_sum(*found, key=f"{self.key} gradient")
+        summed = F.all_reduce(*found, key=f"{self.key} gradient")
         sums = iter([summed] if len(found) == 1 else summed)
         return tuple(None if dy is None else next(sums) for dy in dys)
 

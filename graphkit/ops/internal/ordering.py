@@ -33,8 +33,11 @@ class Ordered(Op):
 
 
 @op
-class After(Ordered):
-    """Return x; operators that read the result run after `token` is computed, whose value is not read.
+class ControlDependency(Ordered):
+    """Return x, but let operators that read the result run only after `token` is computed.
 
-    Recomputation uses it: an activation is computed again when its gradient has arrived, not before.
+    The value of `token` is not read. Recomputation uses this operator: an activation is computed again when its
+    gradient has arrived, not before.
     """
+
+    former_names = ("After",)

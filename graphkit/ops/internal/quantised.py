@@ -46,7 +46,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
 class _QuantisedBinary(Op):
     """a and b, which broadcast, and the result are uint8, or all int8."""
 
-    substitutes = True
+    symbolic_inference = True
     pointwise: ClassVar[bool] = False
     domain = DOMAIN
     inputs = ("a", "a_scale", "a_zero_point", "b", "b_scale", "b_zero_point", "y_scale", "y_zero_point")
@@ -143,7 +143,7 @@ class QLinearGlobalAveragePool(Op):
     """
 
     domain = DOMAIN
-    substitutes = True
+    symbolic_inference = True
     per_example = ("x",)
     inputs = ("x", "x_scale", "x_zero_point", "y_scale", "y_zero_point")
     types = {"x": BYTES, "x_scale": _F32, "x_zero_point": "x", "y_scale": _F32, "y_zero_point": "x"}
@@ -183,7 +183,7 @@ class TableLookup(Op):
     """
 
     domain = DOMAIN
-    substitutes = True
+    symbolic_inference = True
     per_example = ("x",)
     inputs = ("x", "table")
     types = {"x": BYTES, "table": INTEGERS | _F32}
@@ -324,7 +324,7 @@ class QGemm(Op):
     transA: bool = False  # noqa: N815 (ONNX's names)
     transB: bool = False  # noqa: N815
     domain = DOMAIN
-    substitutes = True
+    symbolic_inference = True
     inputs = (
         "a", "a_scale", "a_zero_point", "b", "b_scale", "b_zero_point", "c?", "y_scale?", "y_zero_point?",
     )  # fmt: skip

@@ -24,12 +24,14 @@ def _check(indices: TensorType, rows: TensorType) -> None:
 
 
 @op
-class RowSumStart(Op):
-    """Begin to sum row-sparse arrays over all ranks, which all use the same `key`; RowSumWait returns the sum.
+class RowSparseAllReduceStart(Op):
+    """Start an all-reduce of a row-sparse array; RowSparseAllReduceWait returns the sum.
 
-    indices: the rows that are not 0, each once; rows: their values. Their number differs by rank. The result is a 0.
+    All ranks use the same `key`. indices: int64 [K], the rows that are not 0, each once; rows: [K, ...], their values.
+    K may differ between ranks. The result is a 0, int64 [].
     """
 
+    former_names = ("RowSumStart",)
     key: str
     domain = DOMAIN
     inputs = ("indices", "rows")
@@ -53,13 +55,15 @@ class RowSumStart(Op):
 
 
 @op
-class RowSumWait(Op):
-    """Wait for the sum that RowSumStart has begun with `indices` and `rows` under this key, and return it.
+class RowSparseAllReduceWait(Op):
+    """Wait for the all-reduce that RowSparseAllReduceStart has started with the same operands and key.
 
-    The result holds the rows of all ranks, each once, by ascending index. Rows that several ranks have are added up in
-    the order of the ranks. It runs after `started`. Its reference, and an exported ONNX file, sum over one process.
+    The results are the rows that any rank has, each once, by ascending index: all_indices, int64 [M], and sums, [M,
+    ...]. Rows that several ranks have are added in the order of the ranks. The operator runs after `started`, whose
+    values are not read. Its reference, and an exported ONNX file, sum over one process.
     """
 
+    former_names = ("RowSumWait",)
     key: str
     domain = DOMAIN
     inputs = ("indices", "rows", "started*")

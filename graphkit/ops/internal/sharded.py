@@ -18,11 +18,11 @@ from graphkit.ops.internal.collective import Summed
 
 @op
 class ReduceScatterStart(Summed):
-    """Begin a reduce-scatter of each x over all ranks, which all use the same `key`.
+    """Start a reduce-scatter of each x: after ReduceScatterWait, each rank has its slice of the sums over all ranks.
 
-    Each rank gets its slice of the sums. The results lie one behind the other, and are cut into slices as one array
-    (`graphkit.dist.sums.slices`). Once ReduceScatterWait is done, this rank's slice holds the sum; the rest is
-    undefined. Its reference, and an exported ONNX file, sum over one process.
+    All ranks use the same `key`. The results lie next to each other in memory, and are cut into slices as one array
+    (`graphkit.dist.sums.slices`). Outside of the slice of this rank, their elements are undefined. The reference, and
+    an exported ONNX file, sum over one process.
     """
 
     key: str
@@ -31,9 +31,10 @@ class ReduceScatterStart(Summed):
 
 @op
 class ReduceScatterWait(Op):
-    """Wait for the slices of reduce-scatters under these keys. Operators that read them depend on the result, a 0.
+    """Wait for the reduce-scatter with this key.
 
-    All operands stay in use up to here.
+    sums: all results of ReduceScatterStart. The result is a 0, int64 []. Operators that read the sums must depend on
+    it, for example with ControlDependency, so that they run later.
     """
 
     key: str
@@ -56,11 +57,11 @@ class ReduceScatterWait(Op):
 
 @op
 class AllGatherStart(Op):
-    """Begin an all-gather, under this key, of arrays of `sizes` elements from the slices of all ranks.
+    """Start an all-gather of arrays whose slices lie on different ranks; AllReduceWait waits for the results.
 
-    pieces: vectors, the parts of these arrays in this rank's slice. `of` says which array a piece belongs to, `begins`
-    and `ends` which elements it holds. AllReduceWait waits for the results. Its reference, and an exported ONNX file,
-    give 0 where this process has no piece.
+    All ranks use the same `key`. sizes: the number of elements of each array. pieces: vectors, the parts of these
+    arrays that this rank has. Piece i is the elements from begins[i] to ends[i] - 1 of array of[i]. The reference, and
+    an exported ONNX file, give 0 where this process has no piece.
     """
 
     key: str

@@ -52,7 +52,7 @@ class Send(Op):
     types = {"x": ANY, "token": INT64}
     collective = True
     # The receiver expects the type that x has in the graph.
-    widens = False
+    reference_in_float32 = False
 
     def infer(self, x: TensorType, token: TensorType) -> TensorType:
         return TOKEN

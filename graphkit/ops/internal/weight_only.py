@@ -32,7 +32,7 @@ class WeightOnlyMatMul(Op):
     block_size: int
     bits: int = 8
     domain = DOMAIN
-    substitutes = True
+    symbolic_inference = True
     inputs = ("a", "w", "scale", "zero_point?")
     types = {"a": _F32, "w": BYTES, "scale": _F32, "zero_point": "w"}
     samples = (

@@ -43,7 +43,7 @@ class Potrf(Op):
 
     lower: bool = True
     domain = DOMAIN
-    refuses_values = True
+    checks_values = True
     inputs = ("a",)
     types = {"a": REALS}
     samples = (Sample(_DEFINITE), Sample(_DEFINITES, lower=False), Sample(Rand((1, 1), 1.0, 2.0)))
@@ -76,7 +76,7 @@ class Potri(Op):
 
     lower: bool = True
     domain = DOMAIN
-    refuses_values = True
+    checks_values = True
     composite = True
     inputs = ("l",)
     types = {"l": REALS}

@@ -22,7 +22,7 @@ class Inverse(Op):
     """The inverse of each matrix of a: [..., n, n]. A singular matrix is an error at run time."""
 
     domain = DOMAIN
-    refuses_values = True
+    checks_values = True
     inputs = ("a",)
     types = {"a": FLOATS}
     samples = (Sample(_DEFINITE, dtypes=REALS), Sample(Rand((2, 2, 2), definite=True), dtypes=REALS))
@@ -155,7 +155,7 @@ class Solve(Op):
     """
 
     domain = DOMAIN
-    refuses_values = True
+    checks_values = True
     inputs = ("a", "b")
     types = {"a": REALS, "b": "a"}
     samples = (

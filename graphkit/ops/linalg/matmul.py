@@ -30,7 +30,7 @@ class MatMul(Op):
 
     inputs = ("a", "b")
     types = {"a": _OPERANDS, "b": "a"}
-    substitutes = True
+    symbolic_inference = True
     onnx = Onnx("MatMul", since=13)
     samples = (
         Sample((2, 3), (3, 4)),
@@ -112,7 +112,7 @@ class Gemm(Op):
     inputs = ("a", "b", "c?")
     types = {"a": _OPERANDS, "b": "a", "c": "a"}
     onnx = Onnx("Gemm", since=13)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((2, 3), (3, 4)),
         Sample((2, 3), (3, 4), (4,)),

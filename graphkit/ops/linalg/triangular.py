@@ -157,7 +157,7 @@ class Trsm(_Triangular):
     a: [..., n, n], triangular; op transposes if `transpose` is set. A zero on the diagonal is an error at run time.
     """
 
-    refuses_values = True
+    checks_values = True
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         factor = triangle(xp, a, self.lower)

@@ -108,7 +108,7 @@ class Div(Binary):
     known = staticmethod(_quotient)
     samples = (Sample((2, 3), _POSITIVE), Sample((2, 3), Rand((3,), 1.0, 5.0)), Sample((2, 3), Rand((), -3.0, -1.0)))
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         return _refused_zeros(*inputs)
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
@@ -139,8 +139,8 @@ class Pow(Binary):
     onnx = Onnx("Pow", since=15)
     samples = (Sample(_POSITIVE, (2, 3)), Sample(_POSITIVE, np.array(3.0)), Sample((2, 3), np.array([2.0]), grad=True))
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-        return self._refusal_of_all(inputs) if inputs[0].dtype.is_integer else None
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        return self._check_of_all(inputs) if inputs[0].dtype.is_integer else None
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]))
@@ -186,7 +186,7 @@ class Mod(Binary):
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8]), fmod=True),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         return _refused_zeros(*inputs)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:

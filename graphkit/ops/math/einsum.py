@@ -73,9 +73,9 @@ class Einsum(Op):
     """Sum of products in Einstein notation, such as "ij,jk->ik": one letter for each axis of each operand.
 
     Letters that the result lacks are summed over; a letter repeated in one term takes the diagonal. An axis of size 1
-    broadcasts against the axes that other operands have under its letter. "..." means any number of axes that
-    broadcast. Without "->" the result has those axes, then the letters that occur once, in alphabetical order. Integers
-    wrap around.
+    broadcasts against axes with the same letter in other operands. "..." means any number of axes that broadcast.
+    Without "->" the result has those axes, then the letters that occur once, in alphabetical order. If a product or sum
+    of integers is too large for the element type, it wraps around.
     """
 
     equation: str

@@ -317,7 +317,7 @@ class Dropout(RandomOp):
         Sample(np.array([0.5, -2.0], DType.FLOAT8E5M2.numpy), np.array(0.25, DType.FLOAT8E5M2.numpy)),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         ratio = inputs[1] if len(inputs) > 1 else None
         if ratio is None:
             return None
@@ -380,7 +380,11 @@ class Dropout(RandomOp):
 
 @op
 class RngFoldIn(Op):
-    """Derive a (seed, step) for `index`, an integer scalar in [0, 2**32), from which one iteration of a loop draws."""
+    """Derive the state of another random generator, so that each iteration of a loop draws different numbers.
+
+    rng: uint64 [2], the seed and the step of a generator; index: an integer [] from 0 to 2**32 - 1, such as the number
+    of the iteration. The result is uint64 [2]. Equal operands give equal results.
+    """
 
     domain = DOMAIN
     inputs = ("rng", "index")

@@ -61,7 +61,7 @@ class Reduction(Op):
     noop_with_empty_axes: bool = False
     inputs = ("x", "axes?")
     types = {"x": _SUMMABLE, "axes": INT64}
-    substitutes = True
+    symbolic_inference = True
     samples = (*_uses(_normal), _EMPTY)
     # The rule for a list of known elements, where shape arithmetic uses the operator.
     known: ClassVar[Any] = None
@@ -349,7 +349,7 @@ class ReduceProd(Reduction):
 
     def slope(self, node: Node, x: Value, dy: Any) -> Any:
         axes = node.inputs[1:]
-        return F.mul(dy, F.product_of_others(x, *axes, noop_with_empty_axes=self.noop_with_empty_axes))
+        return F.mul(dy, F.leave_one_out_product(x, *axes, noop_with_empty_axes=self.noop_with_empty_axes))
 
 
 def _last(xp: Any, x: Any, axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
@@ -374,13 +374,15 @@ def _rows_of(values: Sequence[Any], axes: tuple[int, ...]) -> tuple[list[Any], C
 
 
 @op
-class ProductOfOthers(Op):
-    """For each element of x, the product of all other elements that a ReduceProd over `axes` multiplies it with.
+class LeaveOneOutProduct(Op):
+    """For each element of x, the product of all other elements along `axes`: the derivative of ReduceProd.
 
-    This is the derivative of ReduceProd; it has x's shape, and is right where elements are 0. Products are computed in
-    float64, because the product of the elements before or behind an element may overflow where the result does not.
+    The result has the shape of x. It is also exact where elements are 0. Products are computed in float64, because the
+    product of the elements before or after an element may overflow where the result does not. axes: int64 [k] (default:
+    all axes).
     """
 
+    former_names = ("ProductOfOthers",)
     noop_with_empty_axes: bool = False
     domain = DOMAIN
     composite = True
@@ -420,7 +422,7 @@ class ProductOfOthers(Op):
         number = F.range(np.int64(0), F.squeeze(F.shape(rows, start=-1), i64(0)), np.int64(1))
         other = F.not_(F.equal(F.unsqueeze(number, i64(1)), F.unsqueeze(number, i64(0))))
         pairs = F.where(other, F.unsqueeze(rows, i64(-2)), scalar_like(1.0, x))
-        terms = F.where(other, F.product_of_others(pairs, i64(-1)), scalar_like(0.0, x))
+        terms = F.where(other, F.leave_one_out_product(pairs, i64(-1)), scalar_like(0.0, x))
         total = F.reduce_sum(F.mul(terms, F.unsqueeze(slopes, i64(-1))), i64(-2), keepdims=False)
         return (back(total), None)[: len(node.inputs)]
 

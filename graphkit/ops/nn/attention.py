@@ -56,7 +56,7 @@ class RotaryEmbedding(Op):
         Sample((2, 3, 12), (2, 3, 2), (2, 3, 2), num_heads=2, rotary_embedding_dim=4, interleaved=True),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         is_told = len(inputs) > 3 and inputs[3] is not None
         return ("positions", inputs[3], inputs[1].tensor.shape or inputs[1]) if is_told else None
 
@@ -131,11 +131,14 @@ class Attention(Op):
     attend), broadcastable to [B, H, L, T]; a shorter last axis is filled up with -inf or false. nonpad_kv_seqlen: [B],
     the number of valid keys.
 
-    Query i is at the position of key i + offset, where offset is the length of the past, or valid keys - L. is_causal:
-    ignore later keys. left_window_size, right_window_size: the largest number of keys to the left and right (-1: all).
-    softcap c > 0: replace scores by c * tanh(scores / c). A query that may attend to no key gives 0. Outputs: y, shaped
-    like q but with E; present_key, present_value [B, G, T, D or E]; qk_matmul_output [B, H, L, T]: the scores (mode 0),
-    after softcap (1), with the mask (2), after softmax (3).
+    Query i has the position i + offset among the keys. offset is the length of past_key if it is given,
+    nonpad_kv_seqlen - L if that is given, else 0. is_causal: a query ignores keys after its position. left_window_size,
+    right_window_size: the largest number of keys before and after its position (-1: all). softcap c > 0: replace scores
+    by c * tanh(scores / c). A query that may attend to no key gives 0.
+
+    Outputs: y, shaped like q but with E instead of D; present_key [B, G, T, D] and present_value [B, G, T, E], the past
+    and k or v joined; qk_matmul_output [B, H, L, T]: with qk_matmul_output_mode 0 the scores, 1 after softcap, 2 with
+    the mask, 3 after softmax.
     """
 
     is_causal: bool = False

@@ -232,7 +232,7 @@ class Conv(Convolution):
     per_example = ("x",)
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
-    substitutes = True
+    symbolic_inference = True
     onnx = Onnx("Conv", since=22)
     samples = (
         *(Sample(x, w, **attrs) for x, w, attrs in _GEOMETRIES),

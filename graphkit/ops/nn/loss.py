@@ -30,7 +30,7 @@ class ClassLoss(Op):
     ignore_index: int | None = None
     reduction: str = "mean"
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         at = next(i for i, name in enumerate(self.inputs) if name in ("labels", "target"))
         shape = inputs[at - 1].tensor.shape  # of the scores
         return "labels", inputs[at], inputs[at - 1] if shape is None else shape[1], self.ignore_index

@@ -51,7 +51,7 @@ class BatchNormalization(Op):
     outputs = ("y", "running_mean", "running_var")
     types = {"x": FLOATS, "scale": FLOATS, "b": "scale", "input_mean": FLOATS, "input_var": "input_mean"}
     onnx = Onnx("BatchNormalization", since=15)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((2, 3, 4, 5), (3,), (3,), (3,), _VARIANCE),
         Sample((4, 3), (3,), (3,), (3,), _VARIANCE, epsilon=0.0625),
@@ -181,7 +181,7 @@ class NormOfLastAxes(Op):
     axis: int = -1
     epsilon: float = 1e-5
     stash_type: int = 1
-    substitutes = True
+    symbolic_inference = True
 
     @property
     def stash(self) -> DType:

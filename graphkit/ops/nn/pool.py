@@ -32,7 +32,7 @@ class Pooling(Sliding):
     """A window without weights over x: [N, C, *spatial]. `ceil_mode` admits a last window that runs over the end."""
 
     ceil_mode: bool = False
-    substitutes = True
+    symbolic_inference = True
     types = {"x": FLOATS}
 
     def window_of(self, spatial: Sequence[Dim]) -> Window:
@@ -93,9 +93,11 @@ def _pool_samples(**attrs: Any) -> tuple[Sample, ...]:
 
 @op
 class MaxPool(Pooling):
-    """Maximum of each window; the second output is its position in x, as an index into the flattened tensor.
+    """Maximum of each window, and its position in x as an index into the flattened tensor.
 
-    If elements tie, the first one counts. `storage_order` 1 counts positions with the first spatial axis fastest.
+    If several elements are equal to the maximum, the position is that of the first one. With storage_order=0, positions
+    are counted as in memory, with the last spatial axis fastest. With storage_order=1, the first spatial axis is
+    fastest (column-major within each channel).
     """
 
     storage_order: int = 0
@@ -400,7 +402,7 @@ class _Global(Op):
     """A reduction of x: [N, C, *spatial] over all spatial axes, which stay with size 1."""
 
     per_example = ("x",)
-    substitutes = True
+    symbolic_inference = True
     inputs = ("x",)
     types = {"x": FLOATS}
     samples: ClassVar[tuple[Sample, ...]] = (

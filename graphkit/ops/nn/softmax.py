@@ -34,7 +34,7 @@ class AlongAxis(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     inplace = ((0, 0),)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((2, 5)),
         Sample((2, 3, 4), axis=1),

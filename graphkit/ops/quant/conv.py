@@ -22,7 +22,7 @@ class IntegerConvolution(Convolution):
     """A convolution of int8 or uint8 images and weights with exact sums, which wrap around in int32."""
 
     per_example = ("x",)
-    substitutes = True
+    symbolic_inference = True
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         ranks = super().operand_ranks(*inputs)

@@ -23,7 +23,7 @@ class DynamicQuantizeLinear(Op):
 
     inputs, outputs = ("x",), ("y", "y_scale", "y_zero_point")
     types = {"x": _F32}
-    substitutes = True
+    symbolic_inference = True
     onnx = Onnx("DynamicQuantizeLinear", since=11)
     samples = (
         Sample(Rand((3, 4), -3.0, 9.0, "float32")),

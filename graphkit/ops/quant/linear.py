@@ -31,8 +31,8 @@ class _Linear(Op):
 
     axis: int = 1
     block_size: int = 0
-    substitutes = True
-    widens = False
+    symbolic_inference = True
+    reference_in_float32 = False
 
     def check_parameters(self, x: TensorType, scale: TensorType, zero_point: TensorType | None) -> None:
         """Raises TypeMismatch where scale or zero point do not fit x."""

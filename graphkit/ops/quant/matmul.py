@@ -22,7 +22,7 @@ _FEW_BITS = BYTES | FLOAT8
 class IntegerProduct(Op):
     """Base of the quantised products: numpy's rules of MatMul, and parameters for rows of a and columns of b."""
 
-    substitutes = True
+    symbolic_inference = True
 
     def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
         return dims.product((*outputs[0].known_shape, self.named_inputs(inputs)["a"].known_shape[-1]))

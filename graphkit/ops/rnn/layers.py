@@ -25,10 +25,16 @@ def _plus(x: Any, bias: Any) -> Any:
 
 @op
 class RNN(Recurrence):
-    """Elman recurrent layer: h' = f(W x + R h + Wb + Rb) for each step of a sequence.
+    """Elman recurrent layer: h' = act(W x + Wb + R h + Rb) for each step of a sequence.
 
-    x: [T, N, I], w: [D, H, I], r: [D, H, H], b: [D, 2 * H]; see Recurrence for the other operands. Outputs: h of every
-    step [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
+    There are H hidden units and D directions: 2 with direction="bidirectional", else 1. x: [T, N, I], T steps of N
+    sequences ([N, T, I] with layout=1); w: [D, H, I]; r: [D, H, H]; b: [D, 2 * H], Wb then Rb. sequence_lens: int32
+    [N], the steps of each sequence; after them y is 0, and the state does not change. initial_h: [D, N, H] ([N, D, H]
+    with layout=1), 0 by default. `activations` names act for each direction (Tanh by default); `clip` limits its
+    argument to [-clip, clip].
+
+    Returns y, h after every step: [T, D, N, H] ([N, T, D, H] with layout=1); and y_h, the last h, shaped like
+    initial_h.
     """
 
     activations: tuple[str, ...] = ("Tanh", "Tanh")
@@ -79,11 +85,13 @@ class RNN(Recurrence):
 
 @op
 class GRU(Recurrence):
-    """Gated recurrent unit: h' = (1 - z) n + z h for each step of a sequence.
+    """Gated recurrent unit (Cho et al. 2014): h' = (1 - z) n + z h for each step of a sequence.
 
-    z, r = f(W x + R h + Wb + Rb); n = g(Wn x + Rn (r h) + Wbn + Rbn), or with linear_before_reset n = g(Wn x + r (Rn h
-    + Rbn) + Wbn). The gates are stored in the order z, r, n. See Recurrence for the operands. Outputs: h of every step
-    [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
+    The gates are z = act1(Wz x + Wbz + Rz h + Rbz), and r likewise; n = act2(Wn x + Wbn + Rn (r h) + Rbn), or with
+    linear_before_reset n = act2(Wn x + Wbn + r (Rn h + Rbn)). `activations` names act1 and act2 for each direction
+    (Sigmoid, Tanh by default); `clip` limits their arguments to [-clip, clip]. w: [D, 3 * H, I] and r: [D, 3 * H, H]
+    contain the gates in the order z, r, n; b: [D, 6 * H] the biases Wb, then Rb. The other operands and the results are
+    those of RNN.
     """
 
     linear_before_reset: bool = False
@@ -164,12 +172,15 @@ class GRU(Recurrence):
 
 @op
 class LSTM(Recurrence):
-    """Long short-term memory: c' = f c + i g, h' = o h(c') for each step of a sequence.
+    """Long short-term memory (Hochreiter and Schmidhuber 1997): c' = f c + i g, h' = o act3(c') for each step.
 
-    i = f(W x + R h + P c + Wb + Rb), and f likewise; o likewise from c'; g = g(W x + R h + Wb + Rb). With input_forget
-    f = 1 - i. The gates are stored in the order i, o, f, g; peepholes p: [D, 3 * H] in the order i, o, f. `clip` bounds
-    the inputs of f and g, not of h. See Recurrence for the other operands. Outputs: h of every step [T, D, N, H] ([N,
-    T, D, H] with layout=1), the last h, the last c.
+    The gates are i = act1(Wi x + Wbi + Ri h + Rbi + Pi c); f likewise, or 1 - i with input_forget; o likewise, with c'
+    instead of c; and g = act2(Wg x + Wbg + Rg h + Rbg). `activations` names act1, act2 and act3 for each direction
+    (Sigmoid, Tanh, Tanh by default). `clip` limits the arguments of act1 and act2, not of act3, to [-clip, clip].
+
+    w: [D, 4 * H, I] and r: [D, 4 * H, H] contain the gates in the order i, o, f, g; b: [D, 8 * H] the biases Wb, then
+    Rb; p: [D, 3 * H] the peepholes Pi, Po, Pf (0 by default). initial_c is shaped like initial_h. The other operands
+    are those of RNN. Returns y and y_h as RNN does, and y_c, the last c.
     """
 
     input_forget: bool = False

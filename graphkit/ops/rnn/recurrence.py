@@ -89,7 +89,7 @@ class Recurrence(Op):
     hidden_size: int | None = None
     layout: int = 0
 
-    substitutes = True
+    symbolic_inference = True
 
     @property
     def directions(self) -> int:

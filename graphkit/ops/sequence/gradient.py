@@ -51,12 +51,13 @@ def _mapped(build: Callable[..., Any], *sequences: Value) -> Any:
 
 
 @op
-class NestedZeros(Op):
-    """A tensor, sequence or optional of the same structure, in which all numbers are zero."""
+class ZerosLike(Op):
+    """Zeros of the shape and type of x: a tensor, or a sequence or optional of tensors."""
 
+    former_names = ("NestedZeros",)
     domain = DOMAIN
     inputs = ("x",)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample((2, 3), grad=False),  # zeros have no derivative to compare
         Sample(_PAIR, grad=False),
@@ -75,17 +76,18 @@ class NestedZeros(Op):
 
     def expand(self, x: Any) -> Any:
         if isinstance(x.type, SequenceType):
-            return _mapped(F.nested_zeros, x)
-        return _if_there(x, F.nested_zeros, x) if isinstance(x.type, OptionalType) else zeros_like(x)
+            return _mapped(F.zeros_like, x)
+        return _if_there(x, F.zeros_like, x) if isinstance(x.type, OptionalType) else zeros_like(x)
 
 
 @op
-class NestedSum(Op):
-    """The sum of tensors, sequences or optionals of one structure, element by element."""
+class AddN(Op):
+    """Elementwise sum of tensors of one shape, or of sequences or optionals of such tensors."""
 
+    former_names = ("NestedSum",)
     domain = DOMAIN
     inputs = ("xs*",)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample((2, 3), (2, 3), onnx=False),
         Sample(_PAIR, _PAIR, onnx=False),
@@ -118,9 +120,9 @@ class NestedSum(Op):
         if len(xs) == 1:
             return F.identity(first)
         if isinstance(first.type, SequenceType):
-            return _mapped(F.nested_sum, *xs)
+            return _mapped(F.add_n, *xs)
         if isinstance(first.type, OptionalType):
-            return _if_there(first, F.nested_sum, *xs)
+            return _if_there(first, F.add_n, *xs)
         return F.sum(*xs) if first.dtype.is_float else reduce(F.add, xs)
 
 
@@ -131,7 +133,7 @@ class SequenceAtGrad(Op):
     domain = DOMAIN
     inputs = ("dy", "sequence", "position")
     types = {"position": INDICES}
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample((4, 3), _PAIR, np.array(1), onnx=False),
         Sample((2, 3), _PAIR, np.array(-2, np.int32), onnx=False),
@@ -153,17 +155,18 @@ class SequenceAtGrad(Op):
         zero = np.array(0, position.dtype.numpy)
         length = F.cast(F.sequence_length(sequence), to=position.dtype)
         at = F.where(F.less(position, zero), F.add(position, length), position)
-        return F.sequence_insert(F.sequence_erase(F.nested_zeros(sequence), at), dy, at)
+        return F.sequence_insert(F.sequence_erase(F.zeros_like(sequence), at), dy, at)
 
 
 @op
-class SizesOfElements(Op):
+class SequenceElementSizes(Op):
     """The sizes of a sequence's tensors along `axis`, as an int64 vector."""
 
+    former_names = ("SizesOfElements",)
     axis: int = 0
     domain = DOMAIN
     inputs = ("sequence",)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample(_PAIR, onnx=False),
         Sample(SequenceSample((2, 3), (2,)), axis=-1, onnx=False),

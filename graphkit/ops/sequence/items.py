@@ -31,7 +31,7 @@ class SequenceConstruct(Op):
 
     inputs = ("xs*",)
     onnx = Onnx("SequenceConstruct", since=11)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample((2, 3), (2, 3)),
         Sample((2, 3), (4,), ()),
@@ -61,7 +61,7 @@ class SequenceEmpty(Op):
     dtype: DType = DType.FLOAT32
     inputs = ()
     onnx = Onnx("SequenceEmpty", since=11)
-    widens = False
+    reference_in_float32 = False
     samples = (Sample(), Sample(dtype=DType.STRING), Sample(dtype=DType.INT64))
 
     def infer(self) -> SequenceType:
@@ -78,7 +78,7 @@ class SequenceAt(Op):
     inputs = ("sequence", "position")
     types = {"position": INDICES}
     onnx = Onnx("SequenceAt", since=11)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample(_PAIR, i64(1).reshape(())),
         Sample(_PAIR, np.array(-2, np.int32)),
@@ -108,7 +108,7 @@ class SequenceInsert(Op):
     inputs = ("sequence", "x", "position?")
     types = {"position": INDICES}
     onnx = Onnx("SequenceInsert", since=11)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample(_PAIR, (1, 3)),
         Sample(_PAIR, (1, 3), i64(0).reshape(())),
@@ -144,7 +144,7 @@ class SequenceErase(Op):
     inputs = ("sequence", "position?")
     types = {"position": INDICES}
     onnx = Onnx("SequenceErase", since=11)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample(SequenceSample((2, 3), (4,), ())),
         Sample(SequenceSample((2, 3), (4,), ()), i64(0).reshape(())),
@@ -179,7 +179,7 @@ class SequenceLength(Op):
 
     inputs = ("sequence",)
     onnx = Onnx("SequenceLength", since=11)
-    widens = False
+    reference_in_float32 = False
     samples = (Sample(_PAIR), Sample(SequenceSample(dtype="float32")), Sample(_TEXTS))
 
     def infer(self, sequence: Type) -> TensorType:

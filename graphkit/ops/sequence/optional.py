@@ -22,7 +22,7 @@ class Optional(Op):
     type: Type | None = None
     inputs = ("x?",)
     onnx = Onnx("Optional", since=28)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample((2, 3)),
         Sample(SequenceSample((2, 3), (4,))),
@@ -61,7 +61,7 @@ class OptionalHasElement(Op):
 
     inputs = ("x?",)
     onnx = Onnx("OptionalHasElement", since=28)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample(OptionalSample((2, 3))),
         Sample(OptionalSample(None)),
@@ -87,7 +87,7 @@ class OptionalGetElement(Op):
 
     inputs = ("x",)
     onnx = Onnx("OptionalGetElement", since=28)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample(OptionalSample((2, 3))),
         Sample(OptionalSample(SequenceSample((2, 3), (4,)))),

@@ -38,7 +38,7 @@ class SplitToSequence(Op):
     inputs = ("x", "split?")
     types = {"split": INDICES}
     onnx = Onnx("SplitToSequence", since=24)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample((3, 2)),
         Sample((3, 2), keepdims=False, axis=-1),
@@ -151,7 +151,7 @@ class ConcatFromSequence(Op):
     new_axis: bool = False
     inputs = ("sequence",)
     onnx = Onnx("ConcatFromSequence", since=11)
-    widens = False
+    reference_in_float32 = False
     samples = (
         Sample(SequenceSample((2, 3), (4, 3)), axis=0),
         Sample(SequenceSample((2, 3), (2, 0), (2, 1)), axis=-1),
@@ -194,7 +194,7 @@ class ConcatFromSequence(Op):
         sequence = node.operands[0]
         if self.new_axis:
             return F.split_to_sequence(dy, axis=self.axis, keepdims=False)
-        return F.split_to_sequence(dy, F.sizes_of_elements(sequence, axis=self.axis), axis=self.axis)
+        return F.split_to_sequence(dy, F.sequence_element_sizes(sequence, axis=self.axis), axis=self.axis)
 
 
 def parts(op: SplitToSequence, x: Value, split: Value | None = None) -> Sequence[Value] | None:

@@ -141,7 +141,7 @@ class _Conversion(Op):
 
     saturate: bool = True
     round_mode: str = "up"
-    substitutes = True
+    symbolic_inference = True
 
     def converted(self, x: TensorType, to: DType) -> TensorType:
         if self.round_mode not in _ROUND_MODES:
@@ -309,7 +309,7 @@ class BitCast(Op):
     """Read the bytes of x as another element type of the same size."""
 
     to: DType
-    widens = False
+    reference_in_float32 = False
     inputs = ("x",)
     types = {"x": _WHOLE_BYTES}
     onnx = Onnx("BitCast", since=26)

@@ -37,7 +37,7 @@ class Concat(Op):
     inputs = ("xs*",)
     types = {"xs": ANY}
     onnx = Onnx("Concat", since=13)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((2, 3), (2, 1), axis=1),
         Sample((2, 3), (1, 3), (4, 3), axis=-2),
@@ -103,7 +103,7 @@ class Split(Op):
     outputs = ("ys*",)
     types = {"x": ANY, "split": INT64}
     onnx = Onnx("Split", since=18)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((2, 6), i64(1, 3, 2), axis=1),
         Sample((6, 2), num_outputs=3),

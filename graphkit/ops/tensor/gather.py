@@ -27,7 +27,7 @@ _SAMPLES: tuple[tuple[tuple[int, ...], np.ndarray, int], ...] = (
 
 
 def refused_indices(x: Value, indices: Value, axis: int) -> tuple[Any, ...]:
-    """See Op.refusal: indices along an axis of x."""
+    """See Op.value_check: indices along an axis of x."""
     shape = x.tensor.shape
     return "indices", indices, x if shape is None else shape[axis % len(shape)]
 
@@ -41,7 +41,7 @@ def refused_slices(x: Value, indices: Value, axis: int) -> tuple[Any, ...] | Non
 
 
 def refused_tuples(x: Value, indices: Value, batch_dims: int = 0) -> tuple[Any, ...]:
-    """See Op.refusal: tuples of indices into the axes of x behind those that they share."""
+    """See Op.value_check: tuples of indices into the axes of x behind those that they share."""
     shape, depth = x.tensor.shape, None if indices.tensor.shape is None else indices.tensor.shape[-1]
     if shape is None or not isinstance(depth, int):
         return "tuples", indices, x
@@ -62,7 +62,7 @@ class Gather(Op):
     onnx = Onnx("Gather", since=13)
     samples = tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices = inputs
         return refused_slices(x, indices, self.axis)
 
@@ -108,7 +108,7 @@ class GatherGrad(Op):
         for shape, indices, axis in _SAMPLES
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         _, x, indices = inputs
         return refused_slices(x, indices, self.axis)
 
@@ -175,7 +175,7 @@ class GatherElements(Op):
         Sample((3, 2), np.zeros((0, 2), np.int64)),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices = inputs
         return refused_indices(x, indices, self.axis)
 
@@ -237,7 +237,7 @@ class GatherND(Op):
         Sample((2, 3), np.zeros((2, 4, 0), np.int64), batch_dims=1, onnx=False),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices = inputs
         return refused_tuples(x, indices, self.batch_dims)
 

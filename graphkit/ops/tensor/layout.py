@@ -27,7 +27,7 @@ class Transpose(Op):
     inputs = ("x",)
     types = {"x": ANY}
     onnx = Onnx("Transpose", since=25)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((2, 3)),
         Sample((2, 3, 4), perm=(1, 2, 0)),
@@ -237,7 +237,7 @@ class ReverseSequence(Op):
     time_axis: int = 0
     inputs = ("x", "sequence_lens")
     types = {"x": ANY, "sequence_lens": INT64}
-    refuses_values = True
+    checks_values = True
     onnx = Onnx("ReverseSequence", since=28)
     samples = (
         Sample((4, 3), i64(4, 2, 1)),

@@ -111,9 +111,11 @@ _TWICE = np.array([[0, 1, 0], [2, 1, -3]])
 
 @op
 class ScatterElements(_Scatter):
-    """x with updates[i, j, ...] written to index indices[i, j, ...] along `axis`.
+    """Return x with updates[i, j, ...] written to the index indices[i, j, ...] along `axis`.
 
-    indices and updates have one shape, with the rank of x. `reduction` says how an update is combined with the element.
+    On the other axes the position stays the same: with axis=0, y[indices[i, j], j] = updates[i, j]. indices and updates
+    have the same shape, and the rank of x; negative indices count from the end. With `reduction` "add", "mul", "max" or
+    "min", an update is combined with the element instead; "none" replaces it.
     """
 
     axis: int = 0
@@ -128,7 +130,7 @@ class ScatterElements(_Scatter):
         Sample((2, 3), np.array([[1, 1], [0, -1]]), (2, 2), axis=1, reduction="add"),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices, _ = inputs
         return refused_indices(x, indices, self.axis)
 
@@ -153,9 +155,11 @@ class ScatterElements(_Scatter):
 
 @op
 class ScatterND(_Scatter):
-    """x with slices replaced at index tuples.
+    """Return x with the slices at some index tuples replaced: y[indices[i]] = updates[i] for each i.
 
-    x: [*a, *b]; indices: [*c, len(a)]; updates: [*c, *b]. `reduction` says how an update is combined with the slice.
+    x: [*a, *b]; indices: int64 [*c, len(a)], each last axis one index tuple; updates: [*c, *b]. Negative indices count
+    from the end. With `reduction` "add", "mul", "max" or "min", an update is combined with the slice instead; "none"
+    replaces it.
     """
 
     types = {"x": ANY, "indices": INT64, "updates": "x"}
@@ -174,7 +178,7 @@ class ScatterND(_Scatter):
         ),
     )
 
-    def refusal(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def value_check(self, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         x, indices, _ = inputs
         return refused_tuples(x, indices)
 

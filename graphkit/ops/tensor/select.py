@@ -26,7 +26,7 @@ class Where(Op):
     pointwise = True
     inplace = ((1, 0), (2, 0))
     onnx = Onnx("Where", since=16)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample(np.array([[True, False, True], [False, False, True]]), (2, 3), (2, 3)),
         Sample(np.array([True, False, True]), (2, 3), ()),

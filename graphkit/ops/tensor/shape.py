@@ -45,7 +45,7 @@ class Shape(Op):
     types = {"x": ANY}
     shape_only = ("x",)
     onnx = Onnx("Shape", since=25)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((2, 3, 4)),
         Sample(()),
@@ -208,7 +208,7 @@ class Squeeze(Op):
     types = {"x": ANY, "axes": INT64}
     views = ((0, 0),)
     onnx = Onnx("Squeeze", since=25)
-    substitutes = True
+    symbolic_inference = True
     samples = (
         Sample((1, 3, 1, 2), i64(0, 2)),
         Sample((1, 3, 1), i64(-1)),
@@ -255,7 +255,7 @@ class Unsqueeze(Op):
     types = {"x": ANY, "axes": INT64}
     views = ((0, 0),)
     onnx = Onnx("Unsqueeze", since=25)
-    substitutes = True
+    symbolic_inference = True
     samples = (Sample((2, 3), i64(0)), Sample((2, 3), i64(-1, 1)), Sample((), i64(0)), Sample((0, 2), i64(2, 0)))
 
     def infer(self, x: TensorType, axes: TensorType) -> TensorType:

@@ -140,11 +140,13 @@ def _sample(x: Any, mode: str, skips: int, shortest: int, longest: int, pool: An
 class TfIdfVectorizer(TextOp):
     """Count how often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places].
 
-    x: strings, int32 or int64, [C] or [rows, C]. The pool holds the 1-grams, then the 2-grams, and so on;
-    `ngram_counts` says where each length begins, `ngram_indexes` where in the result each n-gram is counted. Words of
-    an n-gram may be up to `max_skip_count` words apart, always the same number. Modes: TF, the counts; TFIDF, counts
-    times weights; IDF, the weight of each n-gram that occurs; if several have one place, of the last one that was
-    found. Weight i is that of n-gram i of the pool.
+    x: strings, int32 or int64, [C] or [rows, C]. The pool (`pool_strings` or `pool_int64s`) contains the 1-grams, then
+    the 2-grams, and so on; the n-grams begin at ngram_counts[n - 1]. N-gram i of the pool is counted at the place
+    ngram_indexes[i] of the result, and has the weight weights[i]. Between neighbouring words of an n-gram there may be
+    0 to `max_skip_count` other words, the same number within one n-gram.
+
+    mode: "TF" gives the counts, "TFIDF" the counts times the weights, "IDF" the weight of each n-gram that occurs. If
+    several n-grams have the same place, IDF gives the weight of the last one that was found.
     """
 
     mode: str

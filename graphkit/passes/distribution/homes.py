@@ -17,7 +17,7 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import IfView, LoopView, is_if
-from graphkit.ops.internal.ordering import After
+from graphkit.ops.internal.ordering import ControlDependency
 from graphkit.passes.core.bind import plain_name
 from graphkit.passes.core.sweep import is_control
 
@@ -86,7 +86,7 @@ class _Finder:
     def _of_node(self, node: Node, homes: Homes, around: int | None) -> int | None:
         if not node.operands:
             return None
-        if isinstance(node.op, After):
+        if isinstance(node.op, ControlDependency):
             return homes.of[node.operands[0]]
         if (found := self._group(node, around)) is not None:
             return found

@@ -15,7 +15,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.ops.internal.ordering import After
+from graphkit.ops.internal.ordering import ControlDependency
 from graphkit.ops.internal.transfer import TOKEN, UNKNOWN, Elements, Receive, Send
 from graphkit.passes.distribution.homes import Homes
 
@@ -94,7 +94,7 @@ class Level(ABC):
 
     def _build(self, rank: int, node: Node) -> None:
         side = self.side(rank)
-        if isinstance(node.op, After):
+        if isinstance(node.op, ControlDependency):
             x, token = node.operands
             if not self.is_near(rank, token):  # an order among what one rank computes
                 side.table[node.output] = self.at(rank, x)

@@ -17,7 +17,7 @@ from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops.internal.ordering import After
+from graphkit.ops.internal.ordering import ControlDependency
 from graphkit.ops.internal.transfer import Elements
 from graphkit.ops.optim.updates import Update
 from graphkit.passes.distribution.homes import sources_of
@@ -174,7 +174,7 @@ class _Builder:
 
     def build(self) -> None:
         for node in self.nodes:
-            if isinstance(node.op, After) and node.operands[1] not in self.table:
+            if isinstance(node.op, ControlDependency) and node.operands[1] not in self.table:
                 self.table[node.output] = self.at(node.operands[0])  # the order of the pieces is enough
                 continue
             made = node.rebuilt([None if v is None else self.at(v) for v in node.inputs])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Node, Value, topological
-from graphkit.ops.internal.ordering import After
+from graphkit.ops.internal.ordering import ControlDependency
 from graphkit.passes.core.sweep import all_nodes, is_control
 from graphkit.passes.distribution.homes import is_told, sources_of, tensor_bytes
 
@@ -116,7 +116,7 @@ class _Finder:
     def _place(self, node: Node, homes: Mapping[Value, int], of: Mapping[Node, int]) -> int | None:
         if (group := _group(node)) is not None:
             return self._groups.get(group, self._default)
-        orders = isinstance(node.op, After)
+        orders = isinstance(node.op, ControlDependency)
         if self._default is not None and not orders and node not in self._writing:
             return self._default
         weights: dict[int, int] = {}

@@ -11,7 +11,7 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops import DOMAIN, Op, operator
-from graphkit.ops.internal.half_norm import LayerNormOfHalves
+from graphkit.ops.internal.half_norm import MixedPrecisionLayerNorm
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
@@ -22,7 +22,7 @@ from graphkit.passes.core.sweep import elements_read, map_bodies, readers_of, re
 _HALVES = {
     "ChannelsLastBatchNorm": ((0, 5), 0),
     "ChannelsLastBatchNormGrad": ((0, 1, 6, 7), 0),
-    "LayerNormOfHalves": ((0,), 0),
+    "MixedPrecisionLayerNorm": ((0,), 0),
     "LayerNormGrad": ((0, 1), 0),
     "SoftmaxCrossEntropyWithGrad": ((0,), 1),
 }
@@ -36,7 +36,7 @@ def fuse_norm_casts(graph: Graph) -> Graph:
     """Let normalisations of batches and layers, their gradients and those of losses widen what they read, in whatever
     shape it is, and round a result that is read rounded alone.
 
-    A LayerNormalization becomes LayerNormOfHalves: the standard's has one type. Linear.
+    A LayerNormalization becomes MixedPrecisionLayerNorm: the standard's has one type. Linear.
     """
     readers = readers_of(graph)
     results = {*graph.outputs, *(new for _, new in graph.updates)}
@@ -65,7 +65,7 @@ def _of_halves(op: Op) -> Op:
     """The operator that may read and write half floats beside float32; else the operator."""
     if not isinstance(op, LayerNormalization) or op.stash is not DType.FLOAT32:
         return op
-    return LayerNormOfHalves(axis=op.axis, epsilon=op.epsilon, stash_type=op.stash_type)
+    return MixedPrecisionLayerNorm(axis=op.axis, epsilon=op.epsilon, stash_type=op.stash_type)
 
 
 def _before(value: Value) -> Value:

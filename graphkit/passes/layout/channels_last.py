@@ -170,7 +170,7 @@ class _Sweep:
             rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
             if node.op.name == "Transpose" and not node.op.domain:
                 return self._transpose(node)
-            if node.op.name == "After" and node.op.domain == DOMAIN:
+            if node.op.name == "ControlDependency" and node.op.domain == DOMAIN:
                 return self._after(node)
             if node.op.pointwise and len(node.outputs) == 1:
                 results = self._pointwise(node)

@@ -81,6 +81,11 @@ def widen_halves(graph: Graph, halves: Collection[DType] = HALVES) -> Graph:
 def _computes(node: Node, operands: Sequence[Value | None], wide: Collection[Value]) -> bool:
     """Whether the node rounds what it makes, or hands on what is there in float32."""
     op = node.op
-    if not isinstance(op, Op) or not op.widens or op.subgraphs() or (not op.domain and op.name in _CONVERSIONS):
+    if (
+        not isinstance(op, Op)
+        or not op.reference_in_float32
+        or op.subgraphs()
+        or (not op.domain and op.name in _CONVERSIONS)
+    ):
         return False
     return op.name not in _MOVEMENT or any(v in wide for v in operands if v is not None)

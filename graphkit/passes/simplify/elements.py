@@ -120,9 +120,9 @@ class Elements:
             return [], lambda _: item
         if isinstance(op, SplitToSequence):
             return [], lambda _: self._part(node, index)
-        if is_op(node, "NestedZeros", domain=DOMAIN):
+        if is_op(node, "ZerosLike", domain=DOMAIN):
             return [(first(node), index)], lambda found: _zeros_of(found[0])
-        if is_op(node, "NestedSum", domain=DOMAIN):
+        if is_op(node, "AddN", domain=DOMAIN):
             return [(v, index) for v in node.operands], _total
         if is_op(node, "SequenceAtGrad", domain=DOMAIN):
             dy, forward, position = node.operands
@@ -216,7 +216,7 @@ def _total(items: list[_Item]) -> _Item:
         return items[0]
     if len(terms) == 1:
         return terms[0]
-    made: Value = F.nested_sum(*terms) if not isinstance(terms[0].type, TensorType) else F.sum(*terms)
+    made: Value = F.add_n(*terms) if not isinstance(terms[0].type, TensorType) else F.sum(*terms)
     return made
 
 

@@ -16,7 +16,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.axes import i64, normal_axis
-from graphkit.ops.sequence.gradient import SizesOfElements
+from graphkit.ops.sequence.gradient import SequenceElementSizes
 from graphkit.ops.sequence.split import ConcatFromSequence, SplitToSequence
 from graphkit.passes.core.declare import graph_pass
 from graphkit.passes.core.match import first, producer
@@ -35,7 +35,7 @@ from graphkit.passes.simplify.sequence_states import opened_results, unrolled, w
 _READERS = frozenset(
     {
         "SequenceAt", "SequenceLength", "ConcatFromSequence", "OptionalGetElement", "OptionalHasElement",
-        "SizesOfElements",
+        "SequenceElementSizes",
     }
 )  # fmt: skip
 
@@ -197,10 +197,10 @@ def _stack_of_rows(node: Node, op: ConcatFromSequence) -> Value | None:
     return made
 
 
-@_rule("SizesOfElements", DOMAIN)
+@_rule("SequenceElementSizes", DOMAIN)
 def _sizes(node: Node, elements: Elements) -> Value | None:
     items = elements.all(first(node))
-    axis = operator(node, SizesOfElements).axis
+    axis = operator(node, SequenceElementSizes).axis
     if not items or not all(isinstance(item.type, TensorType) for item in items):
         return None
     sizes = [F.shape(item, start=axis, end=None if axis == -1 else axis + 1) for item in items]

@@ -21,8 +21,8 @@ def mirrored(graph: Graph, segments: Sequence[frozenset[Node]], kept: frozenset[
 
     The forward part is what the graph's outputs depend on; the updates need the backward part beside it. `segments`
     are disjoint parts of the forward nodes, in their order. A segment's nodes are repeated when the gradient has come
-    back to it: what they read of other segments is passed through After, with a gradient that depends on later
-    parts alone as the token. A segment that no gradient comes back to is kept. Linear.
+    back to it: what they read of other segments is passed through ControlDependency, with a gradient that depends on
+    later parts alone as the token. A segment that no gradient comes back to is kept. Linear.
     """
     return _Mirror(graph, segments, kept).result()
 
@@ -173,7 +173,7 @@ class _Mirror:
                 waiting = operands[at]
                 assert waiting is not None
                 if waiting not in delayed:
-                    delayed[waiting] = F.after(waiting, token)
+                    delayed[waiting] = F.control_dependency(waiting, token)
                 operands[at] = delayed[waiting]
             copies.update(zip(node.outputs, node.rebuilt(operands).outputs, strict=True))
         return copies

@@ -1,7 +1,7 @@
 """BatchNormalization over the samples of all processes, before differentiation.
 
-Each process computes the moments of its own samples, AllMoments merges them, and each normalises by what all have. The
-gradients go the same way back, so that they are those of one process with all samples.
+Each process computes the moments of its own samples, AllReduceMoments merges them, and each normalises by the result.
+The gradients go the same way back, so that they are those of one process with all samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
-from graphkit.ops.internal.moments import AllSum
+from graphkit.ops.internal.moments import AllReduce
 from graphkit.ops.nn.norm import BatchNormalization
 from graphkit.ops.nn.statistics import channel_axes, columns, known_rank, mean_over, per_channel
 from graphkit.ops.pointwise import scalar_like
@@ -27,8 +27,8 @@ from graphkit.passes.training.to_training import is_batch_norm
 def synchronise(graph: Graph) -> Graph:
     """The graph with the statistics of every BatchNormalization in training mode over all processes.
 
-    Each AllMoments comes after the one before it: the order is the same in all processes. Raises UnsupportedError for
-    one inside of an If, Loop or Scan, which processes need not run equally often, and for operands of unknown rank.
+    Each AllReduceMoments comes after the one before it: the order is the same in all processes. Raises UnsupportedError
+    for one inside of an If, Loop or Scan, which processes need not run equally often, and for operands of unknown rank.
     """
     previous: Value | None = None
     number = 0
@@ -59,7 +59,7 @@ def _in_training(node: Node) -> bool:
 def _synchronised(
     node: Node, operands: Sequence[Value | None], key: str, previous: Value | None
 ) -> tuple[Sequence[Value], Value]:
-    """What stands for the node's outputs, and what the next AllMoments comes after."""
+    """What stands for the node's outputs, and what the next AllReduceMoments comes after."""
     op = operator(node, BatchNormalization)
     x, scale, b, mean, var = operands
     assert x is not None and scale is not None and b is not None and mean is not None and var is not None  # noqa: PT018
@@ -77,8 +77,8 @@ def _synchronised(
     squares = F.cast(per_channel(F.mul(apart, apart)), to="float64")
     own_deviations = F.sub(squares, F.mul(count, F.mul(off, off)))
     if previous is not None:
-        own_mean = F.after(own_mean, previous)
-    total, joint_mean, deviations = F.all_moments(number, own_mean, own_deviations, key=key, name=node.name)
+        own_mean = F.control_dependency(own_mean, previous)
+    total, joint_mean, deviations = F.all_reduce_moments(number, own_mean, own_deviations, key=key, name=node.name)
     spread = F.div(deviations, F.cast(total, to="float64"))
     r = F.reciprocal(F.sqrt(F.add(spread, scalar_like(op.epsilon, spread))))
     factor = F.mul(converted(scale, wide), converted(r, wide))
@@ -95,17 +95,17 @@ def _running(op: BatchNormalization, before: Value, current: Value) -> Value:
 
 
 def chained(graph: Graph, first: Value) -> Graph:
-    """The graph with each AllSum after the one before it, and all after `first`, which depends on none of them."""
+    """The graph with each AllReduce after the one before it, and all after `first`, which depends on none of them."""
     previous = first
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         nonlocal previous
-        if not isinstance(node.op, AllSum):
+        if not isinstance(node.op, AllReduce):
             return None
         head, *others = operands
         assert head is not None, "every operand is there"
-        outputs = Node(node.op, [F.after(head, previous), *others], node.name, node.meta).outputs
+        outputs = Node(node.op, [F.control_dependency(head, previous), *others], node.name, node.meta).outputs
         previous = outputs[0]
         return outputs
 
-    return rewrite(graph, rule, at=(AllSum.__name__,))
+    return rewrite(graph, rule, at=(AllReduce.__name__,))

@@ -1,4 +1,4 @@
-"""What tests of pictures share."""
+"""What tests of images share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rng():
 
 @pytest.fixture
 def photos(tmp_path):
-    """`photos({"cat": 3, "dog": 2}, size=(8, 6))`: a folder with so many pictures for each class, and its path."""
+    """`photos({"cat": 3, "dog": 2}, size=(8, 6))`: a folder with so many images for each class, and its path."""
     draw = np.random.default_rng(1)
 
     def make(classes, below="photos", size=(8, 6), suffix="png", mode="RGB"):

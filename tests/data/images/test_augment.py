@@ -39,7 +39,7 @@ def test_flips():
 
 
 def test_shifts_before_black():
-    """Every shift of up to 2 pixels each way comes, and is a part of the picture with a black edge."""
+    """Every shift of up to 2 pixels each way comes, and is a part of the image with a black edge."""
     edged = np.pad(PIXELS, ((2, 2), (2, 2), (0, 0)))
     parts = {edged[t : t + 12, s : s + 10].tobytes(): (t, s) for t in range(5) for s in range(5)}
     found = [parts[Augment(pad=2).array(PICTURE, PLAIN, generator(i)).tobytes()] for i in range(1000)]
@@ -161,7 +161,7 @@ def test_seed_epoch_and_sample_decide(photos, augment):
         assert whole(found.batches(4, seed=5, epoch=2, start=2, workers=workers)) == first[2:]
     ranks = [next(iter(found.batches(2, seed=5, epoch=2, rank=r, ranks=2))).inputs.tobytes() for r in range(2)]
     assert b"".join(ranks) == first[0][0]
-    # Whatever the batches, the picture of a sample is the same.
+    # Whatever the batches, the image of a sample is the same.
     one = {
         t.tobytes() + x.tobytes()
         for b in found.batches(1, seed=5, epoch=2)
@@ -202,7 +202,7 @@ def test_texts():
     ("text", "message"),
     [
         ("flop", "did you mean 'flip'"),
-        ("", "changes of pictures: unknown ''"),
+        ("", "changes of images: unknown ''"),
         ("flip:x", "'x' is not a number"),
         ("flip:2", "flip must be from 0 to 1"),
         ("flip:nan", "flip must be from 0 to 1"),

@@ -1,4 +1,4 @@
-"""What is no picture, not a whole one, or too large, is an error that names it, and nothing else."""
+"""What is no image, not a whole one, or too large, is an error that names it, and nothing else."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def png_header(width, height):
     ("content", "message"),
     [
         (b"", "not one of JPEG, PNG"),
-        (b"not a picture, but text\n", "not one of JPEG, PNG"),
-        (b"\x89PNG\r\n\x1a\n", "cannot be read as a picture"),
-        (b"\xff\xd8\xff", "cannot be read as a picture"),
+        (b"not an image, but text\n", "not one of JPEG, PNG"),
+        (b"\x89PNG\r\n\x1a\n", "cannot be read as an image"),
+        (b"\xff\xd8\xff", "cannot be read as an image"),
         (b"%PDF-1.4\n", "not one of JPEG, PNG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not one of JPEG, PNG"),
-        (png_header(0, 5), "cannot be read as a picture|0 x 5"),
-        (b"P6 0 5 255\n", "cannot be read as a picture|0 x 5"),
+        (png_header(0, 5), "cannot be read as an image|0 x 5"),
+        (b"P6 0 5 255\n", "cannot be read as an image|0 x 5"),
         (png_header(2**31 - 1, 2**31 - 1), "limit"),
         (png_header(60_000, 60_000), "limit"),
     ],
@@ -79,7 +79,7 @@ def test_no_picture(tmp_path, content, message):
 def test_a_large_one_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     path = tmp_path / "large.png"
     path.write_bytes(png_header(10_000, 10_000))
-    with pytest.raises(InputError, match=r"large\.png: a picture of 10000 x 10000 pixels is above Pillow's limit"):
+    with pytest.raises(InputError, match=r"large\.png: an image of 10000 x 10000 pixels is above Pillow's limit"):
         array(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     with pytest.raises(InputError, match=r"large\.png cannot be read"):
@@ -150,7 +150,7 @@ def test_a_damaged_one_is_named_or_left_out(photos):
     folder = photos({"cat": 3, "dog": 2})
     (folder / "cat" / "1.png").write_bytes(b"text")
     found = data.read(folder)
-    with pytest.raises(DamagedSample, match=r"cat/1\.png cannot be read as a picture"):
+    with pytest.raises(DamagedSample, match=r"cat/1\.png cannot be read as an image"):
         list(found.batches(2))
     skipping = found.configured(on_damaged="skip")
     with pytest.warns(data.lazy.GraphkitWarning, match=r"cat/1\.png"):

@@ -1,4 +1,4 @@
-"""What a model's metadata say of its pictures: through every file and command, and what feeds are made of it."""
+"""What a model's metadata say of its images: through every file and command, and what feeds are made of it."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_no_metadata(photo):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (("N", 1, 8, 8), r"metadata, pictures are RGB of 8 x 8 pixels, but 'x' is"),
+        (("N", 1, 8, 8), r"metadata, images are RGB of 8 x 8 pixels, but 'x' is"),
         (("N", 3, 9, 8), "of 8 x 8 pixels"),
         (("N", 8, 8, 3), "in NCHW has 1, 3 or 4 channels"),
-        ((2, 3, 8, 8), "one picture, but 'x' .* takes 2 at a time"),
+        ((2, 3, 8, 8), "one image, but 'x' .* takes 2 at a time"),
         (("N", 192), "also without N"),
     ],
 )
@@ -136,9 +136,9 @@ def test_the_input_that_takes_pictures():
         "layout": "NCHW", "colours": "RGB", "dtype": "float32",
     }  # fmt: skip
     assert options_for({"x": types["mask"]}) == {}
-    with pytest.raises(InputError, match=r"no input takes pictures \(mask"):
+    with pytest.raises(InputError, match=r"no input takes images \(mask"):
         picture_input({"mask": types["mask"]})
-    with pytest.raises(InputError, match=r"several inputs take pictures .*choose an input: NAME=FILE"):
+    with pytest.raises(InputError, match=r"several inputs take images .*choose an input: NAME=FILE"):
         picture_input({"x": types["x"], "y": types["x"]})
 
 
@@ -153,14 +153,14 @@ def test_files_in_python(photo, tmp_path):
         Preprocess().read(photo, tmp_path / "other.png")
     with pytest.raises(InputError, match=r"none\.png"):
         MADE.read(tmp_path / "none.png")
-    with pytest.raises(UsageError, match="no picture"):
+    with pytest.raises(UsageError, match="no image"):
         MADE.read()
 
 
 def test_metadata_that_are_damaged(tmp_path):
     model = network(meta=MADE.to_json().replace('"version": 1', '"version": 9'))
     model.save(tmp_path / "net.onnx")
-    with pytest.raises(InvalidModel, match="metadata: preprocessing of pictures: its version is not known"):
+    with pytest.raises(InvalidModel, match="metadata: preprocessing of images: its version is not known"):
         preprocessing_of(gk.load(tmp_path / "net.onnx").meta)
     assert preprocessing_of(network(meta="resize to 224").meta) is None
     assert preprocessing_of({}) is None

@@ -1,4 +1,4 @@
-"""Folders of pictures and lists of them: classes, parts, and what is none of them."""
+"""Folders of images and lists of them: classes, parts, and what is none of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_hidden_files_are_left_out_and_odd_ones_warned_of(photos):
     os.mkfifo(folder / "cat" / "pipe.png")
     with pytest.warns(
         GraphkitWarning,
-        match=r"3 entries are not pictures of a class, and are skipped: 'cat/pipe\.png', 'dog/notes\.txt', ",
+        match=r"3 entries are not images of a class, and are skipped: 'cat/pipe\.png', 'dog/notes\.txt', ",
     ):
         assert len(data.read(folder)) == 3
 
@@ -72,12 +72,12 @@ def test_a_link_to_nothing_is_no_picture_that_is_left_out(photos):
 def test_classes_without_pictures(photos, tmp_path):
     folder = photos({"cat": 2})
     (folder / "dog").mkdir()
-    with pytest.raises(InputError, match=r"photos/dog: the folder of this class contains no picture; known: \.bmp"):
+    with pytest.raises(InputError, match=r"photos/dog: the folder of this class contains no image; known: \.bmp"):
         data.read(folder)
     for name in ("empty", "full/of.txt"):
         (tmp_path / name).mkdir(parents=True)
         with pytest.raises(
-            InputError, match=r"found no folder of a class with pictures|the folder of this class contains no picture"
+            InputError, match=r"found no folder of a class with images|the folder of this class contains no image"
         ):
             data.read(f"images:{tmp_path / name.partition('/')[0]}")
     with pytest.raises(InputError, match="no such folder"):
@@ -153,7 +153,7 @@ def test_options(photos):
         ({"mean": "a,b"}, "expected a number, or a list"),
         ({"scale": "1,2"}, "expected one number"),
         ({"sise": 3}, "no option 'sise'; did you mean 'size'"),
-        ({"colours": "XYZ"}, "colours of pictures"),
+        ({"colours": "XYZ"}, "colours of images"),
     ):
         with pytest.raises(UsageError, match=message):
             data.read(folder, **options)
@@ -176,7 +176,7 @@ def test_lists(photos, tmp_path):
     assert numbered.classes is None
     assert numbered.targets.tolist() == [7, 0]
     for text, message in (
-        ("", "the list contains no picture"),
+        ("", "the list contains no image"),
         ("photos/dog/0.png\tdog\nphotos/dog/0.png dog\n", "line 2: expected a path, a tab and a class"),
         ("photos/dog/0.png\t\n", "line 1: expected a path, a tab"),
         ("a\tb\tc\n", "line 1: expected a path, a tab"),
@@ -185,7 +185,7 @@ def test_lists(photos, tmp_path):
         with pytest.raises(InputError, match=rf"list\.tsv.*{message}"):
             data.read(f"images:{listing}")
     listing.write_bytes(b"\xff\t1\n")
-    with pytest.raises(InputError, match=r"list\.tsv: not a list of pictures"):
+    with pytest.raises(InputError, match=r"list\.tsv: not a list of images"):
         data.read(f"images:{listing}")
 
 
@@ -199,7 +199,7 @@ def test_sizes_that_a_batch_cannot_hold(photos):
 def test_train_and_test_of_other_forms_are_not_joined(photos):
     one = data.read(photos({"a": 1}), size=4)
     assert one.joined(one, "both").targets.tolist() == [0, 0]
-    with pytest.raises(InputError, match="must have the same classes, and pictures of the same form"):
+    with pytest.raises(InputError, match="must have the same classes, and images of the same form"):
         one.joined(data.read(photos({"a": 1}), size=5), "both")
 
 

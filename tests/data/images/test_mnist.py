@@ -1,4 +1,4 @@
-"""Digits in idx files as pictures that are changed at random: the same numbers where nothing is changed."""
+"""Digits in idx files as images that are changed at random: the same numbers where nothing is changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 from graphkit import data
 from graphkit.data.images.augment import Augment
-from graphkit.data.images.dataset import Pictures
+from graphkit.data.images.dataset import ImageDataset
 from graphkit.errors import UsageError
 
 
@@ -21,7 +21,7 @@ def write_idx(path, array):
 
 @pytest.fixture
 def folder(tmp_path, rng):
-    """12 pictures of 16 x 20 to train on, with all 256 greys, and 5 to test."""
+    """12 images of 16 x 20 to train on, with all 256 greys, and 5 to test."""
     for part, count in (("train", 12), ("t10k", 5)):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (count, 16, 20)))
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(count) % 10)
@@ -31,7 +31,7 @@ def folder(tmp_path, rng):
 def test_the_numbers_are_those_of_arrays_in_memory(folder):
     plain, changed = data.load(folder), data.load(f"mnist:{folder}", augment="pad:2,rotate:10")
     for arrays, pictures in zip(plain, changed, strict=True):
-        assert isinstance(pictures, Pictures)
+        assert isinstance(pictures, ImageDataset)
         inputs, targets = pictures.take(slice(None))
         np.testing.assert_array_equal(inputs, arrays.inputs)
         assert inputs.dtype == np.float32
@@ -97,8 +97,8 @@ def test_all_of_it_and_one_part_alone(folder):
 
 
 def test_none_and_what_is_no_change(folder):
-    assert not isinstance(data.load(folder, augment="none").train, Pictures)
-    with pytest.raises(UsageError, match="changes of pictures: unknown 'shear'"):
+    assert not isinstance(data.load(folder, augment="none").train, ImageDataset)
+    with pytest.raises(UsageError, match="changes of images: unknown 'shear'"):
         data.load(folder, augment="shear")
     with pytest.raises(UsageError, match="size"):
         data.load(folder, size=32)

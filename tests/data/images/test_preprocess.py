@@ -120,7 +120,7 @@ def test_what_is_usual_for_a_size():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"resize": 0}, "resize of pictures: 0 is not a size"),
+        ({"resize": 0}, "resize of images: 0 is not a size"),
         ({"resize": True}, "resize must be an integer or a list of integers or None"),
         ({"resize": 1.5}, "resize must be an integer or a list of integers or None"),
         ({"resize": 1 << 16}, "not a size"),
@@ -188,13 +188,13 @@ def test_words_of_others_say_nothing(text):
 )
 def test_damaged_words_are_named(change, message):
     text = json.dumps(json.loads(Preprocess().to_json()) | change)
-    with pytest.raises(InvalidModel, match=f"^metadata: preprocessing of pictures: .*{message}"):
+    with pytest.raises(InvalidModel, match=f"^metadata: preprocessing of images: .*{message}"):
         Preprocess.from_json(text)
 
 
 def test_cut_and_shortened_words_are_named():
     text = Preprocess().to_json()
-    with pytest.raises(InvalidModel, match="metadata: preprocessing of pictures"):
+    with pytest.raises(InvalidModel, match="metadata: preprocessing of images"):
         Preprocess.from_json(text[:-1])
     found = json.loads(text)
     del found["std"]

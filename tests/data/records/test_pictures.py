@@ -1,4 +1,4 @@
-"""Pictures in record files: packed as im2rec does, read as a data set, checked."""
+"""Images in record files: packed as im2rec does, read as a data set, checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from graphkit import data
 from graphkit.data.records import RecordFile, RecordWriter, pack, unpack
 from graphkit.data.records.checking import check
-from graphkit.data.records.packing import pack_pictures
+from graphkit.data.records.packing import pack_images
 from graphkit.errors import DamagedSample, InputError, UsageError
 
 RNG = np.random.default_rng(0)
@@ -37,7 +37,7 @@ def photos(tmp_path):
 
 def test_a_folder_is_packed_byte_for_byte_and_read_as_the_folder_is(photos, tmp_path):
     path = tmp_path / "photos.rec"
-    assert pack_pictures(photos, path).records == 5
+    assert pack_images(photos, path).records == 5
     records = RecordFile(path)
     files = [*sorted((photos / "cat").iterdir()), *sorted((photos / "dog").iterdir())]
     for number, file in enumerate(files):
@@ -53,7 +53,7 @@ def test_a_folder_is_packed_byte_for_byte_and_read_as_the_folder_is(photos, tmp_
 
 def test_workers_read_records(photos, tmp_path):
     path = tmp_path / "photos.rec"
-    pack_pictures(photos, path)
+    pack_images(photos, path)
     here = list(data.read(path, size=8, augment="crop,flip").batches(2, seed=1))
     there = list(data.read(path, size=8, augment="crop,flip").batches(2, seed=1, workers=2))
     for one, other in zip(here, there, strict=True):
@@ -63,7 +63,7 @@ def test_workers_read_records(photos, tmp_path):
 
 def test_resized_shuffled_and_encoded(photos, tmp_path):
     path = tmp_path / "small.rec"
-    pack_pictures(photos, path, resize=5, encoding="png", shuffle=True, seed=4)
+    pack_images(photos, path, resize=5, encoding="png", shuffle=True, seed=4)
     records = RecordFile(path)
     assert sorted(records.keys.tolist()) == [0, 1, 2, 3, 4]
     assert records.keys.tolist() != [0, 1, 2, 3, 4]
@@ -71,19 +71,19 @@ def test_resized_shuffled_and_encoded(photos, tmp_path):
         image = Image.open(io.BytesIO(unpack(records[number])[1]))
         assert (image.format, image.size) == ("PNG", (6, 5))
     again = tmp_path / "again.rec"
-    pack_pictures(photos, again, resize=5, encoding="png", shuffle=True, seed=4)
+    pack_images(photos, again, resize=5, encoding="png", shuffle=True, seed=4)
     assert again.read_bytes() == path.read_bytes()
-    pack_pictures(photos, path, encoding="jpg", quality=50)
+    pack_images(photos, path, encoding="jpg", quality=50)
     assert Image.open(io.BytesIO(unpack(RecordFile(path)[0])[1])).format == "JPEG"
     for options in ({"encoding": "gif"}, {"quality": 0}, {"resize": 0}):
         with pytest.raises(UsageError):
-            pack_pictures(photos, path, **options)
+            pack_images(photos, path, **options)
 
 
 def test_lists_of_im2rec_with_several_labels(photos, tmp_path):
     listing = tmp_path / "photos.lst"
     listing.write_text("7\t1.5\t2.0\tphotos/cat/0.png\n3\t-1.0\t0.25\tphotos/dog/1.png\n")
-    pack_pictures(listing, tmp_path / "boxes.rec")
+    pack_images(listing, tmp_path / "boxes.rec")
     records = RecordFile(tmp_path / "boxes.rec")
     assert records.keys.tolist() == [7, 3]
     header, content = unpack(records[1])
@@ -96,19 +96,19 @@ def test_lists_of_im2rec_with_several_labels(photos, tmp_path):
     for line in ("x\t1\tphotos/cat/0.png", "1\tphotos/cat/0.png\textra", "1"):
         listing.write_text(line + "\n")
         with pytest.raises(InputError, match=r"photos\.lst, line 1: expected a number, labels and a path"):
-            pack_pictures(listing, tmp_path / "boxes.rec")
+            pack_images(listing, tmp_path / "boxes.rec")
     listing.write_text("1\t0\tphotos/none.png\n")
     with pytest.raises(InputError, match=r"none\.png cannot be read"):
-        pack_pictures(listing, tmp_path / "boxes.rec")
+        pack_images(listing, tmp_path / "boxes.rec")
 
 
 def test_what_is_damaged_is_named_or_left_out(photos, tmp_path):
-    (photos / "cat" / "1.png").write_bytes(b"no picture")
+    (photos / "cat" / "1.png").write_bytes(b"no image")
     path = tmp_path / "photos.rec"
-    with pytest.raises(InputError, match=r"1\.png cannot be read as a picture"):
-        pack_pictures(photos, path)
+    with pytest.raises(InputError, match=r"1\.png cannot be read as an image"):
+        pack_images(photos, path)
     assert not path.exists()
-    packed = pack_pictures(photos, path, skip_damaged=True)
+    packed = pack_images(photos, path, skip_damaged=True)
     assert packed.records == 4
     assert "1.png" in packed.damaged[0]
     assert RecordFile(path).keys.tolist() == [0, 2, 3, 4]
@@ -120,7 +120,7 @@ def test_a_damaged_picture_in_a_record_is_a_damaged_sample(tmp_path):
         for number, content in enumerate((png(), b"junk", png())):
             writer.write(pack((0, 0.0, number, 0), content))
     found = data.read(path)
-    with pytest.raises(DamagedSample, match=r"a\.rec: record 1 \(key 1, at byte \d+\) cannot be read as a picture"):
+    with pytest.raises(DamagedSample, match=r"a\.rec: record 1 \(key 1, at byte \d+\) cannot be read as an image"):
         found.take(slice(0, 3))
     with pytest.warns(UserWarning, match="sample 1 is replaced by the next readable one"):
         inputs, _ = found.configured(on_damaged="skip").take(slice(0, 3))
@@ -170,7 +170,7 @@ def test_labels_of_other_kinds(tmp_path):
 
 def test_check(photos, tmp_path):
     path = tmp_path / "photos.rec"
-    pack_pictures(photos, path)
+    pack_images(photos, path)
     assert check(path, decode=True).problems == []
     content = bytearray(path.read_bytes())
     positions = RecordFile(path).positions
@@ -181,7 +181,7 @@ def test_check(photos, tmp_path):
     assert found.records == 4
     assert any(f"damaged at byte {positions[2]}" in p for p in found.problems)
     assert any(f"no record begins at byte {positions[2]}" in p for p in found.problems)
-    assert any("cannot be read as a picture" in p for p in found.problems)
+    assert any("cannot be read as an image" in p for p in found.problems)
     (tmp_path / "photos.idx").write_text("0\t0\n")
     assert sum("is missing" in p for p in check(path).problems) == 3
 

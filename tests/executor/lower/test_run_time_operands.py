@@ -33,7 +33,7 @@ WITHOUT = {"HannWindow", "HammingWindow", "BlackmanWindow", "Col2Im", "Im2Col"}
 # These have none at all: of constants they are folded.
 WITHOUT |= {"OneHotEncoder", "ImageDecoder", "TfIdfVectorizer"}
 # The slope of ReduceProd is made of other operators by its axes.
-WITHOUT |= {"ProductOfOthers"}
+WITHOUT |= {"LeaveOneOutProduct"}
 
 
 def is_interpreted(case: Case) -> bool:

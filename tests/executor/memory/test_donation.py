@@ -156,7 +156,7 @@ def test_a_reader_that_waits_for_something_written_later() -> None:
     """Overwriting `s` would have the reader wait for what waits for the reader."""
     s, t = state("s"), state("t")
     new = F.neg(s)
-    flat = F.reshape(F.after(s, F.exp(new)), np.array([-1]))
+    flat = F.reshape(F.control_dependency(s, F.exp(new)), np.array([-1]))
     ex = executor(Graph([s, t], [F.tanh(flat)], [(s, new), (t, F.abs(t))], output_names=["flat"]))
     assert donated(ex) == {"t"}
     for _ in range(2):

@@ -18,7 +18,7 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, Op, op, registry
-from graphkit.ops._op import refusal
+from graphkit.ops._op import value_check
 
 X = np.linspace(0.1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -309,8 +309,8 @@ def test_a_ratio_is_looked_at_in_training_alone(monkeypatch: pytest.MonkeyPatch)
 def test_a_ratio_in_one_element() -> None:
     x = Value(TensorType("float32", X.shape), "x")
     y = F.dropout(x, np.array([0.25], np.float32), np.array(True))[0]
-    assert refusal(y.node) is None
-    assert refusal(F.dropout(x, np.array([1.5], np.float32), np.array(True))[0].node) is not None
+    assert value_check(y.node) is None
+    assert value_check(F.dropout(x, np.array([1.5], np.float32), np.array(True))[0].node) is not None
 
 
 @pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1, momentum=0.9), gk.optim.Adam(0.01)], ids=["sgd", "adam"])

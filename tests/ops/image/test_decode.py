@@ -71,14 +71,14 @@ def test_pictures_of_other_modes_have_three_channels(mode: str) -> None:
 def test_truncated_files_name_the_node(kind: str) -> None:
     data = encoded(Image.fromarray(PIXELS.repeat(20, 0).repeat(20, 1)), kind)
     for part in (len(data) // 2, 20, 0):
-        with pytest.raises(RuntimeFailure, match=r"'decode'.*(cannot be decoded|are not a picture)"):
+        with pytest.raises(RuntimeFailure, match=r"'decode'.*(cannot be decoded|are not an image)"):
             decoded(data[:part])
 
 
-@pytest.mark.parametrize("data", [b"", b"not a picture", b"\x89PNG\r\n\x1a\n" + bytes(40), b"GIF89a" + bytes(40)])
+@pytest.mark.parametrize("data", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(40), b"GIF89a" + bytes(40)])
 def test_what_is_no_picture(data: bytes) -> None:
-    """GIF is a picture, and none of the standard's formats."""
-    with pytest.raises(RuntimeFailure, match=r"'decode'.*(are not a picture|cannot be decoded)"):
+    """GIF is an image, and none of the standard's formats."""
+    with pytest.raises(RuntimeFailure, match=r"'decode'.*(are not an image|cannot be decoded)"):
         decoded(np.frombuffer(data, np.uint8))
 
 

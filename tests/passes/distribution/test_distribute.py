@@ -238,10 +238,10 @@ def test_an_order_among_what_one_rank_computes():
         token = gk.tanh(x)
     with group("b"):
         h = gk.exp(x)
-        y = F.after(h, token) * 2.0
+        y = F.control_dependency(h, token) * 2.0
     first, second = parts(Graph([x], [y, token]), [None, None])
     assert keys(first, Send) == keys(second, Send) == []
-    assert not made(second, "After")
+    assert not made(second, "ControlDependency")
 
 
 @in_one_item()

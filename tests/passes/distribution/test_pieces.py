@@ -173,7 +173,7 @@ def test_a_step_of_many_nodes_is_cut_in_linear_time() -> None:
 def test_an_order_between_pieces_copies_nothing() -> None:
     x = x_of(3)
     h, g = in_group("a", x), in_group("b", x)
-    found = pieces(Graph([x], [in_group("a", F.after(h, g)), g]))
+    found = pieces(Graph([x], [in_group("a", F.control_dependency(h, g)), g]))
     assert [(piece.place, [v.name for v in piece.inputs]) for piece in found] == [(1, ["x"]), (0, ["x"])]
 
 

@@ -78,7 +78,7 @@ def test_the_step_computes_the_same(net: gk.Model, loss: str, optimize: bool) ->
     wanted = run(trainer, plain, feeds, optimize=optimize)
     for chosen in (None, [0], segments.worth()[:1]):
         graph = segments.apply(chosen)
-        assert any(node.op.name == "After" for node in graph.nodes)
+        assert any(node.op.name == "ControlDependency" for node in graph.nodes)
         found = run(trainer, graph, feeds, optimize=optimize)
         assert found.keys() == wanted.keys()
         for name, array in wanted.items():
@@ -132,7 +132,7 @@ def test_a_copy_waits_for_its_gradient() -> None:
     plan = trainer.plan({"x": (64, 16), "target": (64, 16)})
     position = {s.node: i for i, s in enumerate(plan.steps)}
     graph = trainer.graph
-    after = [n for n in graph.nodes if n.op.name == "After"]
+    after = [n for n in graph.nodes if n.op.name == "ControlDependency"]
     assert after
     forward = max(i for s, i in position.items() if s.startswith("reduce_mean"))
     copies = [n for n in graph.nodes if any(v is not None and v.node in after for v in n.inputs)]

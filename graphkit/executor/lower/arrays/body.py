@@ -15,7 +15,7 @@ from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops._op import refusal
+from graphkit.ops._op import value_check
 
 
 class Common:
@@ -129,7 +129,7 @@ class Faulty(NamedTuple):
 def faulty(node: Node, lowering: Lowering) -> Iterator[Faulty]:
     """The kernels of a step that may set a fault, in the order in which `prepare` takes words for them."""
     if isinstance(lowering, LaunchedStep) and lowering.kernel.fault:
-        yield Faulty(node, lowering.kernel.failure, refusal(node) is not None)
+        yield Faulty(node, lowering.kernel.failure, value_check(node) is not None)
     elif isinstance(lowering, SubgraphStep):
         for graph in lowering.subgraphs.values():
             for inner in graph.steps:

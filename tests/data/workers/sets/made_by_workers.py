@@ -45,7 +45,7 @@ class Growing(LazyDataset):
     def sample(self, number, draw):
         return np.full(3_000_000 if number == 40 else number * number, number, np.float32), number
 
-    def made(self, places, key, making):
+    def make_batch(self, places, key, making):
         found = [self.sample(int(self._numbers[place]), None) for place in places]
         longest = max((len(x) for x, _ in found), default=0)
         x = making.empty((len(found), longest), np.dtype(np.float32))

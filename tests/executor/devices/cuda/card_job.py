@@ -85,7 +85,7 @@ def trained(device: str, kv: Any, job: Job, options: dict[str, Any]) -> Trained:
     total = sum(float(np.abs(params[name]).sum()) for name in trainer.trained)
     plans = [executor._latest.plan for executor in trainer._stepper.executors if executor._latest is not None]
     kinds = sorted({s.kernel for plan in plans for s in plan.steps if s.op.endswith(("Start", "Wait"))})
-    return Trained(params, total, trainer._stepper.skipped, kinds, plans[0].staged_because)
+    return Trained(params, total, trainer._stepper.skipped, kinds, plans[0].staging_reason)
 
 
 def end(how: str, trainer: gk.Trainer) -> None:

@@ -20,7 +20,7 @@ from graphkit.executor.devices.cuda import compiler
 from graphkit.executor.devices.cuda.launches import source_of
 from graphkit.ir.types import DType, dtype_of
 from graphkit.ops import Op
-from graphkit.ops._op import refusal
+from graphkit.ops._op import value_check
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.rnn.backward import OfLayer
 from graphkit.ops.rnn.recurrence import Recurrence
@@ -74,7 +74,7 @@ def test_what_may_set_a_fault_says_so(cls: type[Op], types: slice) -> None:
     for case in cases_of(cls, types):
         known = any(v.tensor.constants is not None for v in case.node.operands[1:])
         is_right = known or cls.name in ("Dropout", "MaxPoolGrad")
-        assert is_right or not case.kernel.fault or refusal(case.node) is not None, case.name
+        assert is_right or not case.kernel.fault or value_check(case.node) is not None, case.name
 
 
 def compare(case: CardCase, found: list[Any]) -> None:

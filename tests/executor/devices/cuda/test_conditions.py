@@ -248,11 +248,11 @@ def test_what_is_stacked_leaves_a_loop_to_the_host(card: Card) -> None:
     there, here = executors([x, n], loop.outputs)
     agree(there, here, *({"x": floats(4), "n": np.array(trips)} for trips in (2, 0, 5)))
     assert not card.conditions
-    assert [name.partition(" ")[2] for name in there.plan.host_looks] == [
+    assert [name.partition(" ")[2] for name in there.plan.host_conditions] == [
         "(Loop): the size of its stacked outputs is data-dependent"
     ]
     assert "the host reads those of" in there.plan.summary()
-    assert not here.plan.host_looks
+    assert not here.plan.host_conditions
 
 
 def test_what_is_interpreted_inside_leaves_conditions_to_the_host(card: Card) -> None:
@@ -266,7 +266,7 @@ def test_what_is_interpreted_inside_leaves_conditions_to_the_host(card: Card) ->
     there = net.compile("cuda")
     agree(there, net.compile(threads=1), *({"x": np.eye(2, dtype=np.float32), "p": np.array(p)} for p in (True, False)))
     assert not card.conditions
-    of_loop, of_branch = there.plan.host_looks
+    of_loop, of_branch = there.plan.host_conditions
     assert of_loop.endswith("(If) inside: " + of_branch.partition(": ")[2])
     assert of_branch.endswith("(Det) inside is interpreted")
 

@@ -20,7 +20,7 @@ from graphkit.ops.nn.norm import NormOfLastAxes, RMSNormalization
 
 
 @register_launched("cuda", "", "LayerNormalization")
-@register_launched("cuda", DOMAIN, "LayerNormOfHalves")
+@register_launched("cuda", DOMAIN, "MixedPrecisionLayerNorm")
 def _layer_norm(node: Node, context: KernelContext) -> CardKernel | None:
     op = operator(node, NormOfLastAxes)
     used = [*context.used_outputs, True, True, True][:3]
