@@ -1,15 +1,9 @@
-"""Former names of public attributes and arguments. They still work, and documentation does not show them."""
+"""Former names of public attributes and methods. They still work, and documentation does not show them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
-
-from graphkit.errors import UsageError
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+from collections.abc import Mapping
+from typing import Any
 
 
 def former_attribute(name: str) -> Any:
@@ -22,28 +16,6 @@ def former_attribute(name: str) -> Any:
         setattr(owner, name, value)
 
     return property(get, assign, doc=f"Former name of `{name}`.")
-
-
-def former_arguments(**names: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Decorate a function: keywords that have a former name are passed on under their present name.
-
-    Args:
-        names: Former name to present name.
-    """
-
-    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        @functools.wraps(function)
-        def call(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
-            for former in names.keys() & options.keys():
-                present = names[former]
-                if present in options:
-                    raise UsageError(f"{function.__name__}: {former} is the former name of {present}; give only one")
-                options[present] = options.pop(former)
-            return function(*args, **options)
-
-        return call
-
-    return decorate
 
 
 def share_former_names(cls: type, names: Mapping[str, str]) -> None:

@@ -36,7 +36,6 @@ from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
-from graphkit.former_names import former_arguments
 from graphkit.ir import limits
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
@@ -192,7 +191,6 @@ class Executor:
 
     # --- running ------------------------------------------------------------------------------------
 
-    @former_arguments(unread="discard")
     def run(
         self,
         feeds: Mapping[str, Any],
@@ -201,6 +199,7 @@ class Executor:
         out: Mapping[str, np.ndarray] | None = None,
         timeout: float | None = None,
         discard: Collection[str] = (),
+        unread: Collection[str] = (),
     ) -> dict[str, np.ndarray]:
         """Compute outputs for the fed inputs.
 
@@ -215,6 +214,7 @@ class Executor:
             timeout: Seconds.
             discard: Names of outputs that you do not need. On a GPU they are not copied to host memory, and their
                 values in the result are None. On the CPU it has no effect.
+            unread: Former name of `discard`.
 
         Returns:
             Arrays by output name.
@@ -226,6 +226,7 @@ class Executor:
             LimitReached: The run took longer than `timeout`, or a loop too many iterations.
             RuntimeFailure: A kernel failed.
         """
+        discard = discard or unread
         if timeout is None and self._bounds is None:
             return self._within_limits(feeds, outputs, out, discard)
         memory, iterations, usual = self._bounds or limits.Bounds()
