@@ -58,7 +58,7 @@ REPEATS = source_of(
         "}",
         "__syncthreads();",
         "if (threadIdx.x == 0) {",
-        "    const gk_i64 done = first ? 0 : *trips + 1;",
+        "    const gk_i64 done = first ? 0 : (gk_i64)((gk_u64)*trips + 1u);",
         "    *trips = done;",
         "    bool goes = met == 0;",
         "    goes = goes && (!(given & 1u) || *flag != 0) && (!(given & 2u) || done < *limit);",
