@@ -67,14 +67,14 @@ preloaded() {
 tests() {
     local interpreter=$1 status=0
     shift
-    rm -f "$work"/report.*
+    rm -f "$work"/report*
     (cd "$work" && PYTHONPATH=$root/bench PYTHONDONTWRITEBYTECODE=1 "$interpreter" -m pytest -c "$root/pyproject.toml" \
         --rootdir "$root" -p no:cacheprovider -p every_nth --every "$every" -q -rfE \
         --deselect tests/executor/devices/cpu/test_module.py::test_stub_lists_what_the_module_has "$@") || status=$?
-    if grep -qsE 'ERROR: |runtime error: |WARNING: ThreadSanitizer' "$work"/report.*; then
+    if grep -qsE 'ERROR: |runtime error: |WARNING: ThreadSanitizer' "$work"/report*; then
         status=1
     fi
-    [ "$status" -eq 0 ] || cat "$work"/report.* >&2 || true
+    [ "$status" -eq 0 ] || cat "$work"/report* >&2 || true
     return "$status"
 }
 
@@ -82,7 +82,7 @@ address_tests() {
     # Python never frees some of its memory; its small-object allocator would hide errors in the rest.
     LD_PRELOAD=$(preloaded libasan.so libubsan.so) PYTHONMALLOC=malloc \
         ASAN_OPTIONS=detect_leaks=0:strict_init_order=1:log_path="$work/report" \
-        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
+        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report-undefined" \
         tests "$work/address/bin/python" "${@:-$root/tests/executor/devices/cpu}" "$root"/tests/executor/run/test_engine*.py
 }
 
@@ -117,11 +117,14 @@ thread() {
 }
 
 card_tests() {
-    # Floats outside of an integer's range have no specified result, as in numpy.
-    LD_PRELOAD=$(preloaded libasan.so libubsan.so) PYTHONMALLOC=malloc \
+    # Floats outside of an integer's range have no specified result, as in numpy. NVRTC looks for its other library by
+    # a path of its own, which the sanitizer's dlopen does not see.
+    local nvrtc
+    nvrtc=$("$python" -c 'import importlib.util as u; s = u.find_spec("nvidia"); print(*(s and s.submodule_search_locations or []))')
+    LD_LIBRARY_PATH=$nvrtc/cuda_nvrtc/lib:${LD_LIBRARY_PATH:-} LD_PRELOAD=$(preloaded libasan.so libubsan.so) PYTHONMALLOC=malloc \
         GRAPHKIT_TEST_KERNEL_FLAGS="-fsanitize=address,undefined -fno-sanitize=float-cast-overflow" \
         ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0:log_path="$work/report" \
-        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
+        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report-undefined" \
         tests "$python" "${@:-$root/tests/executor/devices/cuda}" -k "not compiles_for_cards"
 }
 
