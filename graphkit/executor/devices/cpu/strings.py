@@ -101,9 +101,9 @@ def _part(column: Column) -> tuple[Any, int, int, int, np.ndarray | None]:
 
 @_of_strings("EncodedColumns", DOMAIN)
 def _encoded_columns(node: Node) -> Callable[..., Any]:
-    widths = [x.tensor.shape[1] for x in node.operands]
+    widths = [last for x in node.operands if isinstance(last := (x.shape or ())[-1], int)]
     encoder = native.ColumnEncoder([_part(column) for column in operator(node, EncodedColumns).columns()], widths)
-    shape, dtype = node.output.tensor.shape[1:], node.output.dtype.numpy
+    shape, dtype = (node.output.shape or ())[1:], node.output.dtype.numpy
     row = 8 * math.prod(shape)
 
     def encoded(*xs: np.ndarray) -> np.ndarray:
