@@ -7,6 +7,7 @@ beside this file, and `graphkit.executor.lower.registry` tries them in turn.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.passes.control.specialise import Misfits
+from graphkit.text import human
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -277,6 +279,12 @@ class LoweredGraph:
             read.update(root[v] for v in named if v in root)
         return {i for i, v in enumerate(self.graph.inputs) if v in read}
 
+    def contents(self) -> str:
+        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+        kinds = Counter(lowering.kind for lowering in self.lowerings).most_common()
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds) or "none"
+        return f"{steps_text(len(self.lowerings))} ({listed}), arena {human(self.memory.layout.arena_bytes)}"
+
     def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
         """Name, node and reason of every step that is interpreted, also inside subgraphs."""
         for node, lowering in self.steps:
@@ -284,6 +292,11 @@ class LoweredGraph:
                 yield prefix + self.graph.node_name(node), node, lowering.reason
             for part, inner in lowering.subgraphs.items():
                 yield from inner.interpreted(f"{prefix}{self.graph.node_name(node)}/{part}/")
+
+
+def steps_text(count: int) -> str:
+    """Return `1 step`, `20 steps`."""
+    return f"{count} step{'s' * (count != 1)}"
 
 
 # Lowers a subgraph; the arrays are by the position of its input. Raises NotNative.

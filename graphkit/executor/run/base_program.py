@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +17,10 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement, Result
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
+from graphkit.executor.run.keys import Key
+from graphkit.executor.run.launching import Run
 from graphkit.ir import limits
-from graphkit.ir.graph import Graph
+from graphkit.ir.graph import Graph, Node
 from graphkit.ir.limits import Limits
 from graphkit.ir.origin import signature
 from graphkit.text import human, short_repr
@@ -71,6 +73,7 @@ class BaseProgram(ABC):
     arena_bytes: int
     kept_bytes: int
     owned: list[tuple[tuple[int, ...], np.dtype, int] | None]
+    part_keys: tuple[Key, ...] = ()
 
     def __init__(self, graph: Graph, placement: Placement, pools: Pools):
         self.graph = graph
@@ -80,8 +83,7 @@ class BaseProgram(ABC):
         self.donated: list[bool] = []
         # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
         self.interruptible: Callable[[], bool] | None = None
-        # Whether a program that takes longer to make, and runs faster, pays.
-        self.outgrown = False
+        self._outgrown = False
         # Whether results of these shapes, which never change, are what the file declares of them.
         self.is_as_declared = False
 
@@ -91,13 +93,25 @@ class BaseProgram(ABC):
         """The graph with its lowerings."""
 
     @abstractmethod
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """Run once; return the new values of states, then the outputs, all in their own memory.
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
+        """Run once; see `Executable.run`. All results are computed."""
 
-        `inputs` has one array per graph input (None: not needed). `buffers` gives C-contiguous memory for results by
-        position, if the result is `owned`: the memory of the old value if `donated` allows it, else memory that no
-        input uses. Safe to call from several threads.
-        """
+    def start(self) -> Run:
+        """Return a run that is not begun."""
+        return HostRun(self)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether a program that takes longer to make, and runs faster, pays."""
+        return self._outgrown
+
+    def stay(self) -> None:
+        """Is not `outgrown` any more: there is no room for the other program."""
+        self._outgrown = False
+
+    def as_part(self) -> InstancedProgram | None:
+        """Return the program that computes parts of a batch; None if it cannot."""
+        return None
 
     @property
     def finals(self) -> tuple[Result, ...]:
@@ -137,6 +151,14 @@ class BaseProgram(ABC):
     @abstractmethod
     def fallbacks(self) -> tuple[str, ...]:
         """Nodes that are interpreted, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
+
+    def interpreted(self) -> Iterable[tuple[str, Node, str]]:
+        """Return name, node and reason of the steps that are interpreted."""
+        return self.lowered.interpreted()
+
+    def contents(self) -> str:
+        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+        return self.lowered.contents()
 
     @cached_property
     def plan(self) -> Plan:
@@ -178,7 +200,7 @@ class InstancedProgram(BaseProgram):
     def calls_python(self) -> bool:
         """Whether some steps are Python's."""
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         instance, arena = self.take()
         instance.refresh()
         results = self.run_on(instance, arena, inputs, buffers)
@@ -192,6 +214,12 @@ class InstancedProgram(BaseProgram):
         if recorder is None:
             return instance.run(self, inputs, buffers, arena)
         return recorder.run(self, instance.native, lambda: instance.run(self, inputs, buffers, arena))
+
+    def start(self) -> Run:
+        return InstanceRun(self)
+
+    def as_part(self) -> InstancedProgram | None:
+        return None if self.calls_python else self
 
     def ran(self, times: int) -> None:
         """Note runs that somebody else has made."""
@@ -257,6 +285,63 @@ class InstancedProgram(BaseProgram):
         yield from super()._facts()
         yield f"{self.threads} threads"
         yield signature(self.graph)
+
+
+class HostRun:
+    """A run of a program that computes as a whole when it is launched."""
+
+    def __init__(self, program: BaseProgram):
+        self._program = program
+        self._inputs: Sequence[Any] = ()
+        self._buffers: Mapping[int, np.ndarray] = {}
+        self._results: list[Any] = []
+
+    def begin(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> None:
+        self._inputs, self._buffers = inputs, buffers
+
+    def launch(self) -> None:
+        self._results = self._program.run(self._inputs, self._buffers)
+
+    def handed(self, position: int) -> Any:
+        return self._results[position]
+
+    def received(self, position: int) -> Any:
+        return self._inputs[position]
+
+    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+        return self._results[position]
+
+    def check(self) -> None:
+        """All steps are done."""
+
+    def first_fault(self) -> None:
+        """Launching has raised it."""
+
+    def new_states(self) -> list[Any]:
+        return self._results[: len(self._program.state_inputs)]
+
+    def end(self, well: bool) -> None:
+        """Nothing is kept."""
+
+
+class InstanceRun(HostRun):
+    """A run of a program with instances. It has its instance, and memory for its results, before it is launched."""
+
+    def __init__(self, program: InstancedProgram):
+        super().__init__(program)
+        self._instanced = program
+        self._taken: tuple[Instance, np.ndarray] | None = None
+
+    def begin(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> None:
+        self._taken = self._instanced.take()
+        self._taken[0].refresh()
+        made = self._instanced.results(buffers)
+        super().begin(inputs, {position: array for position, array in enumerate(made) if array is not None})
+
+    def launch(self) -> None:
+        assert self._taken is not None, "it has begun"
+        self._results = self._instanced.run_on(*self._taken, self._inputs, self._buffers)
+        self._instanced.give(*self._taken)
 
 
 def _limit(instance: Instance, grows: bool) -> None:

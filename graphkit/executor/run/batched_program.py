@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,8 +15,8 @@ from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run import base_program
 from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram
-from graphkit.executor.run.selection import Key
-from graphkit.ir.graph import Value
+from graphkit.executor.run.keys import Key
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class BatchedProgram(BaseProgram):
         )
         super().__init__(first.graph, replace(first.placement, results=results), pools)
         self._parts, self._rest = parts, rest
-        self.keys = tuple(p.key for p in (parts, rest) if p)
+        self.part_keys = tuple(p.key for p in (parts, rest) if p)
         self._examples = frozenset(examples)
         self._whole = whole
         # As many parts at a time as there are threads; what is left has all threads for each.
@@ -72,11 +72,7 @@ class BatchedProgram(BaseProgram):
         """Whether that of a part is."""
         return any(program.outgrown for program in self._programs)
 
-    @outgrown.setter
-    def outgrown(self, value: bool) -> None:
-        """Whoever looks for the programs of the parts sets theirs."""
-
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         results = self.results(buffers)
         number, size, program, _ = self._parts
         together = 0 if base_program.recorder is not None else self._together
@@ -139,6 +135,13 @@ class BatchedProgram(BaseProgram):
     def lowered(self) -> LoweredGraph:
         """Of a part."""
         return self._parts.program.lowered
+
+    def interpreted(self) -> Iterable[tuple[str, Node, str]]:
+        """None that the programs of the parts have not named."""
+        return ()
+
+    def contents(self) -> str:
+        return "the program of a part of the batch, for each part"
 
     @property
     def fallbacks(self) -> tuple[str, ...]:

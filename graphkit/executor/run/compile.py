@@ -7,7 +7,7 @@ memory (`lower_graph`), and write the program (`Program`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from graphkit import config
 from graphkit.errors import UnsupportedError
@@ -22,7 +22,7 @@ from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.memory.swapping import swap_marked
 from graphkit.executor.run.arrays.program import ArrayProgram
-from graphkit.executor.run.base_program import BaseProgram
+from graphkit.executor.run.executable import DeviceProgram, Executable
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.sized_program import SizedProgram
 from graphkit.ir.collector import uncollected
@@ -34,9 +34,6 @@ from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import ARRAYS_BOUND, BOUND
 
-# A program of one device.
-SingleProgram: TypeAlias = BaseProgram | ArrayProgram
-
 
 @uncollected
 def compile_graph(
@@ -46,7 +43,7 @@ def compile_graph(
     settings: Settings,
     pools: Pools,
     handed: Collection[int] = (),
-) -> SingleProgram:
+) -> DeviceProgram:
     """The program of `graph` for inputs of these `shapes`, by name; others have theirs already.
 
     `fixed` gives operands that only change with a version, by position of the input; `handed` are positions of those
@@ -115,13 +112,13 @@ def sized_program(
         return None
 
 
-def refuse_fallbacks(program: SingleProgram) -> None:
+def refuse_fallbacks(program: Executable) -> None:
     """With GRAPHKIT_STRICT=1, raise UnsupportedError for nodes without a native kernel."""
     if config.STRICT.get() and program.fallbacks:
         listed = ", ".join(program.fallbacks)
         raise UnsupportedError(f"GRAPHKIT_STRICT=1, but these nodes have no native kernel: {listed}")
 
 
-def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> SingleProgram:
+def _program(lowered: LoweredGraph, pools: Pools, handed: Collection[Value]) -> DeviceProgram:
     device = with_arrays(lowered.settings.device, lowered.settings.number)
     return Program(lowered, pools) if device is None else ArrayProgram(lowered, device, pools, handed)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from graphkit import debug
 from graphkit.executor.lower.lowering import Settings
-from graphkit.executor.run.batched_program import BatchedProgram
-from graphkit.executor.run.compile import SingleProgram
-from graphkit.executor.run.selection import Key, Selection
-from graphkit.executor.run.sized_program import SizedProgram
+from graphkit.executor.run.executable import DeviceProgram
+from graphkit.executor.run.keys import Key, size_text
+from graphkit.executor.run.selection import Selection
 from graphkit.ir.origin import titled
-from graphkit.text import human
 
 
 def of(settings: Settings) -> ProgramLog | None:
@@ -36,17 +33,17 @@ class ProgramLog:
     def found(self, key: Key) -> None:
         """Print that a run uses a kept program."""
         if self._level >= debug.DECISIONS:
-            debug.say(f"program for {_sizes(key)}: found")
+            debug.say(f"program for {key.sizes()}: found")
 
     def dropped(self, key: Key, reason: str) -> None:
         """Print that a program is dropped. reason: a clause, such as "a part of it is dropped"."""
         self._dropped[key] = reason
         if self._level >= debug.DECISIONS:
-            debug.say(f"program for {_sizes(key)}: dropped, {reason}")
+            debug.say(f"program for {key.sizes()}: dropped, {reason}")
 
     def made(
-        self, key: Key, selection: Selection, make: Callable[[Key, Selection], SingleProgram], *, outgrown: bool
-    ) -> SingleProgram:
+        self, key: Key, selection: Selection, make: Callable[[Key, Selection], DeviceProgram], *, outgrown: bool
+    ) -> DeviceProgram:
         """Make a program; print why before, and its steps and the time after. outgrown: it replaces one of this key."""
         name = f"program of {titled(selection.graph)} for {_shapes(selection, key)}"
         if self._level >= debug.DECISIONS:
@@ -56,12 +53,12 @@ class ProgramLog:
         seconds = time.perf_counter() - begin
         self._latest[key.group] = key
         self._dropped.pop(key, None)
-        debug.say(f"{name} ({self._where}): {_content(program)}; {debug.milliseconds(seconds)}")
-        if self._level >= debug.DECISIONS and not isinstance(program, (SizedProgram, BatchedProgram)):
-            for node, operator, reason in program.lowered.interpreted():
+        debug.say(f"{name} ({self._where}): {program.contents()}; {debug.milliseconds(seconds)}")
+        if self._level >= debug.DECISIONS:
+            for node, operator, reason in program.interpreted():
                 why = f": {reason}" if reason else ""
                 debug.say(f"node {node!r} ({operator.op.name}) is interpreted{why}")
-        if self._level >= debug.LISTINGS and not isinstance(program, BatchedProgram):
+        if self._level >= debug.LISTINGS and not program.part_keys:
             debug.show(str(program.plan))
         return program
 
@@ -76,35 +73,14 @@ class ProgramLog:
                 "other outputs are selected, or other parameters are fed" if self._latest else "there is no program yet"
             )
         changes = [
-            f"{selection.inputs[position].name} {_size(old)} -> {_size(new)}"
+            f"{selection.inputs[position].name} {size_text(old)} -> {size_text(new)}"
             for position, old, new in zip(selection.open, before.shapes, key.shapes, strict=True)
             if old != new
         ]
         return f"the shapes have changed: {', '.join(changes)}"
 
 
-def _content(program: SingleProgram) -> str:
-    """`20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
-    if isinstance(program, BatchedProgram):
-        return "the program of a part of the batch, for each part"
-    count = len(program.placement.steps)
-    steps = f"{count} step{'s' * (count != 1)}"
-    if isinstance(program, SizedProgram):
-        return f"{steps}, from the template for all sizes, arena {human(program.arena_bytes)}"
-    kinds = Counter(lowering.kind for lowering in program.lowered.lowerings).most_common()
-    listed = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    return f"{steps} ({listed or 'none'}), arena {human(program.lowered.memory.layout.arena_bytes)}"
-
-
 def _shapes(selection: Selection, key: Key) -> str:
     """`x [8, 3]` of each input whose size is open."""
     named = zip(selection.open, key.shapes, strict=True)
-    return ", ".join(f"{selection.inputs[i].name} {_size(shape)}" for i, shape in named) or "fixed shapes"
-
-
-def _sizes(key: Key) -> str:
-    return ", ".join(map(_size, key.shapes)) or "fixed shapes"
-
-
-def _size(shape: tuple[int, ...] | None) -> str:
-    return "?" if shape is None else str(list(shape))
+    return ", ".join(f"{selection.inputs[i].name} {size_text(shape)}" for i, shape in named) or "fixed shapes"

@@ -14,10 +14,11 @@ from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run import program_log
-from graphkit.executor.run.base_program import InstancedProgram
 from graphkit.executor.run.batched_program import BatchedProgram, Parts
-from graphkit.executor.run.compile import SingleProgram, compile_graph, find_batch, make_template, sized_program
-from graphkit.executor.run.selection import Key, Selection
+from graphkit.executor.run.compile import compile_graph, find_batch, make_template, sized_program
+from graphkit.executor.run.executable import DeviceProgram
+from graphkit.executor.run.keys import Key
+from graphkit.executor.run.selection import Selection
 from graphkit.text import human, short_repr
 
 # The most recently used programs stay however large they are: training takes turns with evaluation, and the last batch
@@ -46,7 +47,7 @@ class Programs:
         self._pools = pools
         device = with_arrays(settings.device, settings.number)
         self._devices = () if device is None else (device,)
-        self._kept: OrderedDict[Key, SingleProgram] = OrderedDict()
+        self._kept: OrderedDict[Key, DeviceProgram] = OrderedDict()
         self._bytes = 0
         self._templates: dict[_Group, Template | None] = {}
         self._compiled: set[_Group] = set()
@@ -61,42 +62,41 @@ class Programs:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, key: Key) -> SingleProgram | None:
+    def find(self, key: Key) -> DeviceProgram | None:
         """The program, if it is there and to be used; it is the last used one then."""
         program = self._found(key)
         if self._log is not None and program is not None:
             self._log.found(key)
         return program
 
-    def _found(self, key: Key) -> SingleProgram | None:
+    def _found(self, key: Key) -> DeviceProgram | None:
         program = self._kept.get(key)
         if program is None:
             return None
         self._kept.move_to_end(key)
-        if isinstance(program, BatchedProgram):
-            for part in program.keys:
-                self._kept.move_to_end(part)
-            return None if program.outgrown else program  # the parts say what comes of it
+        for part in program.part_keys:
+            self._kept.move_to_end(part)
         if program.outgrown:
-            if self._bytes + _COMPILED * program.kept_bytes <= config.CACHE_MB.get() << 20:
+            # The parts of a batch say what comes of it.
+            if program.part_keys or self._bytes + _COMPILED * program.kept_bytes <= config.CACHE_MB.get() << 20:
                 return None
-            program.outgrown = False  # there is no room for a compiled one
+            program.stay()
         return program
 
-    def make(self, key: Key, selection: Selection) -> SingleProgram:
+    def make(self, key: Key, selection: Selection) -> DeviceProgram:
         """The program for inputs of these shapes. Raises as `compile_graph`."""
         if self._log is None:
             return self._make(key, selection)
         return self._log.made(key, selection, self._make, outgrown=key in self._kept)
 
-    def _make(self, key: Key, selection: Selection) -> SingleProgram:
+    def _make(self, key: Key, selection: Selection) -> DeviceProgram:
         before = self._kept.get(key)  # outgrown
         if before is not None:
             self._drop(key, "a compiled one replaces it")
-        program: SingleProgram = self._in_parts(key, selection) or self._whole(key, selection, light=before is None)
+        program: DeviceProgram = self._in_parts(key, selection) or self._whole(key, selection, light=before is None)
         self._kept[key] = program
         self._bytes += program.kept_bytes
-        for part in program.keys if isinstance(program, BatchedProgram) else ():
+        for part in program.part_keys:
             self._wholes.setdefault(part, set()).add(key)
         most = config.CACHE_MB.get() << 20
         while self._bytes > most and len(self._kept) > _LEAST:
@@ -109,12 +109,12 @@ class Programs:
             self._log.dropped(key, reason)
         program = self._kept.pop(key)
         self._bytes -= program.kept_bytes
-        for part in program.keys if isinstance(program, BatchedProgram) else ():
+        for part in program.part_keys:
             self._wholes.get(part, set()).discard(key)
         for whole in [*self._wholes.pop(key, ())]:
             self._drop(whole, "a part of it is dropped")
 
-    def _whole(self, key: Key, selection: Selection, light: bool) -> SingleProgram:
+    def _whole(self, key: Key, selection: Selection, light: bool) -> DeviceProgram:
         program = self._from_template(key, selection) if light and key.group in self._compiled else None
         if program is None:
             shapes, fixed = selection.shapes(key), selection.unfed(key)
@@ -148,12 +148,10 @@ class Programs:
         given = dict(zip(selection.open, key.shapes, strict=True))
         cut = {position: (count, *shape[1:]) for position in examples if (shape := given[position]) is not None}
         part_key = selection.with_shapes(key, cut)
-        program = self.find(part_key) or self.make(part_key, selection)
-        if not isinstance(program, InstancedProgram) or program.calls_python:
-            return None
-        return Parts(1, count, program, part_key)
+        program = (self.find(part_key) or self.make(part_key, selection)).as_part()
+        return None if program is None else Parts(1, count, program, part_key)
 
-    def _from_template(self, key: Key, selection: Selection) -> SingleProgram | None:
+    def _from_template(self, key: Key, selection: Selection) -> DeviceProgram | None:
         fixed = selection.unfed(key)
         if key.group not in self._templates:
             self._templates[key.group] = make_template(selection.graph, fixed, self._settings)

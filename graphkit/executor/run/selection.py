@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.run.executable import Executable
+from graphkit.executor.run.keys import Key
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
-
-if TYPE_CHECKING:
-    from graphkit.executor.run.divided.program import AnyProgram
 
 # numpy's bits of flags.num: C-contiguous, aligned.
 _IN_PLACE = 0x0001 | 0x0100
@@ -35,19 +34,6 @@ class RunInput:
     stored: bool
     derived: bool
     static: bool
-
-
-class Key(NamedTuple):
-    """What a program depends on: the selection, which stored inputs are fed, and the shapes of `Selection.open`."""
-
-    selection: int
-    fed: tuple[int, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
-
-    @property
-    def group(self) -> tuple[int, tuple[int, ...]]:
-        """What programs for other shapes have in common with this one."""
-        return self.selection, self.fed
 
 
 @dataclass(frozen=True)
@@ -136,7 +122,7 @@ class Repeat:
     __slots__ = ("program", "selection", "_specs", "_nothing")
 
     def __init__(
-        self, selection: Selection, program: AnyProgram, specs: Sequence[tuple[str, int, np.dtype, Any, bool]]
+        self, selection: Selection, program: Executable, specs: Sequence[tuple[str, int, np.dtype, Any, bool]]
     ):
         self.selection = selection
         self.program = program
@@ -147,7 +133,7 @@ class Repeat:
     def of(
         full: Selection | None,
         selection: Selection,
-        program: AnyProgram,
+        program: Executable,
         feeds: Mapping[str, Any],
         arrays: Sequence[Any],
     ) -> Repeat | None:
@@ -189,7 +175,7 @@ class Repeat:
             inputs[position] = array
         return inputs, same
 
-    def of_another_size(self, program: AnyProgram, inputs: Sequence[Any]) -> Repeat | None:
+    def of_another_size(self, program: Executable, inputs: Sequence[Any]) -> Repeat | None:
         """The same for a program whose inputs have other shapes; None where it is not native as a whole."""
         if program.fallbacks:
             return None

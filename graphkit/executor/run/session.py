@@ -24,17 +24,17 @@ from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run import maps
-from graphkit.executor.run.arrays.program import ArrayProgram
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.device_passes import device_passes
-from graphkit.executor.run.divided.program import AnyProgram, DividedProgram
 from graphkit.executor.run.divided.programs import make_programs
+from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
+from graphkit.executor.run.keys import Key
 from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.precision import check_precision
-from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
+from graphkit.executor.run.selection import Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
 from graphkit.ir.collector import uncollected
@@ -154,7 +154,7 @@ class Executor:
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
         self._programs = make_programs(device, settings, self._pools, precision)
-        self._latest: AnyProgram | None = None
+        self._latest: Executable | None = None
         self._repeat: Repeat | None = None
         self._lock = threading.RLock()
         # One run at a time where states are written.
@@ -251,7 +251,7 @@ class Executor:
         feeds: Mapping[str, Any],
         outputs: Sequence[str] | None,
         out: Mapping[str, np.ndarray] | None,
-        unread: Collection[str],
+        discard: Collection[str],
     ) -> dict[str, np.ndarray]:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError(
@@ -264,15 +264,15 @@ class Executor:
             if found is not None:
                 program, arrays = found
                 if not repeat.selection.states:
-                    return self._step(repeat.selection, program, arrays, feeds, {}, unread)
+                    return self._step(repeat.selection, program, arrays, feeds, {}, discard)
                 with self._turn:
-                    return self._step(repeat.selection, program, arrays, feeds, {}, unread)
+                    return self._step(repeat.selection, program, arrays, feeds, {}, discard)
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
-            return self._run(selection, feeds, {} if out is None else out, unread)
+            return self._run(selection, feeds, {} if out is None else out, discard)
         with self._turn:
-            return self._run(selection, feeds, {} if out is None else out, unread)
+            return self._run(selection, feeds, {} if out is None else out, discard)
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """Run on the data inputs by position; return the outputs as a tuple."""
@@ -282,7 +282,7 @@ class Executor:
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
-    def _again(self, repeat: Repeat, feeds: Mapping[str, Any]) -> tuple[AnyProgram, list[Any]] | None:
+    def _again(self, repeat: Repeat, feeds: Mapping[str, Any]) -> tuple[Executable, list[Any]] | None:
         """An existing program for feeds like those of the latest run, or of other shapes, with its inputs."""
         found = repeat.inputs(feeds)
         if found is None:
@@ -302,12 +302,11 @@ class Executor:
         return program, arrays
 
     def _run(
-        self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray], unread: Collection[str]
+        self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray], discard: Collection[str]
     ) -> dict[str, Any]:
         arrays = self._collect(selection, feeds)
         program = self._specialise(selection, selection.key(arrays, feeds))
-        if not isinstance(program, DividedProgram):
-            refuse_fallbacks(program)
+        refuse_fallbacks(program)
         count = len(selection.states)
         placed = program.finals
         buffers: dict[int, np.ndarray] = {}
@@ -323,7 +322,7 @@ class Executor:
         _check_apart(out)
         if not out and not self._check_finite:
             self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
-        named = self._step(selection, program, arrays, feeds, buffers, unread)
+        named = self._step(selection, program, arrays, feeds, buffers, discard)
         for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
             named[name] = target if in_place else _delivered(name, named[name], target)
@@ -332,18 +331,18 @@ class Executor:
     def _step(
         self,
         selection: Selection,
-        program: AnyProgram,
+        program: Executable,
         arrays: list[Any],
         fed: Container[str],
         buffers: dict[int, np.ndarray],
-        unread: Collection[str],
+        discard: Collection[str],
     ) -> dict[str, Any]:
         """Run once and write the new values of states; outputs by name. `buffers` has memory for some of these."""
         names = selection.states
         if not names:
             if selection.generators:
                 self._with_rng(selection, arrays)
-            results = _results(selection, program, arrays, buffers, unread)
+            results = _results(selection, program, arrays, buffers, discard)
             return self._finished(program, dict(zip(selection.outputs, results, strict=True)))
         with Held(lambda: (ask := program.interruptible) is not None and ask()):
             rng = self._rng
@@ -351,7 +350,7 @@ class Executor:
                 self._with_rng(selection, arrays)
             taken = self._states.take(names, program, arrays, fed)
             try:
-                results = _results(selection, program, arrays, taken | buffers, unread)
+                results = _results(selection, program, arrays, taken | buffers, discard)
             except BaseException:
                 self._states.restore(names, program, taken)
                 self._rng = rng
@@ -363,7 +362,7 @@ class Executor:
             self._states.commit(names, program, results)
         return self._finished(program, named)
 
-    def _finished(self, program: AnyProgram, named: dict[str, Any]) -> dict[str, Any]:
+    def _finished(self, program: Executable, named: dict[str, Any]) -> dict[str, Any]:
         """The outputs as callers receive them."""
         if self._declared is not None and not program.is_as_declared:
             self._declared.after(named)
@@ -523,7 +522,7 @@ class Executor:
         made = Selection(graph, fixed, tuple(inputs), graph.output_names, states)
         return self._selections.setdefault(key, made)
 
-    def _specialise(self, selection: Selection, key: Key) -> AnyProgram:
+    def _specialise(self, selection: Selection, key: Key) -> Executable:
         with self._lock:
             program = self._programs.find(key)
             if program is None:
@@ -536,17 +535,17 @@ class Executor:
 
 def _results(
     selection: Selection,
-    program: AnyProgram,
+    program: Executable,
     arrays: list[Any],
     buffers: Mapping[int, np.ndarray],
-    unread: Collection[str],
+    discard: Collection[str],
 ) -> list[Any]:
     """What a program computes; None for outputs that nobody reads, if a device has them."""
-    if not unread or not isinstance(program, ArrayProgram):
+    if not discard:
         return program.run(arrays, buffers)
     first = len(selection.states)
-    left = [first + i for i, name in enumerate(selection.outputs) if name in unread]
-    return program.run(arrays, buffers, left)
+    unread = [first + i for i, name in enumerate(selection.outputs) if name in discard]
+    return program.run(arrays, buffers, unread)
 
 
 def _has_shape(value: Value) -> bool:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.lower.lowering import LoweredGraph, steps_text
 from graphkit.executor.lower.template import SizedCode, Template
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Instance, InstancedProgram
-from graphkit.ir.graph import Value
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
+from graphkit.text import human
 
 # What a step takes with its kernel, as measured on networks.
 _STEP_BYTES = 4 << 10
@@ -47,20 +48,28 @@ class SizedProgram(InstancedProgram):
         self._lowered: LoweredGraph | None = None
         self._runs = 0
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         self.ran(1)
         return super().run(inputs, buffers)
 
     def ran(self, times: int) -> None:
         before, self._runs = self._runs, self._runs + times
         if before < _OFTEN <= self._runs:
-            self.outgrown = True
+            self._outgrown = True
 
     @property
     def lowered(self) -> LoweredGraph:
         if self._lowered is None:
             self._lowered = self._lower()
         return self._lowered
+
+    def interpreted(self) -> Iterable[tuple[str, Node, str]]:
+        """None: a template has kernels alone."""
+        return ()
+
+    def contents(self) -> str:
+        count = steps_text(len(self.placement.steps))
+        return f"{count}, from the template for all sizes, arena {human(self.arena_bytes)}"
 
     @property
     def fallbacks(self) -> tuple[str, ...]:

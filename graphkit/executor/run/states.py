@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Container, Sequence
+from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.device import Device
-from graphkit.executor.memory.placement import Result
+from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.params import ParamStore
-
-
-class _Program(Protocol):
-    """What programs say about their states, by their order among the updates."""
-
-    state_inputs: list[int]  # positions among the inputs
-    donated: list[bool]  # whether the new value may take the memory of the old one
-
-    @property
-    def finals(self) -> tuple[Result, ...]: ...
-
-    @property
-    def on_devices(self) -> Mapping[Device, Sequence[int]]:
-        """Which states stay on a device between runs, which the program writes over itself."""
-        ...
 
 
 class States:
@@ -39,7 +23,7 @@ class States:
         self._spares: dict[str, np.ndarray] = {}
 
     def take(
-        self, names: Sequence[str], program: _Program, arrays: list[Any], fed: Container[str]
+        self, names: Sequence[str], program: Executable, arrays: list[Any], fed: Container[str]
     ) -> dict[int, np.ndarray]:
         """Put the states that are not fed into `arrays`; return the memory that is there for new values."""
         params = self._params
@@ -67,13 +51,13 @@ class States:
                 buffers[position] = self._spares.pop(name)
         return buffers
 
-    def restore(self, names: Sequence[str], program: _Program, buffers: dict[int, np.ndarray]) -> None:
+    def restore(self, names: Sequence[str], program: Executable, buffers: dict[int, np.ndarray]) -> None:
         """After a run that failed: what its steps have written over old values is there to stay."""
         for position, array in buffers.items():
             if position < len(names) and program.donated[position]:
                 self._params.commit(names[position], array)
 
-    def commit(self, names: Sequence[str], program: _Program, new: list[Any]) -> None:
+    def commit(self, names: Sequence[str], program: Executable, new: list[Any]) -> None:
         """Write the new values: arrays, which leave `new`, or what is on a device."""
         params = self._params
         for positions in program.on_devices.values():
@@ -85,7 +69,7 @@ class States:
             if previous is not None and not program.donated[position]:
                 self._spares[name] = previous
 
-    def _on_host(self, names: Sequence[str], program: _Program) -> Sequence[int]:
+    def _on_host(self, names: Sequence[str], program: Executable) -> Sequence[int]:
         """The positions of the states that stay on the host."""
         away = [*program.on_devices.values()]
         if not away:

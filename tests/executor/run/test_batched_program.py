@@ -259,7 +259,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = exe._programs._kept
         for program in kept.values():
             if isinstance(program, BatchedProgram):
-                assert set(program.keys) <= set(kept)
+                assert set(program.part_keys) <= set(kept)
         assert exe._programs._bytes == sum(p.kept_bytes for p in kept.values())
     assert exe._programs._bytes < 2 << 20
 

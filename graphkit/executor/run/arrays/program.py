@@ -24,8 +24,11 @@ from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import IDLE, Pools
+from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run.arrays.instance import ArrayInstance
+from graphkit.executor.run.keys import Key
+from graphkit.executor.run.launching import Run
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import signature
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
@@ -40,7 +43,7 @@ _STEP_BYTES = 24 << 10
 
 
 class ArrayProgram:
-    """Runs a lowered graph on a device; see Program, whose public face this has.
+    """Runs a lowered graph on a device with arrays of its own: an Executable.
 
     handed: inputs that a run takes from other programs of the device, where they are. Raises UnsupportedError, naming
     nodes, for types that the device has no arrays of.
@@ -49,6 +52,7 @@ class ArrayProgram:
     outgrown = False
     is_as_declared = False
     has_fixed_results = False
+    part_keys: tuple[Key, ...] = ()
 
     def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools, handed: Collection[Value] = ()):
         graph = lowered.graph
@@ -68,10 +72,8 @@ class ArrayProgram:
         self._idle: list[ArrayInstance] = []
         self.kept_bytes = _STEP_BYTES * len(lowered.placement.steps)
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], unread: Collection[int] = ()) -> list[Any]:
-        """Run once; see Program.run. New values of states are Resident; results in `unread`, by their position, are
-        None. Runs in several threads go on in streams of their own.
-        """
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
+        """Run once; see `Executable.run`. New values of states are Resident. Several threads use several streams."""
         if programs.recorder is not None:
             raise UnsupportedError(f"profiling needs the native engine: device 'cpu', not {self.device.name!r}")
         instance = self.take()
@@ -79,11 +81,22 @@ class ArrayProgram:
             self.interruptible = lambda: not instance.is_writing
         try:
             with out_of_memory(self.graph, f"a run on device {self.device.name!r}"):
-                results = instance.run(inputs, buffers, unread)
+                results = instance.run(inputs, buffers, discard)
         finally:
             self.interruptible = None
         self.give(instance)
         return results
+
+    def start(self) -> Run:
+        """Return a run that is not begun."""
+        return DeviceRun(self)
+
+    def stay(self) -> None:
+        """It is never outgrown."""
+
+    def as_part(self) -> None:
+        """None: batches are not divided on a device with arrays of its own."""
+        return None
 
     def take(self) -> ArrayInstance:
         """An instance for one run. Raises OutOfMemory."""
@@ -114,6 +127,14 @@ class ArrayProgram:
         """Nodes without a kernel of the device: those that are interpreted, as "name (Op)"."""
         return self.plan.fallbacks
 
+    def interpreted(self) -> Iterable[tuple[str, Node, str]]:
+        """Return name, node and reason of the steps that are interpreted."""
+        return self.lowered.interpreted()
+
+    def contents(self) -> str:
+        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+        return self.lowered.contents()
+
     @cached_property
     def plan(self) -> Plan:
         from graphkit.executor.report.describe import describe
@@ -129,6 +150,55 @@ class ArrayProgram:
         yield f"{len(self.placement.steps)} steps"
         yield f"arena {human(self.lowered.memory.layout.arena_bytes)}"
         yield signature(self.graph)
+
+
+class DeviceRun:
+    """A run whose steps the device does meanwhile."""
+
+    def __init__(self, program: ArrayProgram):
+        self._program = program
+        self._instance: ArrayInstance | None = None
+        self._launched = False
+
+    @property
+    def _taken(self) -> ArrayInstance:
+        assert self._instance is not None, "it has begun"
+        return self._instance
+
+    def begin(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> None:
+        self._instance = self._program.take()
+        with out_of_memory(self._program.graph, f"a run on device {self._program.device.name!r}"):
+            self._instance.begin(inputs)
+
+    def launch(self) -> None:
+        self._launched = True
+        with out_of_memory(self._program.graph, f"a run on device {self._program.device.name!r}"):
+            self._taken.launch()
+
+    def handed(self, position: int) -> Handed:
+        return self._taken.handed(position)
+
+    def received(self, position: int) -> Handed:
+        return self._taken.received(position)
+
+    def fetched(self, position: int, out: np.ndarray | None = None) -> Any:
+        return self._taken.fetched(position, out)
+
+    def check(self) -> None:
+        self._taken.check()
+
+    def first_fault(self) -> None:
+        if self._launched:
+            self._taken.first_fault()
+
+    def new_states(self) -> list[Resident | None]:
+        return self._taken.new_states()
+
+    def end(self, well: bool) -> None:
+        if self._instance is not None:
+            self._instance.end()
+            if well:
+                self._program.give(self._instance)
 
 
 def _check_lowered(lowered: LoweredGraph, device: Device) -> None:

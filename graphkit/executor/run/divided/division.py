@@ -15,9 +15,10 @@ from graphkit.executor.devices.loading import with_arrays
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import prepack
 from graphkit.executor.report.joined import Move
-from graphkit.executor.run.compile import SingleProgram
+from graphkit.executor.run.executable import DeviceProgram
+from graphkit.executor.run.keys import Key
 from graphkit.executor.run.programs import Programs
-from graphkit.executor.run.selection import Key, RunInput, Selection
+from graphkit.executor.run.selection import RunInput, Selection
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType, Type
 from graphkit.passes.core.declare import Step
@@ -153,7 +154,7 @@ class Division:
         found = [with_arrays(settings.device, settings.number) for settings in sites.values()]
         return [device for device in found if device is not None]
 
-    def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> SingleProgram:
+    def program(self, part: Part, shapes: Sequence[tuple[int, ...] | None], fed: Collection[Value]) -> DeviceProgram:
         """The program of a part for inputs of these shapes, those of `Selection.open`. Raises as `compile_graph` does;
         UnsupportedError names groups.
         """

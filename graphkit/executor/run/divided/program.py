@@ -6,9 +6,9 @@ for that. When all that can fail is done, and looked at, the parts that write st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from graphkit.executor.devices.device import Device
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.report.joined import PartPlan, join
 from graphkit.executor.run import base_program as programs
-from graphkit.executor.run.compile import SingleProgram
 from graphkit.executor.run.divided.division import Division, Part
 from graphkit.executor.run.divided.run import DividedRun
 from graphkit.ir.graph import Graph, Value
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class DividedProgram:
-    """Runs a divided graph for inputs of one signature; see BaseProgram, whose public face this has.
+    """Runs a divided graph for inputs of certain shapes: an Executable.
 
     bound: the whole graph for these inputs, with what crosses behind its outputs. fed: which stored inputs are fed.
     """
@@ -75,8 +74,8 @@ class DividedProgram:
             return None
         return [kind.static_shape if isinstance(kind, TensorType) else None for kind in kinds]
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """Run once; see BaseProgram.run. New values of states on devices are Resident.
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
+        """Run once; see `Executable.run`. New values of states on devices are Resident. All results are computed.
 
         Until all parts that write no states are done, an error or an interrupt leaves all states as they were. What
         follows is arithmetic in memory that is there, and is not interrupted.
@@ -120,10 +119,6 @@ class DividedProgram:
         yield repr(self.graph.name)
         yield f"{len(self._division.parts)} parts"
         yield signature(self.graph)
-
-
-# The program of a graph, on one device or on several.
-AnyProgram: TypeAlias = SingleProgram | DividedProgram
 
 
 def _always() -> bool:

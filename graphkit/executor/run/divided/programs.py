@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.device import Device
@@ -14,8 +15,10 @@ from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.device_passes import device_passes
 from graphkit.executor.run.divided.division import Division, Site
 from graphkit.executor.run.divided.program import DividedProgram
+from graphkit.executor.run.executable import Executable
+from graphkit.executor.run.keys import Key
 from graphkit.executor.run.programs import Programs
-from graphkit.executor.run.selection import Key, Selection
+from graphkit.executor.run.selection import Selection
 from graphkit.passes.core.bind import bind
 from graphkit.text import short_repr
 
@@ -23,9 +26,24 @@ from graphkit.text import short_repr
 _KEPT = 64
 
 
+class ProgramCache(Protocol):
+    """The programs of an executor, by their keys. For one thread at a time."""
+
+    def __len__(self) -> int: ...
+
+    def readers(self, name: str) -> Sequence[Device]:
+        """The devices with arrays of their own that read an input."""
+
+    def find(self, key: Key) -> Executable | None:
+        """The program, if it is there and to be used; it is the last used one then."""
+
+    def make(self, key: Key, selection: Selection) -> Executable:
+        """The program for inputs of these shapes. Raises as `compile_graph`."""
+
+
 def make_programs(
     device: str | GroupDevices, settings: Sequence[Settings], pools: Pools, precision: str
-) -> Programs | DividedPrograms:
+) -> ProgramCache:
     """The programs of an executor on one device or on several, each with its settings. Raises UsageError for several
     where values go between processes.
     """
@@ -41,7 +59,7 @@ def make_programs(
 
 
 class DividedPrograms:
-    """Programs by their keys, those used last; see Programs, whose public face this has. For one thread at a time."""
+    """Programs of a divided graph by their keys, those used last: a ProgramCache."""
 
     def __init__(self, devices: GroupDevices, sites: Sequence[Site]):
         self._devices, self._sites = devices, sites

@@ -12,7 +12,7 @@ from graphkit.errors import GraphkitError
 from graphkit.executor.memory.resident import Handed, Resident
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.divided.division import Division, Part
-from graphkit.executor.run.divided.part_run import PartRun, run_of
+from graphkit.executor.run.launching import Run
 from graphkit.ir import limits
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
@@ -27,7 +27,7 @@ class DividedRun:
 
     def __init__(self, division: Division, fed: Collection[Value], given: Mapping[Value, Any]):
         self._division, self._fed, self._given = division, fed, given
-        self._runs: list[PartRun] = []
+        self._runs: list[Run] = []
         # On the host: what parts have made, and states of devices.
         self._from_parts: dict[Value, Any] = {}
         self._states: dict[Value, Any] = {}
@@ -60,7 +60,7 @@ class DividedRun:
         program = self._division.program(part, shapes, self._fed)
         refuse_fallbacks(program)
         buffers = {position: memory[state] for position, state in enumerate(part.states) if state in memory}
-        run = run_of(program)
+        run = program.start()
         self._runs.append(run)
         # What has begun to write goes on to its end.
         with limits.untimed(part.late):

@@ -1,0 +1,101 @@
+"""What all programs have in common: those of the CPU, of arrays on a GPU, of a batch in parts, of several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from graphkit.executor.devices.device import Device
+from graphkit.executor.memory.placement import Result
+from graphkit.executor.run.base_program import InstancedProgram
+from graphkit.executor.run.keys import Key
+from graphkit.executor.run.launching import Run
+from graphkit.ir.graph import Graph, Node
+
+if TYPE_CHECKING:
+    from graphkit.executor.report.plan import Plan
+
+
+class Executable(Protocol):
+    """A graph that is ready to run for inputs of certain shapes, on one device or on several.
+
+    Attributes:
+        state_inputs: Positions of the states among the inputs, in the order of the updates.
+        donated: For each update, whether the new value is written over the old one in host memory.
+        interruptible: Says whether the present run may be interrupted. None if there is no run, or if it writes states.
+        is_as_declared: Whether the results were compared with the declared shapes, and cannot change.
+    """
+
+    graph: Graph
+    state_inputs: list[int]
+    donated: list[bool]
+    interruptible: Callable[[], bool] | None
+    is_as_declared: bool
+
+    @property
+    def finals(self) -> tuple[Result, ...]:
+        """The new values of states, then the outputs."""
+
+    @property
+    def on_devices(self) -> Mapping[Device, Sequence[int]]:
+        """The states that stay on a device between runs, by their positions among the updates."""
+
+    @property
+    def has_fixed_results(self) -> bool:
+        """Whether every result has the same shape in each run."""
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Nodes that are interpreted, as "name (Op)", as far as they are known before a run."""
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether a program that takes longer to make, and runs faster, pays."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a run."""
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
+        """Run once. Safe to call from several threads, unless there are states.
+
+        Args:
+            inputs: One array per graph input; None for those that are not needed.
+            buffers: C-contiguous host memory for results, by position, if the result is `owned`: the memory of the old
+                value if `donated` allows it, else memory that no input uses.
+            discard: Positions of results that nobody reads. Devices with arrays of their own give None for them.
+
+        Returns:
+            The new values of states, then the outputs, each in its own memory.
+        """
+
+
+class DeviceProgram(Executable, Protocol):
+    """An executable on one device, which a cache keeps.
+
+    Attributes:
+        kept_bytes: About how many bytes the program takes.
+    """
+
+    kept_bytes: int
+
+    @property
+    def part_keys(self) -> tuple[Key, ...]:
+        """The keys of the programs of which this one runs parts of a batch."""
+
+    def stay(self) -> None:
+        """Is not `outgrown` any more: there is no room for the other program."""
+
+    def start(self) -> Run:
+        """Return a run that is not begun."""
+
+    def as_part(self) -> InstancedProgram | None:
+        """Return the program that computes parts of a batch; None if it calls Python or is none of the CPU."""
+
+    def contents(self) -> str:
+        """Return such as `20 steps (18 native, 2 interpreted), arena 1.2 MiB`."""
+
+    def interpreted(self) -> Iterable[tuple[str, Node, str]]:
+        """Return name, node and reason of the steps that are interpreted."""
