@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Recorded
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.xp import Namespace
-
-if TYPE_CHECKING:
-    from graphkit.executor.devices.conditions import Recorded
-
-
-class ArrayKernel(Protocol):
-    """Computes one node from and to arrays of a device; `scratch` is working memory, None for who asked for none.
-
-    can_be_recorded: whether a call does nothing but queue work, the same for the same arrays.
-    """
-
-    can_be_recorded: bool
-
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
 
 
 def address_of(array: Any) -> int:
@@ -36,18 +23,6 @@ def address_of(array: Any) -> int:
 
 # Arrays of fewer bytes are brought to a device when a run begins, several in one copy; others may be sent ahead of it.
 SMALL_BYTES = 1 << 16
-
-
-class BoundStep(NamedTuple):
-    """A kernel with what it is called with, memory that stays."""
-
-    kernel: ArrayKernel
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    scratch: Any
-
-    def run(self) -> None:
-        self.kernel(self.inputs, self.outputs, self.scratch)
 
 
 class Device(Protocol):
@@ -91,12 +66,12 @@ class Device(Protocol):
 
     @property
     def has_conditions(self) -> bool:
-        """Whether recordings may have steps of `conditions.Conditional` kernels."""
+        """Whether recordings may have steps of `Conditional` kernels."""
         ...
 
     def record(self, stream: Any, steps: Sequence[Recorded]) -> Callable[[], None]:
         """What queues all at once work with the results of `steps`, which are not run now, one by one. Both for
-        the current stream, `stream`. Raises conditions.NotRecorded where it refuses.
+        the current stream, `stream`. Raises NotRecorded where it refuses.
         """
         ...
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure, UnsupportedError
-from graphkit.executor.devices.conditions import NotRecorded, Recorded
+from graphkit.executor.devices.bound_steps import ArrayKernel, NotRecorded, Recorded
 from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.compiler import compiled
 from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_conditions
@@ -37,7 +37,6 @@ from graphkit.executor.devices.cuda.libraries import attention, convolutions, cu
 from graphkit.executor.devices.cuda.libraries.cublaslt import PreparedProduct
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
 from graphkit.executor.devices.cuda.libraries.way import NoWay
-from graphkit.executor.devices.device import ArrayKernel
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphkit.executor.devices.bound_steps import BoundStep
 from graphkit.executor.devices.cuda.launches import (
     Argument,
     CardKernel,
@@ -23,7 +24,7 @@ from graphkit.executor.devices.cuda.launches import (
     Source,
     Table,
 )
-from graphkit.executor.devices.device import BoundStep, address_of
+from graphkit.executor.devices.device import address_of
 
 # Launches behind an earlier one of the same source that are looked at, before a step is left where it is.
 REACH = 64

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
-from graphkit.executor.devices.conditions import Conditional
-from graphkit.executor.devices.device import ArrayKernel, BoundStep, Copied, Device
+from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Conditional
+from graphkit.executor.devices.device import Copied, Device
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.python_step import LaunchedStep, PythonKernel, PythonStep
 from graphkit.ir.graph import Node, Value

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.errors import RuntimeFailure
-from graphkit.executor.devices.conditions import Choice, Conditional, Recorded
-from graphkit.executor.devices.device import BoundStep, Device
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, Conditional, Recorded
+from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.arrays.body import ArrayBody, Common, SubgraphKernel, SubgraphStep
 from graphkit.executor.lower.branch import PARTS, Branches, branches_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Site

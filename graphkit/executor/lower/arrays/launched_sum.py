@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit.errors import NotFinite
-from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device, address_of
+from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.device import Device, address_of
 from graphkit.executor.lower.lowering import DeviceSums
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.ir.graph import Node

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import LimitReached
-from graphkit.executor.devices.conditions import Conditional, Recorded, Repetition
-from graphkit.executor.devices.device import BoundStep, Copied, Device
+from graphkit.executor.devices.bound_steps import BoundStep, Conditional, Recorded, Repetition
+from graphkit.executor.devices.device import Copied, Device
 from graphkit.executor.lower.arrays.body import ArrayBody, ArrayMaker, Common, SubgraphKernel, SubgraphStep, laid
 from graphkit.executor.lower.arrays.swapped import SwapQueue
 from graphkit.executor.lower.loop_layout import Block, CarriedState, LoopLayout, layout_of

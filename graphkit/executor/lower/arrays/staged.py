@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from graphkit.executor.devices.device import ArrayKernel, Device
+from graphkit.executor.devices.bound_steps import ArrayKernel
+from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.arrays.body import ArrayMaker, as_stored, stored
 from graphkit.executor.lower.python_step import PythonStep

@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.device import Device
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.ir.graph import Node
 from graphkit.ops.internal.swap import SwapOut

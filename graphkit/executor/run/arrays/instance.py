@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import GraphkitError
-from graphkit.executor.devices.conditions import Choice, NotRecorded, Recorded
-from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep, Choice, NotRecorded, Recorded
+from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.lower.arrays.body import ArrayMaker, Common, flattened, looks_at_values, prepare
 from graphkit.executor.lower.arrays.launched_sum import LaunchedSum, Start, SumQueue

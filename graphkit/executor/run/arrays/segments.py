@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
-from graphkit.executor.devices.device import ArrayKernel
+from graphkit.executor.devices.bound_steps import ArrayKernel
 from graphkit.executor.lower.arrays.body import launches_of, repeats
 from graphkit.executor.lower.arrays.launched_sum import Progress, Start
 from graphkit.executor.lower.lowering import LoweredGraph

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.device import ArrayKernel, BoundStep, Device
+from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
+from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.devices.registry import make_launched
 from graphkit.executor.lower.arrays.body import as_stored, laid, stored

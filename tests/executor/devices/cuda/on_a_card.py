@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from graphkit.executor.devices import cuda
-from graphkit.executor.devices.conditions import Choice, Recorded
+from graphkit.executor.devices.bound_steps import Choice, Recorded
 from graphkit.executor.devices.cuda.card import _Launched
 from graphkit.executor.devices.cuda.conditions.expansion import expanded
 from graphkit.executor.devices.cuda.launches import CardKernel, Source

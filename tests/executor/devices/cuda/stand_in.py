@@ -14,14 +14,13 @@ from emulator import Emulator
 from stand_in_streams import PENDING, Point, Stream, Work, inside, recorded
 
 from graphkit.executor.devices import cuda
-from graphkit.executor.devices.conditions import Choice, Recorded, Repetition
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, Recorded, Repetition
 from graphkit.executor.devices.cuda.ahead import SentAhead
 from graphkit.executor.devices.cuda.conditions.expansion import expanded, has_conditions
 from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch, OwnLaunches
 from graphkit.executor.devices.cuda.launches import CardKernel
 from graphkit.executor.devices.cuda.libraries.nccl import CardGroup
-from graphkit.executor.devices.device import BoundStep
 from graphkit.executor.devices.interpreted import Interpreted
 from graphkit.ir.graph import Node
 from graphkit.ops.xp import Namespace

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.executor.devices.device import BoundStep
+from graphkit.executor.devices.bound_steps import BoundStep
 
 # What a card captures from the beginning.
 STREAM = 1 << 20

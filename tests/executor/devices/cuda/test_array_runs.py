@@ -16,7 +16,7 @@ from together import together
 
 import graphkit as gk
 from graphkit.errors import NotFinite, OutOfMemory, RuntimeFailure
-from graphkit.executor.devices.conditions import Choice, NotRecorded
+from graphkit.executor.devices.bound_steps import Choice, NotRecorded
 from graphkit.executor.run.arrays import instance
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor

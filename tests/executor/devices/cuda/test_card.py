@@ -21,8 +21,8 @@ from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of, tens
 from graphkit.checks.verify import compare
 from graphkit.errors import MissingDependency, UnsupportedError
 from graphkit.executor.devices import cuda
+from graphkit.executor.devices.bound_steps import BoundStep
 from graphkit.executor.devices.cuda.launches import CardKernel, Launch, Output, Table, source_of
-from graphkit.executor.devices.device import BoundStep
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Node, Value

@@ -20,10 +20,9 @@ from together import together
 from graphkit.cli import doctor
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices import cuda
-from graphkit.executor.devices.conditions import Choice, NotRecorded, Recorded, Repetition
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, NotRecorded, Recorded, Repetition
 from graphkit.executor.devices.cuda.conditions import nodes, probe, setting
 from graphkit.executor.devices.cuda.launches import CardKernel
-from graphkit.executor.devices.device import BoundStep
 
 
 @pytest.fixture

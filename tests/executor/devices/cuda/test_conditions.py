@@ -15,8 +15,8 @@ from together import together
 
 import graphkit as gk
 from graphkit.errors import LimitReached, RuntimeFailure
-from graphkit.executor.devices.conditions import Choice, NotRecorded
-from graphkit.executor.devices.device import BoundStep, Copied
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, NotRecorded
+from graphkit.executor.devices.device import Copied
 from graphkit.executor.lower.arrays.launched_sum import SumQueue
 from graphkit.executor.lower.lowering import Meeting
 from graphkit.executor.run.arrays import instance

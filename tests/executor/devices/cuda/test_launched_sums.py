@@ -9,7 +9,7 @@ import pytest
 from stand_in import Card
 from together import together
 
-from graphkit.executor.devices.device import BoundStep
+from graphkit.executor.devices.bound_steps import BoundStep
 from graphkit.executor.lower.arrays.launched_sum import SumQueue, _order
 from graphkit.executor.lower.lowering import Meeting
 from graphkit.ir.graph import Node, Value

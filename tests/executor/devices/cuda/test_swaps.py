@@ -15,7 +15,7 @@ from together import together
 
 import graphkit as gk
 from graphkit.errors import NotFinite, OutOfMemory, UsageError
-from graphkit.executor.devices.device import BoundStep
+from graphkit.executor.devices.bound_steps import BoundStep
 from graphkit.executor.lower.arrays.loop import SwappedRows
 from graphkit.executor.lower.arrays.swapped import SwapQueue
 from graphkit.executor.memory import swapping

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from graphkit.executor.devices.conditions import Choice, Conditional, Recorded, Repetition
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, Conditional, Recorded, Repetition
 from graphkit.executor.devices.cuda.horizontal_fusion import fused
-from graphkit.executor.devices.device import BoundStep
 
 
 def expanded(steps: Sequence[Recorded]) -> list[Recorded]:

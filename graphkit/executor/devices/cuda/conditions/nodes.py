@@ -13,11 +13,10 @@ from typing import Any, Protocol, TypeAlias
 
 from graphkit.distribution import how_to_install
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.devices.conditions import Choice, Recorded, Repetition
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, Recorded, Repetition
 from graphkit.executor.devices.cuda.conditions.setting import beginning, choosing, going_on
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch
 from graphkit.executor.devices.cuda.launches import THREADS, Source
-from graphkit.executor.devices.device import BoundStep
 
 Queue: TypeAlias = Callable[[Sequence[Recorded]], None]
 

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphkit.errors import GraphkitError
-from graphkit.executor.devices.conditions import Choice, Recorded, Repetition
+from graphkit.executor.devices.bound_steps import BoundStep, Choice, Recorded, Repetition
 from graphkit.executor.devices.cuda.conditions.nodes import checked, runtime
-from graphkit.executor.devices.device import BoundStep, Copied, Device
+from graphkit.executor.devices.device import Copied, Device
 
 # CUDA 12.4 has conditional nodes of both kinds, and nodes inside of them.
 OLDEST = 12040

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.conditions import Choice, Repetition
+from graphkit.executor.devices.bound_steps import Choice, Repetition
 from graphkit.executor.devices.cuda.horizontal_fusion import BoundLaunch
 from graphkit.executor.devices.cuda.launches import THREADS, Argument, Input, Launch, Memory, Source, source_of
 

@@ -1,13 +1,35 @@
-"""Steps that a value in a device's memory chooses, or repeats, as a device with conditions records them."""
+"""Steps of a device with arrays of its own: kernels with their arrays, and steps that a value chooses or repeats."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from graphkit.errors import RuntimeFailure
-from graphkit.executor.devices.device import BoundStep
+
+
+class ArrayKernel(Protocol):
+    """Computes one node from and to arrays of a device; `scratch` is working memory, None for who asked for none.
+
+    can_be_recorded: whether a call does nothing but queue work, the same for the same arrays.
+    """
+
+    can_be_recorded: bool
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None: ...
+
+
+class BoundStep(NamedTuple):
+    """A kernel with what it is called with, memory that stays."""
+
+    kernel: ArrayKernel
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    scratch: Any
+
+    def run(self) -> None:
+        self.kernel(self.inputs, self.outputs, self.scratch)
 
 
 class NotRecorded(RuntimeFailure):
