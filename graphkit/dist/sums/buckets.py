@@ -16,9 +16,9 @@ from graphkit.dist.rounds.posted import Pending
 from graphkit.dist.sums.fingerprint import powers
 from graphkit.dist.sums.rows import RowSparse
 from graphkit.dist.sums.slices import Slices
+from graphkit.dist.sums.transport import Transport
 
 if TYPE_CHECKING:
-    from graphkit.dist.kvstore import KVStore
     from graphkit.dist.sums.cards import CardSums
 
 # Arrays that are no further apart than this lie one behind the other.
@@ -48,7 +48,7 @@ class Buckets:
     moved to lie together, `waited_seconds` the time for which the program waited.
     """
 
-    def __init__(self, store: KVStore, ordered: bool = False, on_device: CardSums | None = None, staged: str = ""):
+    def __init__(self, store: Transport, ordered: bool = False, on_device: CardSums | None = None, staged: str = ""):
         self._store = store
         self.on_device, self.staged = on_device, staged
         self._ordered = ordered
