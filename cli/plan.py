@@ -42,12 +42,11 @@ _PLANNERS = (
     "--steps",
     group=REPORTING,
     is_flag=True,
-    help="Print every step with its offsets in the arena, the memory of all activations.",
+    help="Print every step, and the offsets of its values in the arena (the memory block of all activations).",
 )
 @option(
     "--compare", group=REPORTING, is_flag=True,
-    help="Also print the size of the arena with in-place steps only, with shared memory only, with both and with "
-    "neither.",
+    help="Also print the size of the arena by buffer reuse: none, in-place steps only, shared memory only, or both.",
 )  # fmt: skip
 @option(
     "--html", group=OUTPUT, type=click.Path(dir_okay=False),

@@ -74,6 +74,6 @@ def _converted(name: str, kind: Type, array: Any) -> Any:
         if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
             raise
         raise InputError(
-            f"{error}; the model takes only batches of {shape[0]}: free_batch(net) (--free-batch) allows any size; "
+            f"{error}; the model takes only batches of {shape[0]}: free_batch(net) (--dynamic-batch) allows any size; "
             f"if another axis than the first counts samples, set axes={{{name!r}: ...}} (--batch-axis)"
         ) from None

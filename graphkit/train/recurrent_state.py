@@ -50,9 +50,8 @@ class RecurrentState:
         if len(arrays) != len(self._given):
             expected = ", ".join(self._given)
             raise InputError(
-                f"expected {len(self._given)} inputs ({expected}), got {len(arrays)}; the data need an array for "
-                "each input, "
-                "by name (in an .npz file), except for states that are carried from batch to batch (carry=, --carry)"
+                f"expected {len(self._given)} inputs ({expected}), got {len(arrays)}; give an array for each input, by "
+                "name (in an .npz file), except for recurrent states (carry=, --recurrent-state)"
             )
         return dict(zip(self._given, arrays, strict=True))
 

@@ -335,10 +335,10 @@ def test_an_encoder_gets_a_head_from_the_command_line(call: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("inputs", "arrays", "option"),
     [
-        ({"x": [1, 4]}, {}, "--free-batch"),
+        ({"x": [1, 4]}, {}, "--dynamic-batch"),
         ({"x": ["N", 4], "rate": []}, {"rate": np.float32(2)}, "--batch-axis rate=none"),
         ({"x": ["N", 4], "h": [2, "N", 4]}, {"h": np.zeros((2, 20, 4), np.float32)}, "--batch-axis h=1"),
-        ({"x": ["N", 4], "h": [2, "N", 4]}, {}, "--carry"),
+        ({"x": ["N", 4], "h": [2, "N", 4]}, {}, "--recurrent-state"),
     ],
     ids=["fixed", "scalar", "state", "missing"],
 )
