@@ -321,5 +321,5 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         right = f"gk.{name}" if registry.function(name) is not None and not name.startswith("_") else elsewhere(name)
-        hint = did_you_mean(name, __all__) if right is None else f"; write {right}"
+        hint = did_you_mean(name, __all__, alike=0.7) if right is None else f"; write {right}"
         raise AttributeError(f"gk.nn has no layer {name!r}{hint}")

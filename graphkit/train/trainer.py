@@ -562,7 +562,7 @@ class Trainer:
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
             data = self._data(train), None if valid is None else self._data(valid)
             ours, held_out = stack.enter_context(employed(workers, *data))
-            self._check_classes(ours, held_out)
+            self._check_data(ours, held_out)
             self._fit = Fit(
                 self, ours, held_out, metrics, batch_size, None if held is None else held.path, checkpoint_every,
                 prefetch, bar, on_epoch, callbacks, log_every,
@@ -587,10 +587,11 @@ class Trainer:
             self._pipeline.follow(found)
         return found
 
-    def _check_classes(self, *parts: Dataset | Iterated | None) -> None:
-        """Raise InputError if the data and the network have different numbers of classes."""
+    def _check_data(self, *parts: Dataset | Iterated | None) -> None:
+        """Raise InputError for data with arrays or a number of classes that the network does not have."""
         for part in parts:
             if isinstance(part, Dataset):
+                self._inputs.check_names(part)
                 self._targets.check_classes(part, self.net.name)
 
     def _prepared(self, batch: Batch) -> Batch:
@@ -629,7 +630,7 @@ class Trainer:
         """
         chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
         with employed(workers, self._data(data)) as (found,):
-            self._check_classes(found)
+            self._check_data(found)
             return self._evaluation.scores(self, found, chosen, batch_size, prefetch, ProgressBar(False))
 
     # --- files -----------------------------------------------------------------------------------

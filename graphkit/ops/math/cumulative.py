@@ -146,7 +146,7 @@ class LinearRecurrence(Op):
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if not fits(a.shape, b.shape):
-            raise TypeMismatch(f"the factors {a} and the terms {b} differ in shape")
+            raise TypeMismatch(f"the factors {a} and the terms {b} must have the same shape")
         shape = b.shape if a.shape is None else a.shape
         if shape is not None:
             normal_axis(self.axis, len(shape))

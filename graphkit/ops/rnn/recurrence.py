@@ -146,9 +146,15 @@ class Recurrence(Op):
             raise UsageError(f"layout is 0 or 1, not {self.layout}")
         count = self.directions
         self.functions_of(0)
-        for name, operand in (("x", x), ("w", w), ("r", r)):
+        rows = f"{self.gates}*hidden_size"
+        forms = (
+            "[N, T, C]" if self.layout else "[T, N, C]",
+            f"[{count}, {rows}, C]",
+            f"[{count}, {rows}, hidden_size]",
+        )
+        for name, operand, form in zip("xwr", (x, w, r), forms, strict=True):
             if operand.shape is not None and len(operand.shape) != 3:
-                raise TypeMismatch(f"{name} has 3 dimensions, not {operand}")
+                raise TypeMismatch(f"{name} must have 3 dimensions, {form}; it has {len(operand.shape)}")
         time, batch, features = (dims.fresh(), dims.fresh(), dims.fresh()) if x.shape is None else x.shape
         if self.layout:
             time, batch = batch, time

@@ -137,7 +137,7 @@ class ScatterElements(_Scatter):
             if x.shape is not None and operand.shape is not None and len(x.shape) != len(operand.shape):
                 raise TypeMismatch(f"{operand} has another rank than x {shape_text(x.shape)}")
         if not fits(indices.shape, updates.shape):
-            raise TypeMismatch(f"indices {indices} and updates {shape_text(updates.shape)} differ in shape")
+            raise TypeMismatch(f"indices {indices} and updates {shape_text(updates.shape)} must have the same shape")
         if x.shape is not None:
             normal_axis(self.axis, len(x.shape))
 
