@@ -117,7 +117,9 @@ def command(
     else:
         rows = [(e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", e.verdict) for e in report.entries]
         print_table(
-            "gradients against central differences in float64", ["value", "max error", "max relative", "result"], rows
+            "gradients against central differences in float64",
+            ["value", "max error", "max relative error", "result"],
+            rows,
         )
         if report.verdict == "NOT TESTED":
             show("no gradient was compared, because the inputs have no elements: give other shapes, as NAME:SHAPE")

@@ -18,7 +18,7 @@ from graphkit.text import human
 
 # Name in JSON, name in the table, whether steps work in place, whether values share memory.
 _PLANNERS = (
-    ("naive", "neither", False, False), ("in-place", "in-place steps", True, False),
+    ("naive", "none", False, False), ("in-place", "in-place steps", True, False),
     ("co-share", "shared memory", False, True), ("both", "both", True, True),
 )  # fmt: skip
 
@@ -133,10 +133,10 @@ def command(
     if as_json:
         print_json("plan", result)
         return
-    print_table(title, ["memory", ""], _rows(plan, result))
+    print_table(title, ["quantity", "value"], _rows(plan, result))
     if compare:
         rows = [(shown, human(result["compare"][label])) for label, shown, *_ in _PLANNERS]
-        print_table("arena with", ["", "size"], rows)
+        print_table("arena by buffer reuse", ["reuse", "size"], rows)
     if steps:
         show(str(plan))
 

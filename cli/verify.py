@@ -83,9 +83,18 @@ def print_report(report: Any, as_json: bool) -> None:
     ]  # fmt: skip
     print_table(
         "graphkit against ONNX Runtime",
-        ["output", "max error", "mean error", "max relative", "result", "decided by", "formula", "would pass with"],
+        [
+            "output",
+            "max error",
+            "mean error",
+            "max relative error",
+            "result",
+            "decided by",
+            "tolerance",
+            "would pass with",
+        ],
         rows,
-    )
+    )  # fmt: skip
     for o in report.outputs:
         if told := [str(part) for part in (o.noise, o.reason, o.untested) if part]:
             show(f"{o.name}: {'; '.join(told)}")

@@ -101,7 +101,7 @@ def float_operand(layer: str, name: str, x: Value) -> None:
 def checked_rank(layer: str, name: str, x: Value, rank: int, axes: str) -> None:
     if x.rank is not None and x.rank != rank:
         raise TypeMismatch(
-            f"{describe(layer, name, x)}: an operand {axes} of rank {rank} is expected, not of rank {x.rank}"
+            f"{describe(layer, name, x)}: the operand must be {axes}, of rank {rank}; it has rank {x.rank}"
         )
 
 

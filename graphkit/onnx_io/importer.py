@@ -118,7 +118,7 @@ class Names:
             if name in scope.values:
                 return scope.values[name]
             scope = scope.outer
-        raise InvalidModel(f"{name!r} is not defined here")
+        raise InvalidModel(f"{name!r} is not defined: no node, graph input or initializer has this name")
 
     def output(self, name: str) -> Value:
         """The value called `name`, which must be there."""
@@ -286,7 +286,8 @@ class Builder:
                 f"  {hint}" for domain, hint in _HINTS.items() if any(o.startswith(f"{domain}.") for o in missing)
             ]
             count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
-            raise UnsupportedOperator(f"{self.label}: {count} not implemented, used by nodes\n" + "\n".join(lines))
+            are = "is" if len(missing) == 1 else "are"
+            raise UnsupportedOperator(f"{self.label}: {count} {are} not implemented. Nodes:\n" + "\n".join(lines))
 
     def check_functions(self) -> None:
         """Raises InvalidModel for functions that call themselves, or unfold without limit."""
@@ -365,6 +366,9 @@ class Builder:
             if str(error).startswith(self.label):
                 raise
             kind = InvalidModel if isinstance(error, UsageError) else type(error)
+            node, _, operator = str(raw).rpartition(" (")
+            if str(error).startswith(f"{node} {operator[:-1]}("):  # the message names the node itself
+                where = f"{self.label}: in {setting.calls[-1]}" if setting.calls else self.label
             raise kind(f"{where}: {error}") from error
         except BAD_VALUE as error:
             raise InvalidModel(f"{where}: operands and attributes do not fit: {error}") from error

@@ -216,10 +216,13 @@ class Trainer:
         self._mixing = Mixing(alphas.get("mixup"), alphas.get("cutmix")) if alphas else None
         self._inputs = Inputs(net.input_types)
         refused = {
-            "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
-            "swap_memory": swap_memory,
-            "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm, "mixup or cutmix": bool(alphas),
-            "compression": kvstore is not None and kvstore.compresses, "precision='f16'": precision == "f16",
+            "accumulate= (--accumulate)": accumulate > 1, "carry= (--recurrent-state)": bool(carry),
+            "lazy= (--sparse-update)": bool(lazy), "recompute= (--recompute)": recompute is not None,
+            "swap_memory= (--swap-memory)": swap_memory, "shard_optimizer= (--shard-optimizer)": shard_optimizer,
+            "sync_batch_norm= (--sync-batch-norm)": sync_batch_norm,
+            "mixup= or cutmix= (--mixup, --cutmix)": bool(alphas),
+            "gradient compression (--compression)": kvstore is not None and kvstore.compresses,
+            "precision='f16' (--precision f16)": precision == "f16",
         }  # fmt: skip
         self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
         # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
@@ -704,7 +707,10 @@ def _batch_statistics(batch_norm: str, synchronised: bool) -> bool:
             f"Trainer: batch_norm must be {' or '.join(map(repr, defaults.BATCH_NORM))}, not {batch_norm!r}"
         )
     if synchronised and batch_norm == "frozen":
-        raise UsageError("Trainer: sync_batch_norm=True has no statistics to share with batch_norm='frozen'")
+        raise UsageError(
+            "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "
+            "(--batch-norm frozen), which computes no statistics; leave out one of them"
+        )
     return batch_norm == "train"
 
 

@@ -165,7 +165,7 @@ def test_convolution_errors_name_the_layer():
     with pytest.raises(UsageError, match=r"'stem' \(conv2d\).*size C of axis 1.*in_channels="):
         nn.conv2d(x, 8, 3, name="stem")
     assert nn.conv2d(x, 8, 3, in_channels=4).shape[1] == 8
-    with pytest.raises(TypeMismatch, match=r"\(conv2d\).*rank 4 is expected, not of rank 2"):
+    with pytest.raises(TypeMismatch, match=r"\(conv2d\).*of rank 4; it has rank 2"):
         nn.conv2d(gk.input("x", ["N", 3]), 8, 3)
     with pytest.raises(TypeMismatch, match="4 input and 6 output channels cannot be divided into 4 groups"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, 3, groups=4)

@@ -63,7 +63,7 @@ def test_errors(x):
         gk.nn.lstm(x, 5, direction="both")
     with pytest.raises(UsageError, match="units must be a positive integer"):
         gk.nn.rnn(x, 0)
-    with pytest.raises(TypeMismatch, match=r"\[T, N, C\] of rank 3"):
+    with pytest.raises(TypeMismatch, match=r"\[T, N, C\], of rank 3"):
         gk.nn.gru(gk.input("x", ["N", 3]), 5)
     with pytest.raises(UsageError, match="in_features"):
         gk.nn.lstm(gk.input("x", ["T", "N", "C"]), 5)

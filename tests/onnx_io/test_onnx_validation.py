@@ -87,9 +87,9 @@ def test_no_opset():
 
 
 def test_undefined_inputs_and_outputs():
-    with pytest.raises(InvalidModel, match=r"node 'n' \(Relu\): input 'ghost' is not produced"):
+    with pytest.raises(InvalidModel, match=r"node 'n' \(Relu\): input 'ghost' is not defined"):
         import_model(model([helper.make_node("Relu", ["ghost"], ["y"], name="n")]))
-    with pytest.raises(InvalidModel, match="output 'y' is not produced"):
+    with pytest.raises(InvalidModel, match="output 'y' is not defined"):
         import_model(model([helper.make_node("Relu", ["x"], ["z"])]))
 
 

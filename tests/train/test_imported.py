@@ -163,7 +163,7 @@ def test_one_of_several_outputs_is_trained() -> None:
         gk.Trainer(net, "mse")
     with pytest.raises(UsageError, match="no output 'z'"):
         gk.Trainer(net, "mse", output="z")
-    with pytest.raises(UsageError, match="no parameter to train"):
+    with pytest.raises(UsageError, match="nothing to train: all parameters are frozen"):
         gk.Trainer(net, "mse", output="y", train=["a_*"])
     trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), output="y")
     assert set(trainer.trained) == {"b_weight", "b_bias"}
