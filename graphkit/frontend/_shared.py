@@ -118,7 +118,8 @@ def per_axis(
     values = (value,) * count if isinstance(value, int) else tuple(value)
     if len(values) != count or any(not isinstance(v, int) or isinstance(v, bool) or v < lowest for v in values):
         raise UsageError(
-            f"layer {name!r} ({layer}): {option} is an integer or {count} integers, at least {lowest}, not {value!r}"
+            f"layer {name!r} ({layer}): {option} must be an integer or {count} integers, at least {lowest}, not "
+            f"{value!r}"
         )
     return values
 

@@ -354,11 +354,11 @@ def _recomputed(results: Sequence[Value], block: Block | None) -> Sequence[Value
 def _marked(name: str, swap_memory: Any) -> Iterator[None]:
     """Nodes that are made inside are marked, if they are to be. Raises UsageError."""
     if not isinstance(swap_memory, bool):
-        raise UsageError(f"{name}: swap_memory is True or False, not {swap_memory!r}")
+        raise UsageError(f"{name}: swap_memory must be True or False, not {swap_memory!r}")
     with attr_scope(**{MARK: True}) if swap_memory else contextlib.nullcontext():
         yield
 
 
 def _check_parallel(name: str, given: Any) -> None:
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise UsageError(f"{name}: parallel_iterations is a positive integer, not {given!r}")
+        raise UsageError(f"{name}: parallel_iterations must be a positive integer, not {given!r}")

@@ -340,7 +340,7 @@ class MapType:
 
     def __init__(self, key: DType, element: Type):
         if key not in INTEGERS and key is not DType.STRING:
-            raise TypeMismatch(f"the keys of a map are integers or strings, not {key}")
+            raise TypeMismatch(f"the keys of a map must be integers or strings, not {key}")
         self.key = key
         self.element = element
 

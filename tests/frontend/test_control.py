@@ -312,11 +312,11 @@ def test_foreach_takes_axes_and_directions():
 def test_options_of_loops_are_checked():
     x, keep = gk.input("x", [4, 3]), lambda s: gk.reduce_sum(s, keepdims=False) < 9.0
     for wrong in (0, -1, 1.5, True, None):
-        with pytest.raises(UsageError, match=r"rows.*: parallel_iterations (must be an|is a positive) integer"):
+        with pytest.raises(UsageError, match=r"rows.*: parallel_iterations must be (an|a positive) integer"):
             gk.map(lambda row: row, x, parallel_iterations=wrong, name="rows")
         with pytest.raises(UsageError, match=r"search.*: parallel_iterations"):
             gk.while_loop(keep, lambda s: s * 2.0, x, parallel_iterations=wrong, name="search")
-    with pytest.raises(UsageError, match=r"'rows'.*a block has a positive number of iterations or 'sqrt', not 0"):
+    with pytest.raises(UsageError, match=r"'rows'.*a block must have a positive number of iterations or 'sqrt', not 0"):
         gk.fold(lambda c, row: c + row, x[0], x, recompute=0, name="rows")
     with pytest.raises(UsageError, match=r"'search'.*need a known number of iterations"):
         gk.while_loop(keep, lambda s: s * 2.0, x, recompute="sqrt", name="search")

@@ -169,7 +169,7 @@ def test_convolution_errors_name_the_layer():
         nn.conv2d(gk.input("x", ["N", 3]), 8, 3)
     with pytest.raises(TypeMismatch, match="4 input and 6 output channels cannot be divided into 4 groups"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, 3, groups=4)
-    with pytest.raises(UsageError, match="kernel is an integer or 2 integers"):
+    with pytest.raises(UsageError, match="kernel must be an integer or 2 integers"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, (3, 3, 3))
     with pytest.raises(UsageError, match="'same' or 'valid'"):
         nn.conv2d(gk.input("x", ["N", 4, 8, 8]), 6, 3, pad="full")

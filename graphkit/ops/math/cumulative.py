@@ -32,7 +32,7 @@ class Cumulative(Op):
 
     def infer(self, x: TensorType, axis: TensorType) -> TensorType:
         if axis.shape is not None and any(d != 1 for d in axis.shape if dims.is_static(d)):
-            raise TypeMismatch(f"the axis of {self.name} is one element, not {axis}")
+            raise TypeMismatch(f"the axis of {self.name} must be one element, not {axis}")
         if x.shape is not None and axis.constants is not None:
             normal_axis(axis.constants[0], len(x.shape))
         return TensorType(x.dtype, x.shape, moved(self.reference, known_array(x), index_array(axis)))

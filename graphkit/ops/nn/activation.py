@@ -247,7 +247,7 @@ class Gelu(Unary):
 
     def infer(self, x: TensorType) -> TensorType:
         if self.approximate not in ("none", "tanh"):
-            raise UsageError(f"approximate is 'none' or 'tanh', not {self.approximate!r}")
+            raise UsageError(f"approximate must be 'none' or 'tanh', not {self.approximate!r}")
         return super().infer(x)
 
     def reference(self, xp: Any, x: Any) -> Any:

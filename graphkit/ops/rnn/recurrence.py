@@ -94,7 +94,7 @@ class Recurrence(Op):
     @property
     def directions(self) -> int:
         if self.direction not in ("forward", "reverse", "bidirectional"):
-            raise UsageError(f"direction is forward, reverse or bidirectional, not {self.direction!r}")
+            raise UsageError(f"direction must be forward, reverse or bidirectional, not {self.direction!r}")
         return 2 if self.direction == "bidirectional" else 1
 
     @property
@@ -143,7 +143,7 @@ class Recurrence(Op):
         given = self.named_inputs(operands)
         x, w, r = given["x"], given["w"], given["r"]
         if self.layout not in (0, 1):
-            raise UsageError(f"layout is 0 or 1, not {self.layout}")
+            raise UsageError(f"layout must be 0 or 1, not {self.layout}")
         count = self.directions
         self.functions_of(0)
         rows = f"{self.gates}*hidden_size"
@@ -181,7 +181,7 @@ class Recurrence(Op):
         """The number of hidden units, from the attribute or an operand's shape."""
         if self.hidden_size is not None:
             if self.hidden_size < 1:
-                raise UsageError(f"hidden_size is positive, not {self.hidden_size}")
+                raise UsageError(f"hidden_size must be positive, not {self.hidden_size}")
             return self.hidden_size
         if r.shape is not None:
             return r.shape[2]
