@@ -137,7 +137,7 @@ def weight_and_bias(
     if weight is None:
         weight = parameter(f"{name}_weight", shape, FanInUniform() if init is None else init, dtype)
     elif weight.shape != shape:
-        raise TypeMismatch(f"layer {name!r}: a weight of shape {list(shape)} is expected, not {weight}")
+        raise TypeMismatch(f"layer {name!r}: the weight must have shape {list(shape)}, not {weight}")
     if isinstance(bias, Value):
         return weight, bias
     if not bias:

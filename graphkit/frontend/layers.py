@@ -28,6 +28,7 @@ from graphkit.frontend.recurrent import gru, lstm, rnn
 from graphkit.ir.graph import Value
 from graphkit.ops import F, registry
 from graphkit.ops._calls import elsewhere
+from graphkit.ops.nn.conv import check_not_empty
 
 __all__ = [
     "avg_pool2d", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "dropout", "embedding",
@@ -159,7 +160,7 @@ def _conv(
         **_padding(layer, name, pad, sizes, strides, dilations),
         name=name,
     )
-    return first(y)
+    return check_not_empty(first(y))
 
 
 @layer
@@ -250,7 +251,7 @@ def conv_transpose2d(
         **_padding(layer, name, pad, sizes, strides, dilations),
         name=name,
     )
-    return first(y)
+    return check_not_empty(first(y))
 
 
 # --- pooling, dropout -------------------------------------------------------------------------------

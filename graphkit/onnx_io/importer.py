@@ -45,6 +45,7 @@ from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
+from graphkit.ops.nn.conv import Conv, ConvTranspose, check_not_empty
 from graphkit.ops.sequence.elements import with_own_sizes
 from graphkit.passes.training.randomness import bind_rng
 
@@ -418,7 +419,10 @@ class Builder:
         while operands and operands[-1] is None:
             operands.pop()
         attrs = attributes.fields(cls, view)
-        return Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
+        node = Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
+        if isinstance(node.op, (Conv, ConvTranspose)):
+            check_not_empty(node.outputs[0])  # ONNX Runtime does not run it either
+        return node
 
     def call(
         self,

@@ -70,7 +70,7 @@ def test_weights_can_be_shared():
     weight, bias = first.node.inputs[1:]
     net = gk.Model(nn.linear(first, 4, weight=weight, bias=bias))
     assert list(net.params) == ["fc_weight", "fc_bias"]
-    with pytest.raises(TypeMismatch, match=r"shape \[5, 4\] is expected"):
+    with pytest.raises(TypeMismatch, match=r"must have shape \[5, 4\]"):
         nn.linear(x, 5, weight=weight)
 
 
@@ -158,6 +158,20 @@ def test_conv_transpose_is_the_transpose_of_conv():
     assert raised.shape == (2, 4, 8, 10)
     lowered, _ = run(nn.conv2d(big, 6, (3, 4), stride=2, pad=1, bias=False, weight=gk.constant(weight)), x)
     assert float((lowered * y).sum()) == pytest.approx(float((x * raised).sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [[1, 1, 8, 8], ["N", 1, 8, 8], ["N", 1, "H", 8]])
+def test_a_kernel_larger_than_its_input_is_refused(shape):
+    x = gk.input("x", shape)
+    with pytest.raises(TypeMismatch, match=r"node 'conv2d' Conv\(.*the kernel is larger than the padded input"):
+        gk.nn.conv2d(x, 4, 9)
+    assert gk.nn.conv2d(x, 4, 9, pad=1).tensor.shape[-1] == 2
+    assert gk.nn.max_pool2d(x, 9, stride=1).tensor.shape[-1] == 0  # as in ONNX Runtime
+
+
+def test_padding_that_removes_a_transposed_convolution_is_refused():
+    with pytest.raises(TypeMismatch, match=r"ConvTranspose\(.*the padding removes all of the output"):
+        gk.nn.conv_transpose2d(gk.input("x", ["N", 1, 2, 2]), 4, 3, pad=2)
 
 
 def test_convolution_errors_name_the_layer():
