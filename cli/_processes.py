@@ -10,6 +10,7 @@ import click
 
 from graphkit import config
 from graphkit.cli._groups import PROCESSES, option
+from graphkit.cli._output import log
 from graphkit.dist.job import launch
 from graphkit.dist.kvstore import REMOTE
 from graphkit.dist.rounds.channel import OVERLAPS
@@ -170,6 +171,8 @@ class Job(NamedTuple):
         )  # fmt: skip
         if self.processes > 1:
             launch.check_size(self.processes, store.num_workers)
+        elif self.kvstore == "dist_sync" and store.num_workers == 1:
+            log("--kvstore dist_sync has no effect with one process; to train with several, add --processes N")
         if self.compression is not None:
             store.set_gradient_compression(self.compression)
         return store
@@ -189,7 +192,6 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
         restarts: Maximum number of restarts.
         survives: Whether the other processes continue if one is lost.
     """
-    from graphkit.cli._output import log
     from graphkit.errors import RuntimeFailure
     from graphkit.train.checkpoint import MANIFEST
 

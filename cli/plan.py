@@ -94,7 +94,7 @@ def command(
     from graphkit.executor.run.session import Executor
 
     net = read_model(model, external_root)
-    check_training(training, recompute, swap_memory)
+    check_training(training)
     if processes > 1 and not training:
         raise UsageError("--processes only works with --training: inference has no optimizer states to shard")
     switches: dict[str, Any] = {"device": device_of(device), "threads": threads}

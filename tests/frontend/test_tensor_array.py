@@ -92,7 +92,7 @@ def test_errors():
         array.read(x)
     with pytest.raises(TypeMismatch, match=r"TensorArray.scatter: the value must be float32\[1, 2\]"):
         array.scatter(np.array([1]), gk.input("y", [2, 2]))
-    with pytest.raises(TypeMismatch, match=r"TensorArray.unstack: float32\[3, 2\] is expected"):
+    with pytest.raises(TypeMismatch, match=r"TensorArray.unstack: the value must be float32\[3, 2\]"):
         array.unstack(gk.input("y", [4, 2]))
     with pytest.raises(TypeMismatch, match=r"TensorArray.concat: elements of float32.* have no axis"):
         gk.TensorArray(3).concat()
