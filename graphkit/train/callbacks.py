@@ -129,7 +129,8 @@ class _Monitor(Callback):
         near = did_you_mean(self.monitor, known)
         near = near if "did you mean" in near else ""  # otherwise it lists all, as this message does
         return UsageError(
-            f"{type(self).__name__}: unknown monitor {self.monitor!r}{near}; an epoch has {', '.join(known)}{missing}"
+            f"{type(self).__name__}: unknown monitor {self.monitor!r}{near or '.'} An epoch has "
+            f"{', '.join(known)}{missing}"
         )
 
     def improves(self, numbers: Numbers) -> bool:
